@@ -21,6 +21,7 @@ BENCHES = (
     "local.pipeline_ranks",
     "local.experts",
     "peers.zero",
+    "peers.sft",
     "local.boxing",
     "published.collectives",
     "local.calibrate",

@@ -140,7 +140,7 @@ def theirs(ranks: Ranks, store: TokenStore, port: int, model: ModelSpec, *, most
     )
 
     def run(packed: PackedStep) -> float:
-        labels = sum(count_labels(batch.pieces, store.doc_tokens) for batch in packed)
+        labels = sum(int(count_labels(batch.pieces, store).sum()) for batch in packed)
         total = torch.zeros(1, dtype=torch.float64)
         for micro_batch in packed.ranks[ranks.rank]:
             batch = make_batch(store, micro_batch, ranks.device)

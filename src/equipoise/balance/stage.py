@@ -238,7 +238,7 @@ def price_layers(
 
     The curve's price per token is divided by matrix-product weights between layers and head; a
     third of it is forward. Attention belongs to the layers; its backward takes
-    ``BACKWARD_OVER_FORWARD`` forwards and has no weights.
+    ``BACKWARD_OVER_FORWARD`` forwards and has no weights. Tokens without a label save the head.
     """
     tokens = np.array([batch.tokens for batch in micro_batches], dtype=np.int64)
     attention = np.zeros(len(micro_batches))
@@ -247,12 +247,13 @@ def price_layers(
         pairs = causal_pairs(before + batch.doc_tokens) - causal_pairs(before)
         attention[at] = float(curve.attention_ns(pairs).sum())
     forward = tokens * curve.ns_per_token / 3
+    saved = np.array([float(curve.saved_ns(batch.pieces).sum()) for batch in micro_batches]) / 3
     in_layer = model.layer_matmul_params / model.matmul_params
     in_head = model.hidden * model.vocab / model.matmul_params
     return LayerPrices(
         forward * in_layer,
         attention / (1 + BACKWARD_OVER_FORWARD) / model.layers,
-        forward * in_head,
+        np.maximum(forward * in_head - saved, 0.0),
         tokens,
     )
 

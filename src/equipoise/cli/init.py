@@ -3,17 +3,25 @@
 import argparse
 import json
 import os
+import shlex
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, get_args
 
 from equipoise.base.errors import SpecError
+from equipoise.cli.console import make_progress
+
+if TYPE_CHECKING:
+    from equipoise.spec.run.resolve import ResolvedRun
 
 HELP = "write a commented run.toml to start from"
 
 EXAMPLES = """\
 examples:
   equipoise init                                      ./run.toml, on this Python's own library
-  equipoise init story --from text --path books       story/run.toml, on a folder of text files
+  equipoise init story --from books                   story/run.toml, on a folder of text files
+  equipoise init chat --from chat.jsonl --model smollm2     fine-tune a model on conversations
+  equipoise init more --from corpus.parquet --model smollm2
   equipoise init big --preset 120m --name big
 """
 
@@ -26,11 +34,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--from",
         dest="source",
-        metavar="SOURCE",
-        help="data.source: python-stdlib, python-functions, text, jsonl, parquet or datasets",
+        metavar="PATH",
+        help="a corpus to look at (a file or a folder of text, JSON lines, Parquet or datasets), "
+        "or a model's folder; or with --path, data.source",
     )
     parser.add_argument(
         "--path", type=Path, metavar="PATH", help="data.path: the file or folder to train on"
+    )
+    parser.add_argument(
+        "--model", type=Path, metavar="DIR", help="the Hugging Face folder to begin with"
     )
     parser.add_argument("--preset", metavar="NAME", help="model.preset")
     parser.add_argument("--name", metavar="NAME", help="the run's name")
@@ -38,37 +50,87 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write DIR/run.toml."""
+    from equipoise.cli.init_keys import HF, Seen, is_model, require_model, see
     from equipoise.spec.run.load import read_run, template
-    from equipoise.spec.run.spec import PYTHON_SOURCES
+    from equipoise.spec.run.spec import Source
 
-    if args.path is not None and not args.path.exists():
-        raise SpecError(f"No such file or folder: {args.path}. Give --path one that exists.")
-    if args.source not in (None, *PYTHON_SOURCES) and args.path is None:
-        raise SpecError(f"--from {args.source} needs --path, the file or folder to train on.")
-    if args.path is not None and args.source is None:
-        raise SpecError("--path needs --from, the kind of data: text, jsonl, parquet or datasets.")
-    wanted = [
-        ("name", args.name),
-        ("data.source", args.source),
-        ("data.path", None if args.path is None else _beside(args.path, args.folder)),
-        ("model.preset", args.preset),
-    ]
-    text = template(read_run(None, [(key, value) for key, value in wanted if value is not None]))
     file: Path = args.folder / "run.toml"
-    _write_new(file, text)
+    _require_free(file)
+    kinds = get_args(Source)
+    model, seen = args.model, Seen()
+    if args.source is None or args.source in kinds:
+        _judge_kind(args)
+        seen.keys += [("data.source", args.source)] if args.source else []
+        seen.keys += [("data.path", str(args.path))] if args.path else []
+    elif args.path is not None:
+        raise SpecError(
+            f"--from {args.source} is not a kind of data. With --path give one of "
+            f"{', '.join(kinds)}; without it --from looks at a path."
+        )
+    elif is_model(Path(args.source)) and model is None:
+        model = Path(args.source)
+    else:
+        seen = see(Path(args.source), model, make_progress(args.quiet or args.json))
+    if model is not None:
+        require_model(model, args.preset)
+        seen.keys.append(("model.init", f"{HF}{model}"))
+    given = [("name", args.name), ("model.preset", args.preset)]
+    wanted = [*((key, value) for key, value in given if value is not None), *seen.keys]
+    _write_new(file, template(_beside(read_run(None, wanted), args.folder)))
     if args.json:
-        sys.stdout.write(json.dumps({"run_toml": str(file)}) + "\n")
+        sys.stdout.write(json.dumps({"run_toml": str(file), "seen": seen.sentences}) + "\n")
     elif not args.quiet:
+        name = shlex.quote(str(file))
+        sys.stdout.writelines(f"{sentence}\n" for sentence in seen.sentences)
         sys.stdout.write(
-            f"Wrote {file}. See what it says: equipoise config {file}. "
-            f"Train: equipoise train {file}\n"
+            f"Wrote {file}. See what it says: equipoise config {name}. "
+            f"Train: equipoise train {name}\n"
         )
     return 0
 
 
-def _beside(path: Path, folder: Path) -> str:
-    """``path`` as the run.toml in ``folder`` must name it; an absolute path stays as it is."""
-    return str(path) if path.is_absolute() else os.path.relpath(path, folder)
+def _judge_kind(args: argparse.Namespace) -> None:
+    """Refuse a kind of data without its path, and a path without its kind."""
+    if args.path is not None and not args.path.exists():
+        raise SpecError(f"No such file or folder: {args.path}. Give --path one that exists.")
+    if args.source not in (None, "python-stdlib", "python-functions") and args.path is None:
+        raise SpecError(f"--from {args.source} needs --path, the file or folder to train on.")
+    if args.path is not None and args.source is None:
+        raise SpecError("--path needs --from, the kind of data: text, jsonl, parquet or datasets.")
+
+
+def _beside(run: "ResolvedRun", folder: Path) -> "ResolvedRun":
+    """The run as the run.toml in ``folder`` must write it; absolute paths stay as they are."""
+    import dataclasses
+
+    from equipoise.cli.init_keys import HF
+    from equipoise.spec.run.keys import DEFAULT
+    from equipoise.spec.run.spec import DataSpec
+
+    data, model = run.spec.data, run.spec.model
+    origins = dict(run.origins)
+    if data.path:
+        data = dataclasses.replace(data, path=_path_from(data.path, folder))
+    if model.init.startswith(HF):
+        own = model.init.removeprefix(HF)
+        model = dataclasses.replace(model, init=HF + _path_from(own, folder))
+        if not origins["data.tokenizer"].startswith("--"):  # the folder's own, without a word
+            data = dataclasses.replace(data, tokenizer=DataSpec().tokenizer)
+            origins["data.tokenizer"] = DEFAULT.label
+    spec = dataclasses.replace(run.spec, data=data, model=model)
+    return dataclasses.replace(run, spec=spec, origins=origins)
+
+
+def _path_from(path: str, folder: Path) -> str:
+    return path if Path(path).is_absolute() else os.path.relpath(path, folder)
+
+
+def _require_free(file: Path) -> None:
+    if file.exists():
+        raise SpecError(
+            f"{file} already exists and was not changed. "
+            "Give another folder (equipoise init DIR), or remove the file first."
+        )
 
 
 def _write_new(file: Path, text: str) -> None:

@@ -8,13 +8,16 @@ Why
 
 What it decides
     Loads are whole nanoseconds, so that ranks with the same curve pack alike. Part of a document
-    costs its tokens plus the attention of a whole document with as many pairs.
+    costs its tokens plus the attention of a whole document with as many pairs. Where only some
+    tokens are learned, the others save what they do not take of the vocabulary head.
 
 Kept true (tests/unit/cost/test_curve.py)
     Loads are positive, grow with length, and meet the measured points; a counted curve is
     the exact count; an infinite break-even length balances tokens, one near 0 squares.
 """
 
+import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +27,7 @@ from equipoise.base.arrays import Ints
 from equipoise.base.errors import SpecError
 from equipoise.cost.work import causal_pairs, pair_flop
 from equipoise.spec.model.presets import ModelSpec
+from equipoise.spec.pack import Pieces, lengths_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,23 @@ class LoadCurve:
     busy_share: float = 1.0
     """Share of its processor that the worst-placed rank had during the measurement: 1 unless
     other programs also ran."""
+    head_ns: float = 0.0
+    """The part of ``ns_per_token`` that a token without a label saves; 0 where not measured."""
+
+    @property
+    def plain(self) -> "LoadCurve":
+        """The curve without anything but numbers, for a journal."""
+        return self
+
+    def saved_ns(self, pieces: Pieces) -> Ints:
+        """What pieces of documents save by tokens without a label [ns], int64[pieces]."""
+        return np.zeros(len(pieces), dtype=np.int64)
+
+    def pieces_ns(self, pieces: Pieces) -> Ints:
+        """Load of each piece, as a document of its own [ns]; at least 1."""
+        whole = self.document_ns(lengths_of(pieces))
+        loads: Ints = np.maximum(whole - self.saved_ns(pieces), 1)
+        return loads
 
     def attention_ns(self, pairs: npt.ArrayLike) -> npt.NDArray[np.float64]:
         """Attention time of documents, or parts of documents, by their pairs [ns].
@@ -94,6 +115,46 @@ class LoadCurve:
             else:
                 high = middle
         return low
+
+
+@dataclass(frozen=True, slots=True)
+class MaskedCurve(LoadCurve):
+    """A curve over documents of which only some tokens have a label.
+
+    >>> curve = MaskedCurve(0.0, 5.0, (1.0,), (0.0,), 1.0, True, head_ns=2.0, labels=np.ones_like)
+    >>> LoadCurve.document_ns(curve, np.array([4])).tolist()
+    [20]
+    """
+
+    labels: Callable[[Pieces], Ints] | None = None
+    """Counts the labels of each piece."""
+
+    @property
+    def plain(self) -> LoadCurve:
+        """The curve without what counts labels."""
+        names = (field.name for field in dataclasses.fields(LoadCurve))
+        return LoadCurve(**{name: getattr(self, name) for name in names})
+
+    def saved_ns(self, pieces: Pieces) -> Ints:
+        """What pieces of documents save by tokens without a label [ns], int64[pieces]."""
+        if self.labels is None or not len(pieces):
+            return np.zeros(len(pieces), dtype=np.int64)
+        unlabelled = lengths_of(pieces) - self.labels(pieces)
+        saved: Ints = np.rint(self.head_ns * unlabelled).astype(np.int64)
+        return saved
+
+
+def price_labels(curve: LoadCurve, labels: Callable[[Pieces], Ints] | None) -> LoadCurve:
+    """A curve that charges for the vocabulary head only where a token has a label.
+
+    Args:
+        curve: Measured with every token labelled.
+        labels: Counts the labels of each piece; None if every token has one.
+    """
+    if labels is None or not curve.head_ns:
+        return curve
+    names = (field.name for field in dataclasses.fields(LoadCurve))
+    return MaskedCurve(**{name: getattr(curve, name) for name in names}, labels=labels)
 
 
 def counted_curve(model: ModelSpec, *, flop_per_s: float = 1e12) -> LoadCurve:

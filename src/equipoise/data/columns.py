@@ -5,7 +5,7 @@ Kept true (tests/unit/data/test_source.py)
 """
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -128,6 +128,29 @@ def _dotted(node: Any) -> Iterator[str]:
 
 
 _ROWS_BYTES = 16 << 20
+
+
+def check_rows(path: Path, schema: Any, wanted: Sequence[str], is_whole: bool) -> None:
+    """Refuse a file of rows that lacks the columns of its format.
+
+    Args:
+        path: The file.
+        schema: Its columns.
+        wanted: Columns that a row has.
+        is_whole: Whether it has all of them, rather than any.
+
+    Raises:
+        DataError: as above.
+    """
+    names = list(schema.names)
+    outer = [each if each in names else each.partition(".")[0] for each in wanted]
+    missing = [each for each, first in zip(wanted, outer, strict=True) if first not in names]
+    if missing and (is_whole or len(missing) == len(wanted)):
+        raise DataError(
+            f'{path} has no column "{missing[0]}" among its {len(names)} ({", ".join(names)}). '
+            f'Nearest: "{nearest(missing[0], names)}". Rename the column, or set data.format to '
+            "what a row is."
+        )
 
 
 class ArrowFile:

@@ -62,19 +62,28 @@ class MixedStream:
         mixture: The sources.
         seed: Seed of the order, 0 <= seed < 2**64.
         context_tokens: Longest piece [tokens], >= 1.
+        whole: Leave a piece whole where its source's part of a step ends within it.
 
     Raises:
         DataError: as ``DocumentStream``; of any source.
     """
 
     def __init__(
-        self, doc_tokens: ArrayLike, mixture: Mixture, *, seed: int, context_tokens: int
+        self,
+        doc_tokens: ArrayLike,
+        mixture: Mixture,
+        *,
+        seed: int,
+        context_tokens: int,
+        whole: bool = False,
     ) -> None:
         lengths = np.asarray(doc_tokens)
         self._ends = np.cumsum(mixture.documents)
         parts = np.split(lengths, self._ends[:-1])
         self._streams = [
-            DocumentStream(part, seed=seed, context_tokens=context_tokens, source=index)
+            DocumentStream(
+                part, seed=seed, context_tokens=context_tokens, source=index, whole=whole
+            )
             for index, part in enumerate(parts)
         ]
         shares = mixture.shares
@@ -129,7 +138,7 @@ class MixedStream:
             pieces = self._streams[source].step(first, last - first)
             lengths = pieces[:, 2] - pieces[:, 1]
             pieces[:, 0] += self._ends[source - 1] if source else 0
-            slices.append(pieces)
+            slices.append(pieces)  # may be empty where pieces are whole
             # The middle of each piece within its source's slice: sources advance side by side.
             places.append((2 * np.cumsum(lengths) - lengths) / (2 * (last - first)))
         order = np.argsort(np.concatenate(places), kind="stable")
@@ -150,12 +159,13 @@ def open_stream(
     seed: int,
     context_tokens: int,
     mixture: Mixture | None = None,
+    whole: bool = False,
 ) -> Stream:
-    """The stream of a corpus: plain, or of several sources in their shares.
+    """The stream of a corpus: plain, or of several sources in their shares; arguments as theirs.
 
     Raises:
         DataError: as ``DocumentStream``.
     """
     if mixture is None:
-        return DocumentStream(doc_tokens, seed=seed, context_tokens=context_tokens)
-    return MixedStream(doc_tokens, mixture, seed=seed, context_tokens=context_tokens)
+        return DocumentStream(doc_tokens, seed=seed, context_tokens=context_tokens, whole=whole)
+    return MixedStream(doc_tokens, mixture, seed=seed, context_tokens=context_tokens, whole=whole)

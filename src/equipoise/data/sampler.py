@@ -35,14 +35,14 @@ from torch.utils.data import Sampler
 
 from equipoise.balance.packing.pack import StepPacker, make_packer, pack_step
 from equipoise.balance.packing.windows import cut_at_windows
+from equipoise.base.arrays import Ints
 from equipoise.base.errors import CheckpointError
 from equipoise.cost.curve import LoadCurve
-from equipoise.data.batch import count_labels
 from equipoise.data.sampler_arguments import require_runnable, whole_tokens
 from equipoise.data.stream import DocumentStream
 from equipoise.data.turn import PieceIndex, Turn
 from equipoise.spec.catalog import POLICIES
-from equipoise.spec.pack import PackedStep
+from equipoise.spec.pack import PackedStep, Pieces, lengths_of
 from equipoise.spec.run.spec import PackSpec
 
 _KEPT = 256
@@ -231,7 +231,7 @@ class PackedBatchSampler(Sampler[list[PieceIndex]]):
         batches = [batch.pieces for batch in packed if len(batch.pieces)]
         if not batches:
             return []
-        labels = max(1, count_labels(np.concatenate(batches), self._doc_tokens))
+        labels = max(1, _count_labels(np.concatenate(batches), self._doc_tokens))
         filler = int(batches[0][0, 0])
         own = packed.ranks[self._rank] if self._rank < len(packed.ranks) else ()
         count = packed.micro_batches
@@ -246,3 +246,9 @@ class PackedBatchSampler(Sampler[list[PieceIndex]]):
                 ]
             )
         return rows
+
+
+def _count_labels(pieces: Pieces, doc_tokens: Ints) -> int:
+    """Labels of some pieces: one per token, except each document's last."""
+    ends = pieces[:, 2] == doc_tokens[pieces[:, 0] % len(doc_tokens)]
+    return int(lengths_of(pieces).sum() - ends.sum())

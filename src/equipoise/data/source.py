@@ -30,7 +30,8 @@ from typing import Any, cast
 from equipoise.base.digest import digest
 from equipoise.base.errors import DataError
 from equipoise.data.cache.shard import Part, Shard
-from equipoise.data.columns import ArrowFile, field_of, open_parquet
+from equipoise.data.chat.rows import columns_of, read_columns
+from equipoise.data.columns import ArrowFile, check_rows, field_of, open_parquet
 from equipoise.data.compressed import compression_of
 from equipoise.data.corpus_files import CorpusFile, find_datasets, find_files
 from equipoise.spec.run.spec import PYTHON_SOURCES, DataSpec
@@ -62,6 +63,7 @@ class Source:
     column: str
     names: tuple[str, ...]
     sizes_bytes: tuple[int, ...] = field(repr=False)
+    format: str = "text"
 
     @property
     def size_bytes(self) -> int:
@@ -91,11 +93,14 @@ class Source:
                 parts.append(part)
                 held_bytes += part.size_bytes
                 if held_bytes >= wanted_bytes:
-                    shards.append(Shard(self.kind, self.root, self.column, tuple(parts)))
+                    shards.append(self._shard(parts))
                     parts, held_bytes = [], 0
         if parts:
-            shards.append(Shard(self.kind, self.root, self.column, tuple(parts)))
+            shards.append(self._shard(parts))
         return shards
+
+    def _shard(self, parts: Iterable[Part]) -> Shard:
+        return Shard(self.kind, self.root, self.column, tuple(parts), self.format)
 
     def sample(self) -> Iterator[str]:
         """Texts from all over the corpus, to train a tokenizer on: at most 128 Mi characters.
@@ -187,6 +192,7 @@ def open_source(spec: DataSpec, base: Path) -> Source:
         column=column,
         names=tuple(file.name for file in files),
         sizes_bytes=tuple(file.size_bytes for file in files),
+        format=spec.format,
     )
 
 
@@ -236,7 +242,7 @@ def _split_bytes(source: Source, file: int, wanted_bytes: int) -> Iterator[Part]
 def _split_row_groups(source: Source, file: int, wanted_bytes: int) -> Iterator[Part]:
     path = source.root / source.names[file]
     with open_parquet(path) as parquet:
-        field_of(path, parquet.schema_arrow, source.column)
+        _check_columns(source, path, parquet.schema_arrow)
         groups = [parquet.metadata.row_group(index) for index in range(parquet.num_row_groups)]
         sizes = [(group.num_rows, group.total_byte_size) for group in groups]
     if compression_of(path):  # each part decompresses the whole file
@@ -244,12 +250,20 @@ def _split_row_groups(source: Source, file: int, wanted_bytes: int) -> Iterator[
     yield from _runs(file, source.names[file], sizes, wanted_bytes)
 
 
+def _check_columns(source: Source, path: Path, schema: Any) -> list[str]:
+    """Refuse a file without the columns that are read; which of its columns these are."""
+    if source.format == "text":
+        return [field_of(path, schema, source.column)[0]]
+    wanted = columns_of(source.format, source.column)[:-1]
+    check_rows(path, schema, wanted, is_whole=source.format == "prompt-completion")
+    return read_columns(source.format, source.column, schema.names)
+
+
 def _split_batches(source: Source, file: int, wanted_bytes: int) -> Iterator[Part]:
     path = source.root / source.names[file]
     with ArrowFile(path) as arrow:
-        steps = field_of(path, arrow.schema, source.column)
-        index = arrow.schema.get_field_index(steps[0])
-        sizes = [(batch.num_rows, batch.column(index).nbytes) for batch in arrow.batches()]
+        names = _check_columns(source, path, arrow.schema)
+        sizes = [(batch.num_rows, batch.select(names).nbytes) for batch in arrow.batches()]
     yield from _runs(file, source.names[file], sizes, wanted_bytes)
 
 

@@ -14,12 +14,14 @@ What it decides
               ^ position           ^ position + step_tokens
 
     A step is the slice between the two marks. It is cut at the end of each document and, within
-    a document, at multiples of ``context_tokens`` from its start.
+    a document, at multiples of ``context_tokens`` from its start. Conversations are *whole*: a
+    step has every document, or part up to ``context_tokens``, that begins between the marks, so
+    that no answer is in another step than its question; steps then differ in tokens.
 
 Kept true (tests/unit/data/test_stream.py, by Hypothesis)
     An epoch has each token exactly once; no piece is longer than the context; consecutive steps
     of any sizes have the tokens of one large step, in its order; the answer depends only on the
-    arguments.
+    arguments. Whole documents are cut nowhere but at multiples of the context.
 
 Sources
     Philox4x64: Salmon et al., Parallel random numbers: as easy as 1, 2, 3 (SC 2011). The
@@ -43,6 +45,8 @@ class DocumentStream:
         seed: Seed of the order, 0 <= seed < 2**64.
         context_tokens: Longest piece [tokens], >= 1.
         source: Which source of a mixture this is, 0 if it is the only one.
+        whole: Leave a piece whole where a step ends within it. A step of at least
+            ``context_tokens`` then has at least one.
 
     Raises:
         DataError: there are no documents, one is empty or not a whole number of tokens, or the
@@ -50,7 +54,13 @@ class DocumentStream:
     """
 
     def __init__(
-        self, doc_tokens: ArrayLike, *, seed: int, context_tokens: int, source: int = 0
+        self,
+        doc_tokens: ArrayLike,
+        *,
+        seed: int,
+        context_tokens: int,
+        source: int = 0,
+        whole: bool = False,
     ) -> None:
         if not np.size(doc_tokens):
             raise DataError(
@@ -72,6 +82,7 @@ class DocumentStream:
             )
         self.seed, self._source = seed, source
         self.context_tokens = context_tokens
+        self.whole = whole
         self.epoch_tokens = int(self._doc_tokens.sum())
         self._epoch = (-1, self._doc_tokens, self._doc_tokens)
 
@@ -95,6 +106,9 @@ class DocumentStream:
         [[1, 0, 2], [0, 0, 4], [0, 4, 5]]
         >>> stream.step(3, 7).tolist()
         [[0, 1, 4], [0, 4, 5], [1, 0, 2], [0, 0, 1]]
+        >>> whole = DocumentStream([5, 2], seed=5, context_tokens=4, whole=True)
+        >>> whole.step(0, 4).tolist(), whole.step(4, 4).tolist()
+        ([[1, 0, 2], [0, 0, 4]], [[0, 4, 5], [1, 0, 2]])
         """
         if position_tokens < 0:
             raise DataError(
@@ -116,7 +130,7 @@ class DocumentStream:
         return np.concatenate(slices)
 
     def _slice(self, epoch: int, first: int, last: int) -> NDArray[np.int64]:
-        """Pieces of tokens [first, last) of one epoch."""
+        """Pieces of tokens [first, last) of one epoch; whole ones are those that begin there."""
         order, ends = self._order(epoch)
         places = np.arange(
             np.searchsorted(ends, first, side="right"),
@@ -127,7 +141,13 @@ class DocumentStream:
         starts = np.maximum(first - begins, 0)
         stops = np.minimum(last, ends[places]) - begins
         first_window = starts // self.context_tokens
-        windows = (stops - 1) // self.context_tokens - first_window + 1
+        if self.whole:
+            first_window = -(-starts // self.context_tokens)
+            starts, last_tokens = np.zeros_like(starts), stops
+            stops = self._doc_tokens[documents]
+            windows = np.maximum(-(-last_tokens // self.context_tokens) - first_window, 0)
+        else:
+            windows = (stops - 1) // self.context_tokens - first_window + 1
         before = np.cumsum(windows) - windows
         owner = np.repeat(np.arange(len(places)), windows)
         window = first_window[owner] + np.arange(len(owner)) - before[owner]

@@ -28,6 +28,8 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from equipoise.base.digest import digest_file
 from equipoise.base.errors import DataError
 from equipoise.data.cut_text import can_be_cut, cut
+from equipoise.data.tokenizer_folder import TokenizerFolder, read_tokenizer_folder
+from equipoise.spec.names import TOKENIZER_FILE
 
 END = "<|end|>"
 _END_NAMES = (END, "<|endoftext|>", "</s>", "<|end_of_text|>", "<|im_end|>", "<eos>")
@@ -42,7 +44,8 @@ _SAMPLE_DOCUMENT_CHARS = 60_000
 class Tokenizer:
     """A loaded tokenizer.json. ``vocab`` is its highest id + 1; ``end`` ends a document.
 
-    ``is_cut`` says whether long texts are encoded in parts, which have the same tokens.
+    ``folder`` is what the files beside it say, where they were asked; ``is_cut`` says whether long
+    texts are encoded in parts, which have the same tokens.
     """
 
     file: Path
@@ -50,6 +53,7 @@ class Tokenizer:
     vocab: int
     end: int
     core: tokenizers.Tokenizer = field(repr=False)
+    folder: TokenizerFolder | None = None
     is_cut: bool = False
 
     def encode(self, text: str) -> NDArray[np.int64]:
@@ -123,20 +127,37 @@ def train_tokenizer(texts: Iterable[str], vocab: int, file: Path) -> None:
     building.replace(file)
 
 
-def load_tokenizer(file: Path) -> Tokenizer:
+def tokenizer_file(path: Path) -> Path:
+    """The tokenizer.json that ``data.tokenizer`` names, by itself or by its folder.
+
+    Raises:
+        DataError: it does not exist.
+    """
+    file = path / TOKENIZER_FILE if path.is_dir() else path
+    if file.is_file():
+        return file
+    missing = f"{path} has no {TOKENIZER_FILE}" if path.is_dir() else f"{path} does not exist"
+    raise DataError(
+        f'data.tokenizer {missing}. Set data.tokenizer to "train" or to the path of a '
+        "tokenizer.json."
+    )
+
+
+def load_tokenizer(path: Path, *, asks_folder: bool = False) -> Tokenizer:
     """Read a tokenizer.json, ours or another's.
 
     The end token is the first of ``<|end|>``, ``<|endoftext|>``, ``</s>``,
-    ``<|end_of_text|>``, ``<|im_end|>``, ``<eos>`` that the file has.
+    ``<|end_of_text|>``, ``<|im_end|>``, ``<eos>`` that the file has; or, if a folder is given,
+    the one that its files name.
+
+    Args:
+        path: The file, or its folder.
+        asks_folder: Ask the files beside it also where ``path`` is the file.
 
     Raises:
         DataError: the file is missing, is not a tokenizer.json, or has no end token.
     """
-    if not file.is_file():
-        raise DataError(
-            f'data.tokenizer {file} does not exist. Set data.tokenizer to "train" or to the path '
-            "of a tokenizer.json."
-        )
+    file = tokenizer_file(path)
     try:
         core = tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises bare Exception
@@ -144,8 +165,14 @@ def load_tokenizer(file: Path) -> Tokenizer:
             f"data.tokenizer {file} is not a tokenizer.json: {error}. Set data.tokenizer to a file "
             'written by the tokenizers library, or to "train".'
         ) from None
+    folder = None
+    if asks_folder or path.is_dir():
+        folder = read_tokenizer_folder(file.parent)
+        folder.complete(core)
     ids = core.get_vocab(with_added_tokens=True)
-    end = next((ids[name] for name in _END_NAMES if name in ids), None)
+    end = None if folder is None else folder.end(core)
+    if end is None:
+        end = next((ids[name] for name in _END_NAMES if name in ids), None)
     if end is None:
         raise DataError(
             f"data.tokenizer {file} has none of the {len(_END_NAMES)} known end tokens "
@@ -156,7 +183,7 @@ def load_tokenizer(file: Path) -> Tokenizer:
     core.no_truncation()
     core.encode_special_tokens = True  # encode special tokens' names as plain text
     vocab = max(ids.values()) + 1
-    return Tokenizer(file, digest_file(file), vocab, end, core, is_cut=can_be_cut(core))
+    return Tokenizer(file, digest_file(file), vocab, end, core, folder, can_be_cut(core))
 
 
 def read_token_bytes(file: Path) -> NDArray[np.int64] | None:

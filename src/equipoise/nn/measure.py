@@ -21,6 +21,7 @@ from equipoise.cost.curve import LoadCurve
 from equipoise.nn.attention import attend_documents
 from equipoise.nn.clock import busy_clock
 from equipoise.nn.decoder import Decoder, initialize
+from equipoise.nn.loss import IGNORED
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.recompute import LayerRecompute, attention_repeats, layer_recompute
 from equipoise.spec.run.spec import Recompute
@@ -87,15 +88,18 @@ def _decoder_s(
     device: torch.device,
     dtype: torch.dtype,
     recompute: LayerRecompute,
+    *,
+    has_labels: bool = True,
 ) -> float:
     decoder = Decoder(dataclasses.replace(model, layers=layers))
     initialize(decoder, 0)
     decoder.set_recompute(recompute)
     decoder = decoder.to(device=device, dtype=dtype)
     tokens_T = torch.arange(sum(lengths), device=device) % model.vocab
+    labels_T = tokens_T if has_labels else torch.full_like(tokens_T, IGNORED)
 
     def run() -> None:
-        decoder(tokens_T, lengths, labels_T=tokens_T).backward()
+        decoder(tokens_T, lengths, labels_T=labels_T).backward()
         decoder.zero_grad(set_to_none=True)
 
     return _fastest_s(run, device=device, budget_s=0.3)
@@ -121,6 +125,7 @@ def measure_curve(
     device: torch.device,
     dtype: torch.dtype,
     recompute: Recompute,
+    masks: bool = False,
 ) -> LoadCurve:
     """Measure the seconds of a rank's forward and backward on this machine.
 
@@ -130,6 +135,7 @@ def measure_curve(
         device: Where it will run.
         dtype: Dtype of activations.
         recompute: The run's activation recomputation.
+        masks: Whether some tokens have no label, so that what they save is measured too.
 
     Returns:
         A curve with the fastest of several runs at each point.
@@ -157,6 +163,14 @@ def measure_curve(
         layer_s += layers / model.layers * each_s
         outside_s += layers / model.layers * max(one_s - own_s - each_s, 1e-9)
     mean = model.layer_matmul_params / alike.layer_matmul_params
+    head_s = 0.0
+    if masks:
+        kind = max(kinds, key=lambda each: kinds[each])
+        with_s, without_s = (
+            _decoder_s(alike, 1, shorts, device, dtype, kind, has_labels=each)
+            for each in (True, False)
+        )
+        head_s = min(max(with_s - without_s, 0.0), outside_s)
     few_s = max(_decoder_s(alike, 1, [1], device, dtype, kind) for kind in kinds)
     return LoadCurve(
         fixed_ns=few_s * model.layers * 1e9,
@@ -165,4 +179,5 @@ def measure_curve(
         doc_ns=tuple(doc_ns),
         peak_flop_per_s=gemm_flop_per_s(device, dtype),
         measured=True,
+        head_ns=head_s / sum(shorts) * 1e9,
     )

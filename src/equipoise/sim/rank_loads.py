@@ -227,7 +227,9 @@ class ContextPlanner:
             columns = np.zeros((4, self.context))
             for turn, batch in enumerate(turns):
                 loads = self._batch_loads(batch, curve)
-                loads[0] += curve.fixed_ns + curve.ns_per_token * loads[1]
+                # Of labels too, each rank is taken to have its share by tokens.
+                saved_ns = float(curve.saved_ns(batch.pieces).sum()) / max(1, batch.tokens)
+                loads[0] += curve.fixed_ns + (curve.ns_per_token - saved_ns) * loads[1]
                 slowest_ns[turn] = max(slowest_ns[turn], loads[0].max())
                 columns += loads
             rows += columns.T.tolist()

@@ -107,6 +107,7 @@ def _curve_name(spec: RunSpec, model: ModelSpec, ranks: Ranks) -> str:
             "world": ranks.world,
             "form": 2,
         }
+        | ({"masks": True} if spec.data.masks else {})
     )
 
 
@@ -183,20 +184,22 @@ def _measure(spec: RunSpec, model: ModelSpec, ranks: Ranks, file: Path) -> LoadC
         device=ranks.device,
         dtype=activation_dtype(spec),
         recompute=spec.train.recompute,
+        masks=spec.data.masks,
     )
     share = (time.thread_time() - clock) / (time.perf_counter() - began)
     if ranks.device.type == "cuda":  # where the host waits
         share = 1.0
     here = Measuring(platform.node(), frozenset(usable_cores()), share)
     every: list[Measuring] = ranks.gather_objects(here)
-    row = [mine.fixed_ns, mine.ns_per_token, mine.peak_flop_per_s, *mine.doc_ns]
+    row = [mine.fixed_ns, mine.ns_per_token, mine.peak_flop_per_s, mine.head_ns, *mine.doc_ns]
     mean = ranks.gather_floats(row).mean(0).tolist()
     curve = dataclasses.replace(
         mine,
         fixed_ns=mean[0],
         ns_per_token=mean[1],
         peak_flop_per_s=mean[2],
-        doc_ns=tuple(mean[3:]),
+        head_ns=mean[3],
+        doc_ns=tuple(mean[4:]),
         busy_share=fair_share(every),
     )
     if ranks.rank == 0 and curve.busy_share >= _UNDISTURBED:

@@ -26,8 +26,8 @@ from equipoise.checkpoint.manifest import (
 )
 from equipoise.checkpoint.store import load, save
 from equipoise.comm.group import Ranks
-from equipoise.cost.curve import LoadCurve
-from equipoise.data.batch import check_vocabulary
+from equipoise.cost.curve import LoadCurve, price_labels
+from equipoise.data.batch import check_vocabulary, label_counter
 from equipoise.data.cache.store import TokenStore, open_store
 from equipoise.data.mixture import open_stream
 from equipoise.nn.measure import touch_libraries
@@ -86,11 +86,11 @@ class Trainer:
             seed=self.spec.train.seed,
             context_tokens=self.spec.pack.context_tokens,
             mixture=self.store.mixture,
+            whole=self.spec.data.holds_conversations,
         )
         with span_all(journals, "measure"):
-            self.curve: LoadCurve = obtain_curve(
-                self.spec, self.model, ranks, self.store.folder.parent, folder
-            )
+            measured = obtain_curve(self.spec, self.model, ranks, self.store.folder.parent, folder)
+            self.curve: LoadCurve = price_labels(measured, label_counter(self.store))
         touch_libraries(ranks.device, activation_dtype(self.spec))
         spare_small_chunks()
         return_freed_memory()
@@ -156,7 +156,7 @@ class Trainer:
         self._resume_packer(path, view)
 
     def _note(self, view: StepView, sentence: str) -> None:
-        """Say what differs from before, and journal it on rank 0."""
+        """Say what is not as one would expect, and journal it on rank 0."""
         view.say(sentence)
         if self.ranks.rank == 0:
             self.journal.write("instant", "changed", step=self.position.step, message=sentence)
@@ -234,6 +234,8 @@ class Trainer:
             self.position = Position(step, self.position.tokens + self.spec.pack.step_tokens)
             result, loads = results[0], packs[0][1]
             loss = result.loss
+            if not result.labels:
+                self._note(view, f"Step {step} has no token to learn; no weight was changed.")
             figures, *_ = [
                 side.write_step(packed, each, step=step, tokens=self.position.tokens)
                 for side, packed, each in zip(self.sides, packs, results, strict=True)

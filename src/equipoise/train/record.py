@@ -97,7 +97,7 @@ class RunRecorder:
                     "tokens": tokens.astype(np.int64).tolist(),
                 },
             },
-            curve=dataclasses.asdict(self.curve),
+            curve=dataclasses.asdict(self.curve.plain),
             stages={} if stages is None else dataclasses.asdict(stages.placed),
             compared=self.compared,
         )
@@ -166,6 +166,7 @@ class RunRecorder:
             "grad_norm": result.grad_norm,
             "lr": learning_rate(self.spec.train, step),
             "tokens": tokens,
+            "labels": result.labels,
             "tokens_seen": tokens_seen,
             "step_s": result.step_s,
             "tokens_per_s": tokens / result.step_s,

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 
+from equipoise.base.arrays import Ints
 from equipoise.base.disk import explain_refusal
 from equipoise.base.errors import FitError, SpecError
 from equipoise.checkpoint.manifest import find_checkpoints
@@ -235,6 +236,8 @@ def _prepare(
     if spec.eval.path:
         held = prepare_held_out(spec, resolved.base, store, progress=progress)
         eval_corpus = str(held.folder.resolve())
+    if (cut := _cut_sentence(spec, store.doc_tokens)) and not is_quiet:
+        sys.stdout.write(f"{store.source_name}: {cut}\n")
     if not is_quiet:
         sources = read_sources(spec, store.source_name, store.doc_tokens, store.mixture)
         for line in (*describe_reading(spec, sources), describe_step(spec, ranks)):
@@ -249,7 +252,7 @@ def _prepare(
         corpus=str(store.folder.resolve()),
         init_folder=""
         if init == "random"
-        else str((resolved.base / init.removeprefix("hf:")).resolve()),
+        else str((resolved.base / Path(init.removeprefix("hf:")).expanduser()).resolve()),
         context_machine=settle_machine(spec, model, ranks, folder),
         stage_edges=settle_edges(spec, model, folder, stages),
         compare=tuple(policies),
@@ -260,6 +263,19 @@ def _prepare(
     if lock is not None:
         lock.write(folder / LOCK)
     return Prepared(folder, ranks)
+
+
+def _cut_sentence(spec: RunSpec, doc_tokens: Ints) -> str:
+    """What to say of conversations that are longer than a window; nothing where none is."""
+    window = spec.pack.context_tokens
+    long = doc_tokens[doc_tokens > window]
+    if not spec.data.holds_conversations or not len(long):
+        return ""
+    return (
+        f"{len(long):,} of {len(doc_tokens):,} conversations are longer than pack.context_tokens = "
+        f"{window:,} and are cut there: the rest of an answer is learned without what came before "
+        f"it. The longest has {int(long.max()):,} tokens."
+    )
 
 
 def _require_fit(spec: RunSpec, model: ModelSpec, ranks: int, folder: Path) -> None:

@@ -66,7 +66,7 @@ class Gradients:
     """A step up to its gradients, which are in the decoder: summed, and split as ZeRO says."""
 
     labels: int
-    """What the loss was divided by; 1 where there is none."""
+    """What the loss was divided by; without any, by 1."""
     loss: float
     """Mean over all labels of all ranks."""
     norm: torch.Tensor
@@ -83,6 +83,8 @@ class Gradients:
 class StepResult:
     """Measurements of one step. Per-rank arrays are indexed by rank."""
 
+    labels: int
+    """Tokens that were learned, of all ranks."""
     loss: float
     grad_norm: float
     step_s: float
@@ -122,7 +124,7 @@ class StepRunner:
         stop_asked: bool,
         word: int = 0,
     ) -> StepResult:
-        """``gradients``, then clip and update.
+        """``gradients``, then clip and update; a step without a label leaves every weight alone.
 
         Args:
             packed: The decision, equal on all ranks.
@@ -171,9 +173,10 @@ class StepRunner:
             clip(self.model.decoder, made.norm, clip_norm)
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
-            self.optimizer.step()
+            if made.labels:
+                self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
-            return self._settle_experts(made.labels)
+            return self._settle_experts(max(1, made.labels))
 
     def drop(self) -> None:
         """Forget the decoder's gradients and what its routers counted."""
@@ -191,6 +194,7 @@ class StepRunner:
         """What a step measured."""
         rows = made.rows
         return StepResult(
+            labels=made.labels,
             loss=made.loss,
             grad_norm=float(made.norm),
             step_s=step_s,
@@ -220,16 +224,16 @@ class StepRunner:
             LayoutError: ranks packed differently.
         """
         started = time.perf_counter()
-        labels = sum(count_labels(batch.pieces, self.store.doc_tokens) for batch in packed)
-        labels = max(1, labels)
-        set_loss_scale(self.model.decoder, 1 / labels)
-        losses, busy_s, idle_s = self._compute(packed, step, labels)
+        labels = sum(int(count_labels(batch.pieces, self.store).sum()) for batch in packed)
+        divisor = max(1, labels)
+        set_loss_scale(self.model.decoder, 1 / divisor)
+        losses, busy_s, idle_s = self._compute(packed, step, divisor)
         computed_s = time.perf_counter() - started
         rows, met_s = self._meet(packed, step, losses, busy_s, computed_s, stop_asked, word)
         with self.journal.span("reduce", step=step):
             self._sum_gradients()
             norm = self._norm()
-        loss = float(rows[:, 1].sum()) / labels
+        loss = float(rows[:, 1].sum()) / divisor
         return Gradients(labels, loss, norm, losses, rows, idle_s + met_s)
 
     @torch.no_grad()

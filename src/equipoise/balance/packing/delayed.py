@@ -218,7 +218,8 @@ class DelayedPacker:
         later = [each for each in self._remained if each.arrived > oldest]
         due.sort(key=lambda each: (-each.tokens, each.number))
         documents = due + later + new
-        loads = self._curve.document_ns(np.array([each.tokens for each in documents] or [0]))
+        pieces = np.array([each.piece for each in documents], np.int64).reshape(-1, 3)
+        loads = self._curve.pieces_ns(pieces)
         bins = _OpenBins(self._bins, self._pack.most_tokens)
         self._remained = []
         for each, load in zip(documents, loads.tolist(), strict=False):

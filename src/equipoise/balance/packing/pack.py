@@ -145,7 +145,8 @@ def batch_ns(batch: MicroBatch, curve: LoadCurve) -> int:
     if not len(batch.pieces):
         return 0
     history = batch.history_tokens
-    return int(curve.slice_ns(history, history + batch.doc_tokens).sum())
+    loads = curve.slice_ns(history, history + batch.doc_tokens)
+    return int((loads - curve.saved_ns(batch.pieces)).sum())
 
 
 def rank_seconds(packed: PackedStep, curve: LoadCurve) -> list[float]:

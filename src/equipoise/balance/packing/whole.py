@@ -47,7 +47,7 @@ def pack_by_work(
 
     Where ranks meet in each micro-batch, turns come out even as well.
     """
-    loads = curve.document_ns(lengths_of(pieces))
+    loads = curve.pieces_ns(pieces)
     return _pack_whole("by-work", pieces, loads, pack, ranks, meets_each_turn=meets_each_turn)
 
 

@@ -61,7 +61,7 @@ def deal_to_ranks(
     policy: str, batches: list[Pieces], ranks: int, curve: LoadCurve, *, turns: int
 ) -> PackedStep:
     """Deal finished micro-batches to ranks, ``turns`` each, so that the ranks' sums are even."""
-    loads = np.array([int(curve.document_ns(lengths_of(b)).sum()) for b in batches])
+    loads = np.array([int(curve.pieces_ns(b).sum()) for b in batches])
     ones = np.ones(len(batches), dtype=np.int64)
     rank_of = partition(loads, ranks, sizes=ones, capacity=turns)
     if rank_of is None:
@@ -95,7 +95,7 @@ def fill_windows(
 ) -> list[Pieces]:
     """Fill windows greedily by work, and return the pieces of each."""
     sizes = lengths_of(pieces)
-    loads = curve.document_ns(sizes)
+    loads = curve.pieces_ns(pieces)
     work = np.zeros(windows, dtype=np.int64)
     free = np.full(windows, context_tokens, dtype=np.int64)
     held: list[list[list[int]]] = [[] for _ in range(windows)]
@@ -126,7 +126,7 @@ def pack_fixed_exact(pieces: Pieces, pack: PackSpec, ranks: int, curve: LoadCurv
     sizes = lengths_of(pieces)
     try:
         exact = exact_partition(
-            curve.document_ns(sizes),
+            curve.pieces_ns(pieces),
             windows,
             sizes=sizes,
             capacity=pack.context_tokens,

@@ -98,6 +98,7 @@ def run(args: argparse.Namespace) -> int:
                 *cases.expert_cases(world, model),
                 *cases.pipeline_cases(world, model),
                 *cases.trained_cases(world, model),
+                *cases.masked_cases(world, model),
             ]
         ]
         verdicts += run_cases(real, progress)
@@ -170,6 +171,7 @@ def _row(verdict: "Verdict") -> dict[str, Any]:
         | {
             "strategy": layout.strategy if layout.cp > 1 else None,
             "sharding": layout.sharding if layout.cp > 1 else None,
+            "masked": case.masks,
             "in_process": case.played,
             "micro_batches": verdict.micro_batches,
         }

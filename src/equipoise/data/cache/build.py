@@ -5,6 +5,7 @@ Kept true (tests/unit/data/cache/test_store.py)
     not built again.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
@@ -30,9 +31,10 @@ from equipoise.data.cache.shard_tokens import (
 )
 from equipoise.data.cache.verified import damaged
 from equipoise.data.cache.workers import tokenize_parallel
+from equipoise.data.chat.encode import Recipe
 from equipoise.data.progress import Progress
 from equipoise.data.source import Source
-from equipoise.data.tokenizer import load_tokenizer, train_tokenizer
+from equipoise.data.tokenizer import tokenizer_file, train_tokenizer
 
 FIRST_FORMAT = 1
 """The format without digests; its checkpoints identify a corpus by its cache's name."""
@@ -42,17 +44,19 @@ _DIGEST = "digest"
 
 
 def tokenize_once(
-    source: Source, tokenizer_file: Path, cache: Path, progress: Progress, workers: int
+    source: Source, recipe: Recipe, cache: Path, progress: Progress, workers: int
 ) -> Path:
     """The cache of a source, which is built unless it is there."""
-    parts = source.digest, digest_file(tokenizer_file)
+    if recipe.digest:
+        source = dataclasses.replace(source, digest=digest([source.digest, recipe.digest]))
+    parts = source.digest, digest_file(tokenizer_file(recipe.tokenizer))
     folder = cache / f"tokens-{cache_name(*parts)}"
     label = f"tokenize {source.name}"
     if (cache / f"tokens-{cache_name(*parts, made_by=FIRST_FORMAT)}").is_dir():
         label += " again (the cache of an earlier version has no digests)"
     with make_once(folder, progress) as is_wanted:
         if is_wanted:
-            _build(source, tokenizer_file, folder, progress, workers, label)
+            _build(source, recipe, folder, progress, workers, label)
     return folder
 
 
@@ -98,14 +102,14 @@ def train_once(sources: Sequence[Source], vocab: int, cache: Path, progress: Pro
 
 def _build(
     source: Source,
-    tokenizer_file: Path,
+    recipe: Recipe,
     folder: Path,
     progress: Progress,
     workers: int,
     label: str,
 ) -> None:
-    parts = parts_folder(folder)
-    tokenizer = load_tokenizer(tokenizer_file)
+    parts, encoder = parts_folder(folder), recipe.load()
+    dtype, masks = token_dtype(encoder.tokenizer.vocab), recipe.masks
     with clean_if_full(source, folder):
         for path in leftovers(folder):
             if path != parts:
@@ -119,25 +123,25 @@ def _build(
         try:
             todo = []
             for shard, file in zip(shards, files, strict=True):
-                if is_whole(file, token_dtype(tokenizer.vocab)):
+                if is_whole(file, dtype, masks=masks):
                     progress.advance(shard.size_bytes)
                 else:
                     todo.append((shard, file))
             if min(workers, len(todo)) > 1:
-                tokenize_parallel(todo, tokenizer_file, progress, min(workers, len(todo)))
+                tokenize_parallel(todo, recipe, progress, min(workers, len(todo)))
             else:
                 for shard, file in todo:
-                    tokenize_shard(shard, tokenizer, file)
+                    tokenize_shard(shard, encoder, file)
                     progress.advance(shard.size_bytes)
         finally:
             progress.finish()
-        made = [shard_sizes(file, token_dtype(tokenizer.vocab)) for file in files]
+        made = [shard_sizes(file, dtype, masks=masks) for file in files]
         if not any(sizes.documents for sizes in made if sizes is not None):
             remove(parts)
             raise _no_text(source)
         building = building_path(folder)
         try:
-            assemble(source, tokenizer, files, building)
+            assemble(source, encoder, files, building)
             building.rename(folder)
             sync(folder.parent)
         except BaseException:

@@ -26,6 +26,8 @@ FORMAT = 2
 
 META, TOKENS, TABLE = "meta.json", "tokens.bin", "tokens.digests"
 OFFSETS, ORIGINS, NAMES, TOKENIZER = "offsets.bin", "origins.bin", "names.json", "tokenizer.json"
+LEARNED = "learned.bin"
+"""Only in caches of conversations, some of whose tokens are not learned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +49,15 @@ class CacheMeta:
     files: dict[str, tuple[int, str]]
 
     @property
+    def masks(self) -> bool:
+        """Whether only some tokens are learned."""
+        return LEARNED in self.files
+
+    @property
     def content(self) -> str:
         """The digest of what a run trains on."""
-        parts = (self.files[name][1] for name in (TABLE, OFFSETS, TOKENIZER))
+        names = (TABLE, OFFSETS, TOKENIZER, *([LEARNED] if self.masks else []))
+        parts = (self.files[name][1] for name in names)
         return digest([self.dtype, self.vocab, self.end, *parts])
 
 
@@ -60,7 +68,8 @@ def cache_name(source_digest: str, tokenizer_digest: str, *, made_by: int = FORM
 
 def describe(folder: Path) -> dict[str, tuple[int, str]]:
     """Size and digest of each file that is verified as a whole."""
-    names = (TABLE, OFFSETS, ORIGINS, NAMES, TOKENIZER)
+    names = [TABLE, OFFSETS, ORIGINS, NAMES, TOKENIZER]
+    names += [LEARNED] if (folder / LEARNED).exists() else []
     return {name: ((folder / name).stat().st_size, digest_file(folder / name)) for name in names}
 
 

@@ -12,7 +12,7 @@ Kept true (tests/unit/data/test_source.py)
 import codecs
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -20,6 +20,14 @@ from typing import Any, NamedTuple
 
 from equipoise.base.errors import DataError
 from equipoise.base.read import parse_json
+from equipoise.data.chat.rows import (
+    Row,
+    RowError,
+    pick_columns,
+    read_columns,
+    texts_of,
+    without_nulls,
+)
 from equipoise.data.columns import ArrowFile, column_of, field_of, open_parquet, rows_at_once
 from equipoise.data.compressed import SUFFIXES, open_plain
 from equipoise.data.fields import MissingFieldError, walk
@@ -37,17 +45,19 @@ class Document(NamedTuple):
     byte at which the line starts for jsonl, a function's first line, and 0 if the file is the
     document. ``text`` is empty for an empty document, and None for a file that is not UTF-8 and may
     be skipped. A long text comes in consecutive blocks, which must be read before the next
-    document.
+    document. Of a conversation, it is the columns of its row.
     """
 
     file: int
     row: int
-    text: str | Iterator[str] | None
+    text: str | Iterator[str] | Row | None
 
     @property
     def blocks(self) -> Iterator[str]:
         """The text in blocks; one unless it is long."""
-        return iter((self.text or "",)) if isinstance(self.text, str | None) else self.text
+        if isinstance(self.text, str | None):
+            return iter((self.text or "",))
+        return iter((texts_of(self.text),)) if isinstance(self.text, Mapping) else self.text
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +83,8 @@ class Shard:
     root: Path
     column: str
     parts: tuple[Part, ...]
+    format: str = "text"
+    """``data.format``: what a row is."""
 
     @property
     def size_bytes(self) -> int:
@@ -94,6 +106,25 @@ class Shard:
         for document in self.documents():
             if document.text:
                 yield next(document.blocks)
+
+    def where(self, document: Document) -> str:
+        """The place of a document, for an error: ``chat.jsonl:12``, ``chat.parquet row 11``."""
+        name = next(part.name for part in self.parts if part.file == document.file)
+        path = self.root / name
+        if self.kind == "jsonl":
+            return f"{path}:{_line_number(path, document.row)}"
+        return f"{path} row {document.row:,}"
+
+    def pick(self, row: Row, file: int, place: int) -> Row:
+        """The columns of a conversation's row.
+
+        Raises:
+            DataError: it lacks one; says where.
+        """
+        try:
+            return pick_columns(row, self.format, self.column)
+        except RowError as error:
+            raise DataError(f"{self.where(Document(file, place, None))} {error}") from None
 
 
 def _read_stdlib(shard: Shard, part: Part) -> Iterator[Document]:
@@ -152,12 +183,16 @@ def _read_lines(shard: Shard, part: Part) -> Iterator[Document]:
             if not begin:
                 line = line.removeprefix(codecs.BOM_UTF8)
             if line.strip():
-                text = _field_of_line(path, begin, line, shard.column)
-                del line  # it may be as long as the text
+                row = _row_of_line(path, begin, line, shard.column)
+                if shard.format == "text":
+                    text: str | Row = _field_of_row(path, begin, row, shard.column)
+                else:
+                    text = shard.pick(row, part.file, begin)
+                del line, row  # they may be as long as the text
                 yield Document(part.file, begin, text)
 
 
-def _field_of_line(path: Path, offset: int, line: bytes, name: str) -> str:
+def _row_of_line(path: Path, offset: int, line: bytes, name: str) -> dict[str, Any]:
     try:
         row = parse_json(line.decode())
     except UnicodeDecodeError as error:
@@ -177,6 +212,10 @@ def _field_of_line(path: Path, offset: int, line: bytes, name: str) -> str:
             f"{path}:{_line_number(path, offset)} is a JSON {_json_kind(row)}, not an object. "
             f'Write each line as {{"{name}": "..."}}.'
         )
+    return row
+
+
+def _field_of_row(path: Path, offset: int, row: dict[str, Any], name: str) -> str:
     try:
         text = walk(row, name)
     except MissingFieldError as error:
@@ -203,23 +242,41 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 def _read_row_groups(shard: Shard, part: Part) -> Iterator[Document]:
     path = shard.root / part.name
     with open_parquet(path) as parquet:
-        steps, groups = field_of(path, parquet.schema_arrow, shard.column), parquet.metadata
+        groups = parquet.metadata
         parts = [groups.row_group(index) for index in range(part.start, part.stop)]
         rows = rows_at_once(sum(each.num_rows for each in parts), part.size_bytes)
+        steps: tuple[str, ...] = ()
+        names = read_columns(shard.format, shard.column, parquet.schema_arrow.names)
+        if shard.format == "text":
+            steps = field_of(path, parquet.schema_arrow, shard.column)
+            names = [".".join(steps)]
         batches = parquet.iter_batches(
-            batch_size=rows,
-            row_groups=list(range(part.start, part.stop)),
-            columns=[".".join(steps)],
+            batch_size=rows, row_groups=list(range(part.start, part.stop)), columns=names
         )
-        yield from _rows(part, (column_of(batch, steps) for batch in batches))
+        if steps:
+            yield from _rows(part, (column_of(batch, steps) for batch in batches))
+        else:
+            yield from _talks(shard, part, batches)
 
 
 def _read_batches(shard: Shard, part: Part) -> Iterator[Document]:
     path = shard.root / part.name
     with ArrowFile(path) as arrow:
-        steps = field_of(path, arrow.schema, shard.column)
         batches = arrow.batches(part.start, part.stop)
-        yield from _rows(part, (column_of(batch, steps) for batch in batches))
+        if shard.format == "text":
+            steps = field_of(path, arrow.schema, shard.column)
+            yield from _rows(part, (column_of(batch, steps) for batch in batches))
+        else:
+            names = read_columns(shard.format, shard.column, arrow.schema.names)
+            yield from _talks(shard, part, (batch.select(names) for batch in batches))
+
+
+def _talks(shard: Shard, part: Part, batches: Iterable[Any]) -> Iterator[Document]:
+    at = part.first_row
+    for batch in batches:
+        for row in batch.to_pylist():
+            yield Document(part.file, at, shard.pick(without_nulls(row), part.file, at))
+            at += 1
 
 
 def _rows(part: Part, columns: Iterable[Any]) -> Iterator[Document]:

@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +24,7 @@ from equipoise.base.durable import sync
 from equipoise.base.errors import DataError
 from equipoise.data.cache.meta import (
     FORMAT,
+    LEARNED,
     META,
     NAMES,
     OFFSETS,
@@ -38,8 +39,10 @@ from equipoise.data.cache.meta import (
 from equipoise.data.cache.once import building_path
 from equipoise.data.cache.shard import Shard
 from equipoise.data.cache.verified import ChunkTable
+from equipoise.data.chat.encode import Encoder
+from equipoise.data.chat.rows import RowError
+from equipoise.data.learned import LearnedRuns
 from equipoise.data.source import Source
-from equipoise.data.tokenizer import Tokenizer
 
 
 def token_dtype(vocab: int) -> "np.dtype[np.unsignedinteger[Any]]":
@@ -47,14 +50,17 @@ def token_dtype(vocab: int) -> "np.dtype[np.unsignedinteger[Any]]":
     return np.dtype("<u2" if vocab <= _UINT16_IDS else "<u4")
 
 
-def tokenize_shard(shard: Shard, tokenizer: Tokenizer, file: Path) -> None:
+def tokenize_shard(shard: Shard, encoder: Encoder, file: Path) -> None:
     """Write one shard's file: header, lengths and origins of documents, tokens, digest.
 
-    Tokens wait in a file beside it, because the header comes first: no document is too long.
+    Tokens wait in a file beside it, because the header comes first: no document is too long. Where
+    only some tokens are learned, a byte for each token says so, before the tokens.
+
+    Raises:
+        DataError: a document cannot be encoded; says where it is.
     """
-    dtype = token_dtype(tokenizer.vocab)
-    end = np.array([tokenizer.end])
-    lengths, origins = [], []
+    dtype = token_dtype(encoder.tokenizer.vocab)
+    lengths, origins, learned = [], [], bytearray()
     empty = undecodable = 0
     building, state = building_path(file), _digest_of(file)
     tokens_file = building.with_name(f"{building.name}.tokens")
@@ -64,16 +70,20 @@ def tokenize_shard(shard: Shard, tokenizer: Tokenizer, file: Path) -> None:
                 undecodable += document.text is None
                 empty += document.text is not None
                 continue
-            tokens = 0
-            for run in chain(tokenizer.encode_blocks(document.blocks), [end]):
-                out.write(run.astype(dtype).tobytes())
-                tokens += len(run)
+            tokens, row = 0, document.text if isinstance(document.text, Mapping) else None
+            try:
+                for run, is_learned in encoder.encode(row or document.blocks):
+                    out.write(run.astype(dtype).tobytes())
+                    tokens += len(run)
+                    learned += b"" if is_learned is None else is_learned.tobytes()
+            except RowError as error:
+                raise DataError(f"{shard.where(document)} {error}") from None
             lengths.append(tokens)
             origins.append((document.file, document.row))
     header = np.array([FORMAT, len(lengths), sum(lengths), empty, undecodable], dtype="<i8")
     with building.open("wb") as out, tokens_file.open("rb") as made:
         front = (np.array(each, dtype="<i8").tobytes() for each in (header, lengths, origins))
-        for data in chain(front, iter(lambda: made.read(1 << 20), b"")):
+        for data in chain(front, [bytes(learned)], iter(lambda: made.read(1 << 20), b"")):
             state.update(data)
             out.write(data)
         out.write(state.digest())
@@ -99,21 +109,32 @@ class _ShardSizes(NamedTuple):
     undecodable: int
 
 
-def shard_sizes(file: Path, dtype: "np.dtype[np.unsignedinteger[Any]]") -> _ShardSizes | None:
-    """The counts in the header of a shard's file; None if the file's length does not match."""
+def shard_sizes(
+    file: Path, dtype: "np.dtype[np.unsignedinteger[Any]]", *, masks: bool = False
+) -> _ShardSizes | None:
+    """The counts in the header of a shard's file; None if the file's length does not match.
+
+    Args:
+        file: The shard's file.
+        dtype: Of its tokens.
+        masks: Whether it says of each token if it is learned.
+    """
     if not file.is_file() or (size_bytes := file.stat().st_size) < _HEADER_BYTES:
         return None
     made, documents, tokens, empty, undecodable = np.fromfile(file, "<i8", count=5).tolist()
-    whole_bytes = _HEADER_BYTES + documents * 3 * 8 + tokens * dtype.itemsize + _DIGEST_BYTES
+    per_token = dtype.itemsize + masks
+    whole_bytes = _HEADER_BYTES + documents * 3 * 8 + tokens * per_token + _DIGEST_BYTES
     if made != FORMAT or size_bytes != whole_bytes:
         return None
     return _ShardSizes(documents, tokens, empty, undecodable)
 
 
-def is_whole(file: Path, dtype: "np.dtype[np.unsignedinteger[Any]]") -> bool:
+def is_whole(
+    file: Path, dtype: "np.dtype[np.unsignedinteger[Any]]", *, masks: bool = False
+) -> bool:
     """Whether every byte of a shard's file is as written, and for this place."""
     try:
-        for _ in _verified(file, dtype):
+        for _ in _verified(file, dtype, masks=masks):
             pass
     except _TornError:
         return False
@@ -124,16 +145,22 @@ class _TornError(Exception):
     """A shard's file has changed since it was written."""
 
 
-def _verified(file: Path, dtype: "np.dtype[np.unsignedinteger[Any]]") -> Iterator[bytes]:
-    """Lengths, then origins, then tokens in parts; raises at the end if any byte was wrong."""
-    sizes = shard_sizes(file, dtype)
+def _verified(
+    file: Path, dtype: "np.dtype[np.unsignedinteger[Any]]", *, masks: bool
+) -> Iterator[bytes]:
+    """Lengths, origins, what is learned, then tokens in parts; raises at the end if a byte is off.
+
+    What is learned is empty where it is all.
+    """
+    sizes = shard_sizes(file, dtype, masks=masks)
     if sizes is None:
         raise _TornError
     state = _digest_of(file)
     with file.open("rb") as part:
         state.update(part.read(_HEADER_BYTES))
         left = sizes.tokens * dtype.itemsize
-        for size in (sizes.documents * 8, sizes.documents * 16, *_cut(left)):
+        held = sizes.tokens if masks else 0
+        for size in (sizes.documents * 8, sizes.documents * 16, held, *_cut(left)):
             data = part.read(size)
             state.update(data)
             yield data
@@ -147,28 +174,30 @@ def _cut(size_bytes: int) -> Iterator[int]:
         yield min(1 << 20, size_bytes - at)
 
 
-def assemble(source: Source, tokenizer: Tokenizer, files: list[Path], building: Path) -> None:
+def assemble(source: Source, encoder: Encoder, files: list[Path], building: Path) -> None:
     """Assemble the shards in one folder; meta.json is written last.
 
     Raises:
         DataError: a shard's file or the tokenizer changed meanwhile.
     """
+    tokenizer, masks = encoder.tokenizer, encoder.recipe.masks
     dtype = token_dtype(tokenizer.vocab)
     building.mkdir()
-    lengths, origins, table = [], [], ChunkTable()
+    lengths, origins, table, runs = [], [], ChunkTable(), LearnedRuns()
     empty = undecodable = 0
     with (building / TOKENS).open("wb") as out:
         for file in files:
             try:
-                parts = _verified(file, dtype)
+                parts = _verified(file, dtype, masks=masks)
                 lengths.append(np.frombuffer(next(parts), dtype="<i8"))
                 origins.append(next(parts))
+                runs.add(np.frombuffer(next(parts), dtype=np.bool_))
                 for data in parts:
                     table.update(data)
                     out.write(data)
             except _TornError:
                 raise _changed(file) from None
-            sizes = shard_sizes(file, dtype)
+            sizes = shard_sizes(file, dtype, masks=masks)
             if sizes is None:
                 raise _changed(file)
             empty += sizes.empty
@@ -179,6 +208,8 @@ def assemble(source: Source, tokenizer: Tokenizer, files: list[Path], building: 
     (building / OFFSETS).write_bytes(offsets.tobytes())
     (building / ORIGINS).write_bytes(b"".join(origins))
     (building / NAMES).write_text(json.dumps(source.names))
+    if masks:
+        (building / LEARNED).write_bytes(runs.finish().tobytes())
     shutil.copyfile(tokenizer.file, building / TOKENIZER)
     described = describe(building)
     if described[TOKENIZER][1] != tokenizer.digest:

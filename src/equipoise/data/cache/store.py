@@ -6,13 +6,13 @@ Why
 
 What it decides
     Where a cache is and when it is valid for a corpus: its name is the digest of the source's
-    identity, the tokenizer's bytes and the format. And how it is built::
+    identity, of how rows become tokens, the tokenizer's bytes and the format. And how it is built::
 
         tokens-<digest>.lock             held by the one process that builds
         tokens-<digest>.parts/           one file per shard, renamed when it is whole
         tokens-<digest>.building-<pid>/  all shards put together, then renamed to
         tokens-<digest>/                 tokens.bin tokens.digests offsets.bin origins.bin
-                                         names.json tokenizer.json meta.json
+                                         names.json tokenizer.json meta.json (learned.bin)
         tokenizer-<digest>/              tokenizer.json digest; trained on the corpus
         mix-<digest>/                    mix.json: the caches of a mixture's sources
 
@@ -31,6 +31,7 @@ import dataclasses
 import json
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -43,6 +44,7 @@ from equipoise.base.digest import digest
 from equipoise.base.errors import DataError
 from equipoise.data.cache.build import FIRST_FORMAT, tokenize_once, train_once
 from equipoise.data.cache.meta import (
+    LEARNED,
     META,
     NAMES,
     OFFSETS,
@@ -58,10 +60,11 @@ from equipoise.data.cache.meta import (
 from equipoise.data.cache.mixed import MIX, ManyTokens, read_mix, write_mix
 from equipoise.data.cache.shard_tokens import token_dtype
 from equipoise.data.cache.verified import VerifiedTokens, damaged, unreadable
+from equipoise.data.chat.encode import Recipe
+from equipoise.data.learned import Learned
 from equipoise.data.mixture import Mixture
 from equipoise.data.progress import Progress
 from equipoise.data.source import is_mixed, members, open_source
-from equipoise.data.tokenizer import load_tokenizer
 from equipoise.spec.run.spec import DataSpec
 
 _NAME = re.compile("tokens-[0-9a-f]{32}")
@@ -81,6 +84,7 @@ class TokenStore:
 
     ``tokens`` uint16 or uint32[tokens], every document followed by ``end``; document d is
     ``tokens[offsets[d]:offsets[d + 1]]`` and ``doc_tokens[d]`` long, end token included.
+    ``learned`` says which tokens are learned, where not all are.
     ``origins`` int64[documents, 2] holds the index of the file in ``names`` and the row in it.
     ``digest`` names the content; ``first_digest`` takes its place in checkpoints of format 1.
     """
@@ -103,9 +107,17 @@ class TokenStore:
     """How documents of several sources are mixed; None of a single one."""
     sources: tuple["TokenStore", ...] = field(default=(), repr=False)
     """The stores of a mixture's sources."""
+    learned: Learned | None = None
+    """Which tokens are learned; None if all are."""
 
     @classmethod
-    def in_memory(cls, tokens: NDArray[Any], doc_tokens: NDArray[np.int64], vocab: int) -> Self:
+    def in_memory(
+        cls,
+        tokens: NDArray[Any],
+        doc_tokens: NDArray[np.int64],
+        vocab: int,
+        learned: Learned | None = None,
+    ) -> Self:
         """Tokens that no disk has, of documents end to end."""
         return cls(
             tokens=tokens,
@@ -122,6 +134,7 @@ class TokenStore:
             source_kind="text",
             empty_documents=0,
             undecodable_documents=0,
+            learned=learned,
         )
 
     @property
@@ -227,14 +240,12 @@ def prepare(
         ) from None
     sources = [open_source(each, base) for each in members(spec)]
     if spec.tokenizer == "train":
-        tokenizer_file = train_once(sources, spec.vocab, cache, progress)
+        tokenizer = train_once(sources, spec.vocab, cache, progress)
     else:
-        tokenizer_file = base / Path(spec.tokenizer).expanduser()
-        if not tokenizer_file.is_file():
-            load_tokenizer(tokenizer_file)  # raises, saying what is wrong
+        tokenizer = base / Path(spec.tokenizer).expanduser()
+    recipe = Recipe(tokenizer, spec.format, spec.loss)
     folders = [
-        tokenize_once(source, tokenizer_file, cache, progress, workers or _cores())
-        for source in sources
+        tokenize_once(source, recipe, cache, progress, workers or _cores()) for source in sources
     ]
     if not is_mixed(spec):
         return open_store(folders[0])
@@ -257,6 +268,10 @@ def open_store(folder: Path) -> TokenStore:
             require_whole(folder, meta, name)
         table = read_whole(folder, meta, TABLE)
         offsets = np.frombuffer(read_whole(folder, meta, OFFSETS), "<i8")
+        learned = None
+        if meta.masks:
+            runs = np.frombuffer(read_whole(folder, meta, LEARNED), "<i8").reshape(-1, 2)
+            learned = Learned(runs)
         origins = np.memmap(folder / ORIGINS, "<i8", mode="r", shape=(meta.documents, 2))
         dtype, doc_tokens = np.dtype(meta.dtype), np.diff(offsets)
         is_sound = len(doc_tokens) == meta.documents and doc_tokens.min() > 0
@@ -287,6 +302,7 @@ def open_store(folder: Path) -> TokenStore:
         source_kind=meta.source_kind,
         empty_documents=meta.empty_documents,
         undecodable_documents=meta.undecodable_documents,
+        learned=learned,
     )
 
 
@@ -320,7 +336,20 @@ def _open_mix(folder: Path) -> TokenStore:
         undecodable_documents=sum(store.undecodable_documents for store in stores),
         mixture=mixture,
         sources=stores,
+        learned=_join_learned(stores),
     )
+
+
+def _join_learned(stores: Sequence[TokenStore]) -> Learned | None:
+    """The learned tokens of sources one after another."""
+    runs, before = list[NDArray[np.int64]](), 0
+    for store in stores:
+        own = np.array([[0, len(store.tokens)]]) if store.learned is None else store.learned.runs
+        runs.append(own + before)
+        before += len(store.tokens)
+    if all(store.learned is None for store in stores):
+        return None
+    return Learned(np.concatenate(runs))
 
 
 def _cores() -> int:

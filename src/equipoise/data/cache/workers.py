@@ -16,8 +16,8 @@ from pathlib import Path
 from equipoise.base.errors import DataError
 from equipoise.data.cache.shard import Shard
 from equipoise.data.cache.shard_tokens import tokenize_shard
+from equipoise.data.chat.encode import Recipe
 from equipoise.data.progress import Progress
-from equipoise.data.tokenizer import load_tokenizer
 
 # Starts a worker. multiprocessing's spawn would import the caller's main file again, and
 # fail for a script without a main guard or one read from standard input.
@@ -28,7 +28,7 @@ _WORKER = (
 
 
 def tokenize_parallel(
-    todo: list[tuple[Shard, Path]], tokenizer_file: Path, progress: Progress, workers: int
+    todo: list[tuple[Shard, Path]], recipe: Recipe, progress: Progress, workers: int
 ) -> None:
     """Deal shards to worker processes, the next one to whichever is free."""
     with ExitStack() as stack:
@@ -38,7 +38,7 @@ def tokenize_parallel(
             stack.callback(_dismiss, connection, process)
             crew[connection] = process
             with suppress(BrokenPipeError):  # a dead worker is noticed when its answer is read
-                connection.send(tokenizer_file)
+                connection.send(recipe)
         waiting = iter(todo)
         busy: dict[Connection, Shard] = {}
 
@@ -102,11 +102,11 @@ def work(handle: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     with Connection(handle) as parent:
         try:
-            tokenizer = load_tokenizer(parent.recv())
+            encoder = parent.recv().load()
             while True:
                 shard, file = parent.recv()
                 try:
-                    tokenize_shard(shard, tokenizer, file)
+                    tokenize_shard(shard, encoder, file)
                 except Exception as error:
                     parent.send(error)
                 else:

@@ -86,7 +86,11 @@ def require_step(
     """
     pack, layout = spec.pack, spec.layout
     stream = open_stream(
-        doc_tokens, seed=spec.train.seed, context_tokens=pack.context_tokens, mixture=mixture
+        doc_tokens,
+        seed=spec.train.seed,
+        context_tokens=pack.context_tokens,
+        mixture=mixture,
+        whole=spec.data.holds_conversations,
     )
     data_ranks = ranks // layout.sharing
     meets = layout.of_ranks(ranks).meets_each_turn

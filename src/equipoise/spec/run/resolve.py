@@ -100,6 +100,7 @@ def _judge_together(wish: Wish) -> None:
             )
     _judge_evaluation(wish)
     _judge_lora(wish)
+    _judge_conversations(wish)
     if wish.is_sound("pack.step_tokens", "pack.context_tokens"):
         step, window = wish["pack.step_tokens"], wish["pack.context_tokens"]
         if step % window:
@@ -161,6 +162,31 @@ def _judge_mix(wish: Wish) -> None:
                 "data.mix",
                 f"source {number}: {toml(source)} reads a path, which is missing. Set its path.",
             )
+
+
+def _judge_conversations(wish: Wish) -> None:
+    """Refuse a format that the source cannot have, and keys of conversations where are none."""
+    if not wish.is_sound("data.source", "data.format", "data.loss"):
+        return
+    kind, source = wish["data.format"], wish["data.source"]
+    if kind == "text" and wish["data.loss"] == "last-answer":
+        wish.tell(
+            "data.loss",
+            f"{toml(wish['data.loss'])} needs conversations, but {wish.cite('data.format')}. Set "
+            'data.format = "messages" or "prompt-completion", or remove data.loss.',
+        )
+    if kind != "text" and source in ("python-stdlib", "text"):
+        wish.tell(
+            "data.format",
+            f"{toml(kind)} needs rows with columns, but {wish.cite('data.source')}. Set "
+            'data.source = "jsonl", "parquet" or "datasets".',
+        )
+    if kind == "messages" and wish["data.tokenizer"] == "train" and wish["model.init"] == "random":
+        wish.tell(
+            "data.format",
+            '"messages" needs the chat template of a model\'s folder. Set data.tokenizer to that '
+            'folder, or model.init = "hf:DIR".',
+        )
 
 
 def _judge_rate(wish: Wish) -> None:

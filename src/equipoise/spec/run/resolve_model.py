@@ -14,7 +14,8 @@ from equipoise.base.read import read_json
 from equipoise.spec.model.hf_config import model_from_hf_config
 from equipoise.spec.model.other_config import model_from_other_config
 from equipoise.spec.model.presets import PRESETS, ModelSpec
-from equipoise.spec.run.keys import keys, toml
+from equipoise.spec.names import TOKENIZER_FILE
+from equipoise.spec.run.keys import DEFAULT, Given, keys, toml
 from equipoise.spec.run.model import ModelSection
 from equipoise.spec.run.wish import Wish, nearest_multiples
 
@@ -31,6 +32,7 @@ _OF_EXPERTS = {
     for field in dataclasses.fields(ModelSpec)
     if field.name in SIZES[SIZES.index("experts") + 1 :]
 }
+_OTHER_TOKENIZERS = ("tokenizer_config.json", "tokenizer.model", "spiece.model", "vocab.json")
 # Those that a published config.json does not contain.
 _TRAINING = ("balance", "balance_rate", "capacity_factor")
 
@@ -233,6 +235,7 @@ def _resolve_hf(wish: Wish, base: Path, folder: str) -> tuple[ModelSpec, dict[st
         way = "" if is_theirs else ' To train it as it is, set model.engine = "transformers".'
         wish.tell("model.init", f"{folder}/{error}{way}")
         return fallback, {}
+    _take_tokenizer(wish, base, folder)
     if (
         wish["data.tokenizer"] == "train"
         and wish.is_sound("data.tokenizer", "data.vocab")
@@ -249,3 +252,28 @@ def _resolve_hf(wish: Wish, base: Path, folder: str) -> tuple[ModelSpec, dict[st
     return model, {
         f"model.{size}": f"{folder}/config.json" for size in SIZES if size not in trained
     }
+
+
+def _take_tokenizer(wish: Wish, base: Path, folder: str) -> None:
+    """Use the tokenizer of the model's folder unless another is named."""
+    if wish.is_given("data.tokenizer") or not wish.is_sound("data.tokenizer", "data.format"):
+        return
+    whole = base / Path(folder).expanduser()
+    if (whole / TOKENIZER_FILE).is_file():
+        origin = dataclasses.replace(DEFAULT, label=f"model.init = {toml(wish['model.init'])}")
+        wish.given["data.tokenizer"] = Given(folder, origin)
+        return
+    others = [name for name in _OTHER_TOKENIZERS if (whole / name).is_file()]
+    if others:
+        wish.tell(
+            "model.init",
+            f"{folder} has {others[0]} but no {TOKENIZER_FILE}, the only tokenizer file that is "
+            f"read. Write it with transformers: AutoTokenizer.from_pretrained({folder!r})"
+            f".save_pretrained({folder!r}).",
+        )
+    elif wish["data.format"] != "text":
+        wish.tell(
+            "model.init",
+            f"{folder} has no {TOKENIZER_FILE}, and {wish.cite('data.format')} needs the model's "
+            "own. Copy it there, or set data.tokenizer to the folder that has it.",
+        )

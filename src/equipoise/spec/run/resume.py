@@ -43,7 +43,7 @@ _FREE = """
 """Without ``layout.schedule``: some schedules leave out stages and so train another model."""
 
 _COMPARED = """
-    data.source data.path data.field data.mix data.tokenizer data.vocab
+    data.source data.path data.field data.mix data.format data.loss data.tokenizer data.vocab
     model.engine model.preset model.layers model.hidden model.heads model.kv_heads model.ffn
     model.vocab model.head_width model.tied model.rope_theta model.experts model.top_k
     model.expert_ffn model.shared_ffn model.shared_gate model.dense_layers model.expert_every

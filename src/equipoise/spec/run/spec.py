@@ -21,6 +21,8 @@ from equipoise.spec.run.model import ModelSection
 Source = Literal["python-stdlib", "python-functions", "text", "jsonl", "parquet", "datasets"]
 PYTHON_SOURCES = ("python-stdlib", "python-functions")
 """Sources that are this Python's own files, and read no path."""
+Format = Literal["text", "messages", "prompt-completion"]
+Loss = Literal["answers", "last-answer", "all"]
 Precision = Literal["fp32", "bf16"]
 RateSchedule = Literal["cosine", "linear", "wsd", "constant", "inverse-sqrt"]
 Recompute = Literal["none", "attention", "selective", "every-2", "every-3", "every-4", "full"]
@@ -51,9 +53,26 @@ class DataSpec:
             "each, with path, weight and, unless as above, source and field"
         ),
     ] = ()
+    format: Annotated[
+        Format,
+        Field(
+            description="of a row: one text; a conversation (column messages, or conversations); "
+            "or a prompt and its completion (columns prompt and completion)"
+        ),
+    ] = "text"
+    loss: Annotated[
+        Loss,
+        Field(
+            description="tokens of a conversation that are learned: its answers, its last answer, "
+            "or all of them; every token of a text is"
+        ),
+    ] = "answers"
     tokenizer: Annotated[
         str,
-        Field(description='"train" trains a byte-level BPE; else the path of a tokenizer.json'),
+        Field(
+            description='"train" trains a byte-level BPE; else a tokenizer.json, or a folder with '
+            'one; with model.init = "hf:DIR" that folder\'s own unless given'
+        ),
     ] = "train"
     vocab: Annotated[
         int, Field(ge=260, le=1_000_000, description="size of the BPE that is trained")
@@ -61,6 +80,16 @@ class DataSpec:
     cache: Annotated[str, Field(description="folder of trained tokenizers and token caches")] = (
         "~/.cache/equipoise"
     )
+
+    @property
+    def holds_conversations(self) -> bool:
+        """Whether rows are conversations, or prompts with completions, rather than texts."""
+        return self.format != "text"
+
+    @property
+    def masks(self) -> bool:
+        """Whether only some tokens are learned."""
+        return self.holds_conversations and self.loss != "all"
 
 
 @dataclass(frozen=True, slots=True)

