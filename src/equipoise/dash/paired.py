@@ -35,7 +35,7 @@ class PairedRatio:
     """How many times as long one side's steps take as the other's."""
 
     mean: float
-    """Of the mean step's seconds; NaN without a step."""
+    """The ratio of the mean step's seconds; NaN without a step."""
     low: float
     high: float
     """The interval's ends; NaN with fewer than two steps."""
