@@ -133,7 +133,7 @@ def _allowed(part: dict[str, Any]) -> Cell:
         return f"`{toml(part['const'])}`"
     if "enum" in part:
         return ", ".join(f"`{toml(each)}`" for each in part["enum"])
-    words = {"integer": "whole number", "number": "number", "string": "text"}
+    words = {"integer": "whole number", "number": "number", "string": "text", "array": "list"}
     if part["type"] == "boolean":
         return "`true`, `false`"
     limits = [

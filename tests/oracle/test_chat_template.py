@@ -15,7 +15,7 @@ from equipoise.data.chat.answers import write_conversation
 from equipoise.data.chat.encode import Encoder, Recipe
 from equipoise.data.chat.rows import Conversation, RowError
 from equipoise.data.chat.template import ChatTemplate, RenderError
-from equipoise.data.tokenizer_folder import read_tokenizer_folder
+from equipoise.data.text.folder import read_tokenizer_folder
 
 TEMPLATES = {
     file.stem: file.read_text()

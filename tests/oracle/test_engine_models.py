@@ -23,7 +23,7 @@ from equipoise.parallel.theirs.model import find_layers, reference_loss
 from equipoise.parallel.theirs.shrink import read_config, shrink_config, write_config
 from equipoise.parallel.theirs.tried import require_exact_folder, try_out
 from equipoise.spec.model.other_config import model_from_other_config
-from support.hf_models import FAMILIES, build_engine, engine_config
+from support.hf.models import FAMILIES, build_engine, engine_config
 
 DOC_TOKENS = (23, 1, 40)
 TOKENS = sum(DOC_TOKENS)

@@ -11,7 +11,7 @@ from equipoise.base.errors import ModelError
 from equipoise.parallel.context.transformers import use_context_parallelism
 from equipoise.parallel.context.transformers_check import check_context_parallelism
 from equipoise.parallel.context.transformers_models import PROVEN
-from support.hf_models import KINDS, build_tiny
+from support.hf.models import KINDS, build_tiny
 
 # Their configurations need more than sizes. ``use_context_parallelism`` tries them out when it
 # meets one, as it does any model that is not in PROVEN.

@@ -13,7 +13,7 @@ import transformers
 from torch import Tensor
 
 from equipoise.data.model_files import files_to_keep
-from equipoise.data.tokenizer import train_tokenizer
+from equipoise.data.text.tokenizer import train_tokenizer
 from equipoise.nn.decoder import Decoder
 from equipoise.nn.hf.read import load_hf, read_hf, weight_shapes
 from equipoise.nn.hf.write import write_hf

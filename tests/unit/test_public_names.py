@@ -70,7 +70,7 @@ def test_a_star_brings_all_names_and_without_torch_those_that_need_none() -> Non
     [
         (balance, {"Batches", "Shared", "batch", "device_curve", "fit_curve", "pack"}),
         (plan, {"measure", "plan"}),
-        (train, {"run"}),
+        (train, {"compare", "run"}),
     ],
 )
 def test_packages_have_functions_of_their_own(package, names) -> None:

@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING
 
 from equipoise.base.errors import ModelError, SpecError
 from equipoise.base.units import format_bytes, format_count
-from equipoise.checkpoint.manifest import MANIFEST
 from equipoise.cli.console import make_progress
-from equipoise.serve.their_checkpoint import find_theirs
 from equipoise.spec.names import CHECKPOINTS, RESOLVED
 
 if TYPE_CHECKING:
@@ -70,6 +68,8 @@ def run(args: argparse.Namespace) -> int:
     target: Path = args.target
     if target.exists():
         raise ModelError(f"{target} already exists. Name a new folder, or delete it.")
+    from equipoise.serve.their_checkpoint import find_theirs
+
     _require_source(args.source)  # before torch is loaded: a wrong path is refused at once
     if args.adapter:
         return _write_adapter(args)
@@ -180,6 +180,8 @@ def _require_source(source: Path) -> None:
     Raises:
         SpecError: it is neither a run, a checkpoint nor a GGUF file.
     """
+    from equipoise.checkpoint.manifest import MANIFEST
+
     if not source.exists():
         raise SpecError(
             f"No such file or folder: {source}. Give a run, a checkpoint, or a .gguf file."

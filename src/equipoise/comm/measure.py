@@ -4,7 +4,7 @@ What it decides
     A sample is the slowest rank's time for one operation after a barrier. Small operations are
     timed several in a row, as a step issues them, and divided.
 
-Kept true (tests/multi/train/test_calibrate.py)
+Kept true (tests/multi/plan/test_calibrate.py)
     Every operation runs on any number of ranks, and every rank returns the same samples.
 """
 

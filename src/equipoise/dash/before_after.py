@@ -49,7 +49,7 @@ _ALIKE = 0.005
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class StepBlock:
     """One step, in seconds from its first span."""
 
     title: str
@@ -96,7 +96,7 @@ def draw_before_after(before: RunRecord, after: RunRecord, step: int) -> str:
     return draw_blocks(blocks, f"{say_step(before, step)}, packed twice", describe(after, step))
 
 
-def predicted_block(record: RunRecord, step: int, title: str) -> Block:
+def predicted_block(record: RunRecord, step: int, title: str) -> StepBlock:
     """One step as it was predicted.
 
     Raises:
@@ -118,11 +118,11 @@ def predicted_block(record: RunRecord, step: int, title: str) -> Block:
         )
         for rank in ranks
     )
-    return Block(title, max(ends), lanes)
+    return StepBlock(title, max(ends), lanes)
 
 
 def draw_blocks(
-    blocks: Sequence[Block], title: str, foot: str, *, width: int = 960, is_bare: bool = False
+    blocks: Sequence[StepBlock], title: str, foot: str, *, width: int = 960, is_bare: bool = False
 ) -> str:
     """Steps on one axis of seconds, the first above, as SVG.
 
@@ -172,7 +172,7 @@ def _row(record: RunRecord, step: int) -> int:
     return int(rows[0])
 
 
-def measured_block(record: RunRecord, step: int, title: str) -> Block:
+def measured_block(record: RunRecord, step: int, title: str) -> StepBlock:
     """One step as it was measured.
 
     Raises:
@@ -195,7 +195,7 @@ def measured_block(record: RunRecord, step: int, title: str) -> Block:
         for rank in ranks
     )
     ends = [begin + took for _, _, mine in lanes for _, begin, took in mine]
-    return Block(title, max(step_s, *ends), lanes)
+    return StepBlock(title, max(step_s, *ends), lanes)
 
 
 def _spans(record: RunRecord, rank: int, step: int) -> Iterator[tuple[str, float, float]]:
@@ -206,7 +206,9 @@ def _spans(record: RunRecord, rank: int, step: int) -> Iterator[tuple[str, float
             yield name, float(spans.t[at]), float(spans.duration_s[at])
 
 
-def _draw(block: Block, sides: tuple[int, int], top: int, scale: float, first: Block) -> list[str]:
+def _draw(
+    block: StepBlock, sides: tuple[int, int], top: int, scale: float, first: StepBlock
+) -> list[str]:
     margin, left = sides
     change = block.step_s / first.step_s - 1
     beside = (

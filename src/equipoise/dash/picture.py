@@ -16,7 +16,7 @@ from html import escape
 
 from equipoise.base.errors import SpecError
 from equipoise.dash.before_after import (
-    Block,
+    StepBlock,
     describe,
     draw_blocks,
     measured_block,
@@ -37,7 +37,7 @@ _WIDTHS = {"wide": 1096, "narrow": 354}
 class Picture:
     """What is drawn, and the words around it."""
 
-    blocks: tuple[Block, Block]
+    blocks: tuple[StepBlock, StepBlock]
     title: str
     foot: str
 

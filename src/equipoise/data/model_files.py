@@ -13,7 +13,7 @@ Kept true (tests/oracle/test_round_trip.py)
 from pathlib import Path
 
 from equipoise.base.errors import ModelError
-from equipoise.data.tokenizer import Tokenizer, load_tokenizer
+from equipoise.data.text.tokenizer import Tokenizer, load_tokenizer
 from equipoise.nn.hf.files import (
     CONFIG,
     GENERATION,

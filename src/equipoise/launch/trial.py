@@ -9,7 +9,7 @@ What it decides
     happened. After its time limit it is asked to end at once, as by a second Ctrl-C. The
     seconds of a step are the median of all steps but the first, which warms up.
 
-Kept true (tests/unit/launch/test_trial.py, tests/multi/train/test_plan_measure.py)
+Kept true (tests/unit/launch/test_trial.py, tests/multi/plan/test_plan_measure.py)
     Each cause is recognised; a killed rank and a trial over its limit leave no process behind.
 """
 

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from equipoise.base.errors import LayoutError
 from equipoise.nn.attention import FLASH_DTYPES, lead_heads
-from equipoise.nn.tile_cuda import Runs, backward_cuda, forward_cuda
+from equipoise.nn.tile_cuda import TileRuns, backward_cuda, forward_cuda
 from equipoise.nn.tile_plain import backward_plain, forward_plain
 from equipoise.schedule.attention.schedule import TileKind
 
@@ -143,7 +143,7 @@ def attend_tile_backward(
 
 
 def attend_tiles(
-    q_tHE: Tensor, k_sGE: Tensor, v_sGE: Tensor, runs: Runs, *, is_causal: bool, softcap: float
+    q_tHE: Tensor, k_sGE: Tensor, v_sGE: Tensor, runs: TileRuns, *, is_causal: bool, softcap: float
 ) -> tuple[Tensor, Tensor]:
     """``attend_tile`` of several tiles, each its own queries and keys; one call on CUDA.
 
@@ -174,7 +174,7 @@ def attend_tiles_backward(
     v_sGE: Tensor,
     o_tHE: Tensor,
     lse_tH: Tensor,
-    runs: Runs,
+    runs: TileRuns,
     *,
     is_causal: bool,
     softcap: float,

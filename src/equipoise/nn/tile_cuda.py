@@ -23,7 +23,7 @@ _backward = torch.ops.aten._flash_attention_backward
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Runs:
+class TileRuns:
     """Lengths of several tiles whose queries lie one after another, and their keys too."""
 
     queries: tuple[int, ...]
@@ -33,8 +33,8 @@ class Runs:
     key_bounds: Tensor
 
     @classmethod
-    def of(cls, queries: Sequence[int], keys: Sequence[int], device: torch.device) -> "Runs":
-        """Runs of these lengths, each >= 1."""
+    def of(cls, queries: Sequence[int], keys: Sequence[int], device: torch.device) -> "TileRuns":
+        """TileRuns of these lengths, each >= 1."""
         bounds = [
             torch.tensor([0, *each]).cumsum(0).to(device, torch.int32) for each in (queries, keys)
         ]
@@ -47,7 +47,7 @@ def _bounds(x_tHE: Tensor) -> Tensor:
     return torch.arange(0, tokens + 1, tokens, dtype=torch.int32, device=x_tHE.device)
 
 
-def _sizes(q: Tensor, k: Tensor, runs: Runs | None) -> tuple[Tensor, Tensor, int, int]:
+def _sizes(q: Tensor, k: Tensor, runs: TileRuns | None) -> tuple[Tensor, Tensor, int, int]:
     """Bounds of queries and keys, and the longest run of each."""
     if runs is None:
         return _bounds(q), _bounds(k), len(q), len(k)
@@ -55,7 +55,7 @@ def _sizes(q: Tensor, k: Tensor, runs: Runs | None) -> tuple[Tensor, Tensor, int
 
 
 def forward_cuda(
-    q: Tensor, k: Tensor, v: Tensor, is_causal: bool, runs: Runs | None = None
+    q: Tensor, k: Tensor, v: Tensor, is_causal: bool, runs: TileRuns | None = None
 ) -> tuple[Tensor, Tensor]:
     """Output [queries, heads, width] and log-sum-exp [queries, heads] of one tile, or of several.
 
@@ -84,7 +84,7 @@ def backward_cuda(
     o: Tensor,
     lse_tH: Tensor,
     is_causal: bool,
-    runs: Runs | None = None,
+    runs: TileRuns | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of one tile, or of several, given output and log-sum-exp over all keys."""
     no_dropout = torch.zeros(2, dtype=torch.uint64, device=q.device)

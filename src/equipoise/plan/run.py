@@ -5,7 +5,7 @@ What it decides
     ``equipoise calibrate`` measured it. Each has a digest by a name that a user knows. Keys that a
     plan decides are not among them: one that was given stands in the plan, or contradicts it.
 
-Kept true (tests/unit/cli/plan/test_run.py, tests/multi/train/test_plan_train.py)
+Kept true (tests/unit/cli/plan/test_run.py, tests/multi/plan/test_plan_train.py)
     A lock is refused when any of it changed, and obeyed when none did.
 """
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from equipoise.base.errors import ModelError
 from equipoise.base.read import read_json
 from equipoise.data.model_files import with_tokenizer
-from equipoise.data.tokenizer import load_tokenizer
+from equipoise.data.text.tokenizer import load_tokenizer
 from equipoise.nn.hf.files import (
     CONFIG,
     TOKENIZER,

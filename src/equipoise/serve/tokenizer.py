@@ -17,7 +17,7 @@ import tokenizers
 
 from equipoise.base.errors import DataError, ModelError
 from equipoise.data.chat.template import ChatTemplate, Message, RenderError
-from equipoise.data.tokenizer_folder import TokenizerFolder, read_tokenizer_folder
+from equipoise.data.text.folder import TokenizerFolder, read_tokenizer_folder
 from equipoise.nn.hf.files import TOKENIZER, ModelFiles, write_files
 
 

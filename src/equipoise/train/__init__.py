@@ -16,3 +16,8 @@ def __getattr__(name: str) -> object:
     from equipoise.train import request
 
     return getattr(request, name)
+
+
+def __dir__() -> list[str]:
+    """The public functions too, which are not yet imported."""
+    return sorted({*globals(), *__all__})

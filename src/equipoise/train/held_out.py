@@ -29,7 +29,7 @@ from equipoise.cost.curve import LoadCurve
 from equipoise.data.batch import make_batch
 from equipoise.data.cache.store import TokenStore
 from equipoise.data.held_out import bucket_of, cut_documents, draw_documents
-from equipoise.data.tokenizer import read_token_bytes
+from equipoise.data.text.tokenizer import read_token_bytes
 from equipoise.nn.loss import IGNORED
 from equipoise.schedule.attention.price import BACKWARD_OVER_FORWARD
 from equipoise.spec.catalog import POLICIES

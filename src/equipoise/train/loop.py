@@ -98,8 +98,7 @@ class Trainer:
         return_freed_memory()
         forget_peak()
         self.position = Position()
-        self._has_doubted = False
-        self._save_was_refused = False
+        self._has_doubted = self._save_was_refused = False
         self.sides = build_sides(resolved, ranks, journals, self.store, self.curve, self.stream)
         self.runner, self.record = self.sides[0].runner, self.sides[0].record
         self.packer = self.sides[0].packer
@@ -396,7 +395,6 @@ class Trainer:
             self._save_was_refused = False
             self.ground.keep(path)
         finally:
-            # A save copies shards; the peak that is compared with the forecast is that of steps.
             return_freed_memory()
-            forget_peak()
+            forget_peak()  # a save copies shards; the forecast's peak is that of steps
         return self.position.step

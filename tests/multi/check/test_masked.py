@@ -2,7 +2,8 @@
 
 import pytest
 
-from equipoise.train.check.case import Case, masked_cases
+from equipoise.train.check.case import Case
+from equipoise.train.check.partial import masked_cases
 from equipoise.train.check.prove import run_cases
 from equipoise.train.check.sample import Sample
 from multi.check.test_expert import SPARSE

@@ -16,7 +16,7 @@ from equipoise.train.check.case import (
     played_cases,
 )
 from equipoise.train.check.prove import run_cases
-from support.hf_models import FAMILIES, engine_config
+from support.hf.models import FAMILIES, engine_config
 
 
 def cases_of(kind: str, ranks: int, *, every: bool = False) -> list[Case]:

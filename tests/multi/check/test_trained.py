@@ -3,7 +3,7 @@
 import pytest
 
 from equipoise.spec.model.presets import ModelSpec
-from equipoise.train.check.case import trained_cases
+from equipoise.train.check.partial import trained_cases
 from equipoise.train.check.prove import run_cases
 
 DENSE = ModelSpec(layers=3, hidden=32, heads=4, kv_heads=1, ffn=48, vocab=320, head_width=8)

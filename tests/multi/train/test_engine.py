@@ -16,7 +16,7 @@ from equipoise.comm.local import run_ranks
 from equipoise.spec.model.other_config import model_from_other_config
 from equipoise.spec.run.model import ModelSection
 from equipoise.spec.run.resolved import write_resolved
-from support.hf_models import build_engine
+from support.hf.models import build_engine
 from support.ranks import on_ranks
 from support.read_run import events
 

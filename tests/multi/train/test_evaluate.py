@@ -13,7 +13,7 @@ from equipoise.data.batch import make_batch
 from equipoise.data.cache.store import TokenStore, prepare
 from equipoise.data.held_out import cut_documents, draw_documents
 from equipoise.data.progress import SilentProgress
-from equipoise.data.tokenizer import load_tokenizer
+from equipoise.data.text.tokenizer import load_tokenizer
 from equipoise.nn.decoder import Decoder, initialize
 from equipoise.observe.reader import read_run
 from equipoise.spec.model.presets import ModelSpec

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import transformers
 
-from equipoise.data.tokenizer import END, train_tokenizer
+from equipoise.data.text.tokenizer import END, train_tokenizer
 
 SIZES: dict[str, Any] = {
     "vocab_size": 320,

@@ -56,8 +56,8 @@ def test_config_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 def test_config_quiet_says_only_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
     assert printed(capsys, "config", "--quiet") == ""
-    assert refused(capsys, "config", "--quiet", "--train.steps", "0") == (
-        "--train.steps: 0 is too small; it must be at least 1.\n"
+    assert refused(capsys, "config", "--quiet", "--train.steps", "-1") == (
+        "--train.steps: -1 is too small; it must be at least 0.\n"
     )
 
 
@@ -85,7 +85,7 @@ def test_init_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert printed(capsys, "init", "--json") == '{"run_toml": "run.toml"}\n'
+    assert printed(capsys, "init", "--json") == '{"run_toml": "run.toml", "seen": []}\n'
     assert printed(capsys, "init", "b", "--quiet", "--name", "b", "--preset", "30m") == ""
     run = read_run(Path("b/run.toml"))
     assert (run.spec.name, run.spec.model.preset) == ("b", "30m")
@@ -127,8 +127,8 @@ def test_init_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         f"No such file or folder: {missing}. Give --path one that exists.\n"
     )
     assert refused(capsys, "init", str(tmp_path / "a"), "--from", "txt", "--path", str(file)) == (
-        '--data.source: "txt" is not one of "python-stdlib", "python-functions", "text", "jsonl", '
-        '"parquet", "datasets". Nearest: "text".\n'
+        "--from txt is not a kind of data. With --path give one of python-stdlib, "
+        "python-functions, text, jsonl, parquet, datasets; without it --from looks at a path.\n"
     )
     assert not (tmp_path / "a").exists()
 

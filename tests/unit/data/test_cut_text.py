@@ -17,7 +17,7 @@ from tokenizers import (
 )
 
 from equipoise.data import cut_text as module
-from equipoise.data.cut_text import can_be_cut, cut
+from equipoise.data.text.cut import can_be_cut, cut
 
 BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
 

@@ -19,7 +19,7 @@ from equipoise.data.held_out import (
     prepare_held_out,
 )
 from equipoise.data.progress import SilentProgress
-from equipoise.data.tokenizer import load_tokenizer, read_token_bytes
+from equipoise.data.text.tokenizer import load_tokenizer, read_token_bytes
 from equipoise.spec.run.spec import DataSpec, EvalSpec, RunSpec
 
 LENGTHS = st.lists(st.integers(2, 90), min_size=1, max_size=30).map(np.array)

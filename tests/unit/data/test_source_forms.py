@@ -129,7 +129,7 @@ def test_a_long_file_has_the_tokens_of_a_short_one(
     whole = prepare(spec, tmp_path, progress=SilentProgress(), workers=1)
     file = whole.tokenizer_file
     monkeypatch.setattr(shard_module, "_BLOCK_BYTES", 97)
-    monkeypatch.setattr("equipoise.data.cut_text.cut.__defaults__", (50,))
+    monkeypatch.setattr("equipoise.data.text.cut.cut.__defaults__", (50,))
     spec = DataSpec(source="text", path="texts", tokenizer=str(file), cache="two")
     blocks = prepare(spec, tmp_path, progress=SilentProgress(), workers=1)
     assert blocks.tokens[:].tolist() == whole.tokens[:].tolist()

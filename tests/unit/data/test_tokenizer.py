@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from equipoise.base.errors import DataError
 from equipoise.data import tokenizer as module
 from equipoise.data.cache.store import TokenStore
-from equipoise.data.tokenizer import load_tokenizer, train_tokenizer
+from equipoise.data.text.tokenizer import load_tokenizer, train_tokenizer
 
 TEXTS = ["the cat sat on the mat\n" * 20, "def f(x):\n    return x + 1\n" * 20, "äöü ∑ 🎈" * 9]
 
@@ -55,7 +55,7 @@ def test_a_batch_equals_its_texts_one_by_one(trained):
 def test_training_does_not_depend_on_threads(tmp_path, store: TokenStore, corpus: Path):
     code = (
         "import sys; from pathlib import Path\n"
-        "from equipoise.data.tokenizer import train_tokenizer\n"
+        "from equipoise.data.text.tokenizer import train_tokenizer\n"
         "files = sorted(Path(sys.argv[1]).rglob('*.py'))[:60]\n"
         "train_tokenizer((f.read_text() for f in files), 400, Path(sys.argv[2]))\n"
     )

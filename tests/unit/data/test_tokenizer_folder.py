@@ -9,8 +9,8 @@ import transformers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from equipoise.base.errors import DataError
-from equipoise.data.tokenizer import load_tokenizer
-from equipoise.data.tokenizer_folder import read_tokenizer_folder
+from equipoise.data.text.folder import read_tokenizer_folder
+from equipoise.data.text.tokenizer import load_tokenizer
 from equipoise.spec.run.load import read_run
 
 

@@ -61,10 +61,22 @@ def run(args: argparse.Namespace) -> int:
         )
         _print_table(verdicts)
     if failed:
-        raise CheckError(_blame(failed, len(verdicts)))
+        return fail(_blame(failed, len(verdicts)), is_json=args.json)
     if not args.json and not args.quiet:
         sys.stdout.write(f"{_count(cases)} equal one rank, twice, bit for bit.\n")
     return 0
+
+
+def fail(blame: str, *, is_json: bool) -> int:
+    """The exit code of a check that failed; under --json the answer has been printed already.
+
+    Raises:
+        CheckError: nothing has been printed as JSON.
+    """
+    if not is_json:
+        raise CheckError(blame)
+    sys.stderr.write(f"{blame}\n")
+    return CheckError.exit_code
 
 
 def both_kinds(model: "ModelSpec") -> list["ModelSpec"]:

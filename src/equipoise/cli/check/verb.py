@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from equipoise.base.errors import CheckError
 from equipoise.cli.check import all_legal as check_layouts
 from equipoise.cli.check.worlds import read_worlds
 from equipoise.cli.console import make_console, make_progress
@@ -74,6 +73,7 @@ def run(args: argparse.Namespace) -> int:
     if args.layout is not None:
         return check_layouts.run(args)
     from equipoise.train.check import case as cases
+    from equipoise.train.check import partial
     from equipoise.train.check.prove import run_cases
 
     worlds = read_worlds(args.ranks or [1, 2, 3, 4])
@@ -113,13 +113,12 @@ def run(args: argparse.Namespace) -> int:
                 *cases.tensor_cases(world, model),
                 *cases.expert_cases(world, model),
                 *cases.pipeline_cases(world, model),
-                *cases.masked_cases(world, model),
-                *cases.trained_cases(world, model),
+                *partial.masked_cases(world, model),
+                *partial.trained_cases(world, model),
             ]
         ]
         verdicts += run_cases(real, progress)
-    _show(args, verdicts, model)
-    return 0
+    return _show(args, verdicts, model)
 
 
 def _scope(verdicts: "Sequence[Verdict]", model: "ModelSpec") -> str:
@@ -141,7 +140,7 @@ def _scope(verdicts: "Sequence[Verdict]", model: "ModelSpec") -> str:
     )
 
 
-def _show(args: argparse.Namespace, verdicts: "Sequence[Verdict]", model: "ModelSpec") -> None:
+def _show(args: argparse.Namespace, verdicts: "Sequence[Verdict]", model: "ModelSpec") -> int:
     from equipoise.train.check.case import TOLERANCE
 
     failed = [verdict for verdict in verdicts if not verdict.is_exact]
@@ -152,11 +151,12 @@ def _show(args: argparse.Namespace, verdicts: "Sequence[Verdict]", model: "Model
         sys.stdout.write(_scope(verdicts, model))
         _print_table(verdicts)
     if failed:
-        raise CheckError(_blame(failed, len(verdicts), TOLERANCE))
+        return check_layouts.fail(_blame(failed, len(verdicts), TOLERANCE), is_json=args.json)
     if not args.json and not args.quiet:
         sys.stdout.write(
             f"{len(verdicts)} cases equal one rank to {TOLERANCE:g} of each gradient's scale.\n"
         )
+    return 0
 
 
 def _blame(failed: "Sequence[Verdict]", count: int, tolerance: float) -> str:

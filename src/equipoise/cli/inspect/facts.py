@@ -290,7 +290,7 @@ def _token_cache(folder: Path, _silent: bool) -> Facts:
 
 
 def _tokenizer(file: Path, _silent: bool) -> Facts:
-    from equipoise.data.tokenizer import load_tokenizer
+    from equipoise.data.text.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(file)
     kind = read_json(file)["model"].get("type", "unknown")

@@ -5,7 +5,7 @@ What it decides
     ranks, as Transformer Engine demands; padding has no label, and ``cu_seqlens_*_padded`` say
     where samples begin, ``cu_seqlens_*`` how long they are.
 
-Kept true (tests/oracle/test_adapters_megatron.py)
+Kept true (tests/oracle/adapters/test_megatron.py)
     Every token has its own label, position and place; ``PackedSeqParams`` is Megatron's own.
 
 Sources

@@ -8,7 +8,7 @@ What it decides
     Every bin has a sample, none is over its capacity, and their number is a multiple of what is
     asked, so that ranks get equally many; then the heaviest is light.
 
-Kept true (tests/oracle/test_adapters_verl.py, by Hypothesis)
+Kept true (tests/oracle/adapters/test_verl.py, by Hypothesis)
     The contract of SkyRL's packers holds, and no bin is heavier than the heaviest of theirs.
 
 Sources

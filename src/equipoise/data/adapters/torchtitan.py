@@ -8,7 +8,7 @@ What it decides
     of a row is padding without labels. Labels are shifted inside documents, positions restart
     with each: torchtitan's masks read document borders from them.
 
-Kept true (tests/oracle/test_adapters_torchtitan.py)
+Kept true (tests/oracle/adapters/test_torchtitan.py)
     Its own data loader yields the rows and resumes them; each token of each document appears once
     over the ranks.
 

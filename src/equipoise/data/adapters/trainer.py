@@ -3,7 +3,7 @@
 What it decides
     Nothing: the trainer's own dataset, collator and arguments go into a ``BalancedBatchSampler``.
 
-Kept true (tests/oracle/test_adapters_trainer.py)
+Kept true (tests/oracle/adapters/test_trainer.py)
     Both trainers train on every sample once an epoch; two ranks have the weights of one.
 """
 

@@ -8,7 +8,7 @@ What it decides
     ``Balancer`` has the price of the model at hand. ``install`` puts its functions in place of
     verl's; call it in every process, before verl's workers are imported.
 
-Kept true (tests/oracle/test_adapters_verl.py, by Hypothesis)
+Kept true (tests/oracle/adapters/test_verl.py, by Hypothesis)
     Every contract of verl's functions holds: no partition is empty, equal sizes where asked, no
     micro-batch over its tokens, equally many on all ranks, groups whole; and no more micro-batches
     than verl's, and no heavier ones.

@@ -34,7 +34,7 @@ from equipoise.data.cache.workers import tokenize_parallel
 from equipoise.data.chat.encode import Recipe
 from equipoise.data.progress import Progress
 from equipoise.data.source import Source
-from equipoise.data.tokenizer import tokenizer_file, train_tokenizer
+from equipoise.data.text.tokenizer import tokenizer_file, train_tokenizer
 
 FIRST_FORMAT = 1
 """The format without digests; its checkpoints identify a corpus by its cache's name."""

@@ -30,8 +30,8 @@ from equipoise.base.digest import digest
 from equipoise.data.chat.answers import write_conversation
 from equipoise.data.chat.rows import Conversation, Pair, Row, RowError, read_row
 from equipoise.data.chat.template import ChatTemplate, Span
-from equipoise.data.tokenizer import Tokenizer, load_tokenizer, tokenizer_file
-from equipoise.data.tokenizer_folder import read_tokenizer_folder
+from equipoise.data.text.folder import read_tokenizer_folder
+from equipoise.data.text.tokenizer import Tokenizer, load_tokenizer, tokenizer_file
 
 _FORM = 1
 """Increase it when a row gets other tokens, or another mask."""

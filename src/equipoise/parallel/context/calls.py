@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from equipoise.nn.tile_cuda import Runs
+from equipoise.nn.tile_cuda import TileRuns
 from equipoise.schedule.attention.schedule import TileKind
 
 
@@ -49,7 +49,7 @@ class TileCall:
     """int64 [queries], each once."""
     key_rows: Tensor
     """int64 [keys], each once."""
-    runs: Runs
+    runs: TileRuns
     """Lengths and bounds of the tiles."""
     heads: slice
     kv_heads: slice
@@ -104,7 +104,7 @@ def _call(tiles: list[TileRows], device: torch.device) -> TileCall:
     return TileCall(
         torch.cat(queries).to(device),
         torch.cat(keys).to(device),
-        Runs.of([len(rows) for rows in queries], [len(rows) for rows in keys], device),
+        TileRuns.of([len(rows) for rows in queries], [len(rows) for rows in keys], device),
         first.heads,
         first.kv_heads,
         first.kind != "full",

@@ -5,7 +5,7 @@ What it decides
     them term by term, ``measured_s`` within. A clock gives no lower bound and no term that could
     reverse the order, so the lock has a bound of 0 and no flip.
 
-Kept true (tests/unit/cli/plan/test_measure.py, tests/multi/train/test_plan_measure.py)
+Kept true (tests/unit/cli/plan/test_measure.py, tests/multi/plan/test_plan_measure.py)
     ``equipoise train --plan`` obeys the lock, and refuses it when what it read has changed.
 """
 

@@ -5,7 +5,7 @@ What it decides
     for some steps (``launch.trial`` does, in a process of its own), and the journal of trials keeps
     how it ended. The fastest becomes a plan of the run.toml (``plan.measured.lock``).
 
-Kept true (tests/unit/cli/plan/test_measure.py, tests/multi/train/test_plan_measure.py)
+Kept true (tests/unit/cli/plan/test_measure.py, tests/multi/plan/test_plan_measure.py)
     A rank that is killed fails its trial and not the search; the same request goes on.
 """
 

@@ -6,7 +6,7 @@ What it decides
     documents, so that what a call costs and what a tile costs can be separated. Each is
     timed once after every step of the others, so that passing disturbances hit all alike.
 
-Kept true (tests/multi/train/test_calibrate_parts.py)
+Kept true (tests/multi/plan/test_calibrate_parts.py)
     Every length and every strategy that the heads allow is timed.
 """
 

@@ -13,7 +13,7 @@ What it decides
     product of more operations than ``most_flop`` is left out unless its inner
     side is the shortest: there the core is full, and time goes with the inner side.
 
-Kept true (tests/multi/train/test_calibrate.py)
+Kept true (tests/multi/plan/test_calibrate.py)
     A small plan gives a whole device file; its curves price what was measured.
 """
 

@@ -4,7 +4,7 @@ What it decides
     Nothing: ``calibrate_parts`` and ``calibrate_attention`` say what is timed, ``parts_table`` puts
     it together.
 
-Kept true (tests/multi/train/test_calibrate_parts.py)
+Kept true (tests/multi/plan/test_calibrate_parts.py)
     Every way that a model allows is timed, and another depth is predicted from it.
 """
 

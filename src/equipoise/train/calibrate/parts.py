@@ -11,7 +11,7 @@ What it decides
     gathers parameters. Documents are of 64 tokens, so that the attention core, which is timed by
     itself over lengths, is little. Time is the clock's, as a step's is.
 
-Kept true (tests/multi/train/test_calibrate_parts.py)
+Kept true (tests/multi/plan/test_calibrate_parts.py)
     Every way that a model allows is timed, and its table predicts a step of another depth.
 """
 

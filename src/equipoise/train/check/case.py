@@ -55,7 +55,7 @@ TOLERANCE = 1e-5
 
 DOCUMENT_TOKENS = (173, 5, 1, 64, 97, 31, 8, 129, 2, 40, 77, 200)
 
-_STAGES: tuple[Literal[0, 1, 2, 3], ...] = (0, 1, 2, 3)
+STAGES: tuple[Literal[0, 1, 2, 3], ...] = (0, 1, 2, 3)
 
 _UNDIVIDED = [
     name
@@ -232,7 +232,7 @@ def all_cases(ranks: int, model: ModelSpec) -> list[Case]:
     One rank shares documents with no other, so two packings are enough.
     """
     cases = []
-    for zero in _STAGES:
+    for zero in STAGES:
         for turn, policy in enumerate(_UNDIVIDED if ranks > 1 else _ALONE):
             window = _WINDOWS[(zero + turn) % 2]
             cases.append(make_case(model, ranks, policy=policy, context_tokens=window, zero=zero))
@@ -245,7 +245,7 @@ def divided_cases(ranks: int, model: ModelSpec) -> list[Case]:
     cases = []
     for turn, policy in enumerate(_TOGETHER if ranks > 1 else ()):
         make = partial(make_case, model, ranks, policy=policy)
-        first, second = _STAGES[(ranks + turn) % 4], _STAGES[(ranks + turn + 2) % 4]
+        first, second = STAGES[(ranks + turn) % 4], STAGES[(ranks + turn + 2) % 4]
         again: Recompute = "full" if turn % 2 else "none"
         # Windows of 128 are shorter than documents: each must be divided.
         cases += [make(zero=first), make(zero=second, context_tokens=128, recompute=again)]
@@ -267,10 +267,10 @@ def context_cases(
         sharding: Likewise.
     """
     cases = []
-    for context in _factors(ranks):
+    for context in divisors(ranks):
         make = partial(make_case, model, ranks, cp=context, strategy=strategy, sharding=sharding)
         cases += [
-            *(make(zero=zero) for zero in _STAGES),
+            *(make(zero=zero) for zero in STAGES),
             make(policy="in-order", context_tokens=512, recompute="full"),
             make(zero=3, context_tokens=512, recompute="full"),
         ]
@@ -283,11 +283,11 @@ def context_cases(
 def tensor_cases(ranks: int, model: ModelSpec) -> list[Case]:
     """Every way to share weights between real ranks, alone and with context ranks."""
     cases = []
-    for tensor in _factors(ranks, of=model.heads):
-        for context in (1, *_factors(ranks // tensor)):
+    for tensor in divisors(ranks, of=model.heads):
+        for context in (1, *divisors(ranks // tensor)):
             make = partial(make_case, model, ranks, cp=context, tp=tensor)
             cases += [
-                *(make(zero=zero) for zero in _STAGES),
+                *(make(zero=zero) for zero in STAGES),
                 make(policy="in-order", context_tokens=512, recompute="full"),
                 make(zero=3, context_tokens=512, recompute="full"),
             ]
@@ -297,7 +297,7 @@ def tensor_cases(ranks: int, model: ModelSpec) -> list[Case]:
                 window = 1024 if alone else 128
                 cases += [
                     make(policy=policy, zero=zero, context_tokens=window)
-                    for zero, policy in zip(_STAGES, policies, strict=False)
+                    for zero, policy in zip(STAGES, policies, strict=False)
                 ]
     return cases
 
@@ -308,17 +308,17 @@ def expert_cases(ranks: int, model: ModelSpec) -> list[Case]:
     experts = model.experts
     if not experts:
         return cases
-    for expert in _factors(ranks):
-        if _share_experts(experts, expert):
+    for expert in divisors(ranks):
+        if shares_experts(experts, expert):
             make = partial(make_case, model, ranks, ep=expert)
             cases += [
-                *(make(zero=zero) for zero in _STAGES),
+                *(make(zero=zero) for zero in STAGES),
                 make(policy="divided", context_tokens=128),
                 make(zero=3, context_tokens=512, recompute="full"),
                 make(cp=ranks, zero=2),
             ]
             cases += [make(tp=ranks)] if model.heads % ranks == 0 else []
-    for split in _factors(ranks):
+    for split in divisors(ranks):
         expert = ranks // split if experts % (ranks // split) == 0 else 1
         make = partial(make_case, model, ranks, ep=expert, etp=split)
         cases += [make(), make(zero=3, context_tokens=512, recompute="full")]
@@ -328,7 +328,7 @@ def expert_cases(ranks: int, model: ModelSpec) -> list[Case]:
 def pipeline_cases(ranks: int, model: ModelSpec) -> list[Case]:
     """Every schedule that trains the same model, and pipelines with every other axis."""
     cases = []
-    for stages in _factors(ranks):
+    for stages in divisors(ranks):
         make = partial(make_case, model, ranks, pp=stages, policy="in-order", context_tokens=64)
         cases += [
             make(schedule=name)
@@ -340,46 +340,9 @@ def pipeline_cases(ranks: int, model: ModelSpec) -> list[Case]:
             make(zero=0, schedule="zb-h1"),
             make(context_tokens=256, policy="by-work", recompute="full"),
         ]
-        cases += [make(cp=n, schedule="zb-v") for n in _factors(ranks // stages)]
-        cases += [make(tp=n) for n in _factors(ranks // stages, of=model.heads)]
+        cases += [make(cp=n, schedule="zb-v") for n in divisors(ranks // stages)]
+        cases += [make(tp=n) for n in divisors(ranks // stages, of=model.heads)]
     return cases
-
-
-def masked_cases(ranks: int, model: ModelSpec) -> list[Case]:
-    """Documents of which only some tokens have a label: a layout of every axis, whole and cut."""
-    axes: list[dict[str, Any]] = [{"zero": 3}, {"zero": 1, "policy": "in-order"}]
-    if ranks > 1:
-        axes += [{"cp": ranks}, {"policy": "divided", "context_tokens": 128}]
-        axes += [{"pp": n, "policy": "in-order", "context_tokens": 64} for n in _factors(ranks)[:1]]
-        axes += [{"tp": n} for n in _factors(ranks, of=model.heads)[:1]]
-        axes += [{"ep": n} for n in _factors(ranks) if _share_experts(model.experts, n)][:1]
-    return [dataclasses.replace(make_case(model, ranks, **each), masks=True) for each in axes]
-
-
-def trained_cases(ranks: int, model: ModelSpec) -> list[Case]:
-    """Adapters, and frozen weights, on every ZeRO stage and beside every axis once."""
-    last = model.layers - 1
-    lora = LoraSpec(rank=4)
-    kinds: list[dict[str, Any]] = [
-        {"lora": lora},
-        {"freeze": ("embed", f"layers.0-{max(0, last - 1)}.attention", "*.key")},
-    ]
-    shapes: list[dict[str, Any]] = [{"zero": zero} for zero in _STAGES]
-    shapes += [{"zero": 3, "recompute": "full"}, {"recompute": "selective"}]
-    if ranks > 1:
-        shapes += [{"policy": "divided", "context_tokens": 128}, {"cp": ranks, "zero": 3}]
-        shapes += [{"pp": ranks, "schedule": each} for each in ("1f1b", "zb-h1")]
-        shapes += [{"pp": ranks, "zero": 2}]
-        shapes += [{"tp": ranks, "zero": zero} for zero in (1, 3) if model.heads % ranks == 0]
-    return [
-        dataclasses.replace(
-            case := make_case(model, ranks, **shape),
-            lora=kind.get("lora", case.lora),
-            train=dataclasses.replace(case.train, freeze=kind.get("freeze", ())),
-        )
-        for shape in shapes
-        for kind in kinds
-    ]
 
 
 def played_cases(ranks: int, model: ModelSpec) -> list[Case]:
@@ -394,15 +357,15 @@ def played_cases(ranks: int, model: ModelSpec) -> list[Case]:
     return [make(strategy=strategy, sharding=sharding) for strategy, sharding in pairs]
 
 
-def _share_experts(experts: int, ranks: int) -> bool:
+def shares_experts(experts: int, ranks: int) -> bool:
     """Whether every rank has some of the experts."""
     return experts > 0 and -(-experts // -(-experts // ranks)) == ranks
 
 
-def _factors(ranks: int, *, of: int = 0) -> list[int]:
+def divisors(ranks: int, *, of: int = 0) -> list[int]:
     """Divisors of the ranks above 1; of another number too, where one is given.
 
-    >>> _factors(6), _factors(6, of=4)
+    >>> divisors(6), divisors(6, of=4)
     ([2, 3, 6], [2])
     """
     return [n for n in range(2, ranks + 1) if ranks % n == 0 and of % n == 0]

@@ -144,7 +144,8 @@ def test_what_cannot_be_planned(
     capsys: pytest.CaptureFixture[str], argv: list[str], code: int, message: str
 ) -> None:
     found, out, err = plan(capsys, *argv, "--json")
-    assert (found, out) == (code, "")
+    assert found == code
+    assert json.loads(out) == {"error": message.rstrip(), "exit_code": code}
     assert err == message
 
 

@@ -19,7 +19,7 @@ from equipoise.data.cache import build, once, workers
 from equipoise.data.cache.store import TokenStore, open_store, prepare
 from equipoise.data.progress import SilentProgress
 from equipoise.data.source import open_source
-from equipoise.data.tokenizer import load_tokenizer
+from equipoise.data.text.tokenizer import load_tokenizer
 from equipoise.spec.run.spec import DataSpec
 
 SILENT = SilentProgress()

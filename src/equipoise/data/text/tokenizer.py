@@ -27,8 +27,8 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from equipoise.base.digest import digest_file
 from equipoise.base.errors import DataError
-from equipoise.data.cut_text import can_be_cut, cut
-from equipoise.data.tokenizer_folder import TokenizerFolder, read_tokenizer_folder
+from equipoise.data.text.cut import can_be_cut, cut
+from equipoise.data.text.folder import TokenizerFolder, read_tokenizer_folder
 from equipoise.spec.names import TOKENIZER_FILE
 
 END = "<|end|>"

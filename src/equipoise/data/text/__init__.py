@@ -1,0 +1,1 @@
+"""Text to tokens: tokenizers, the files beside them, and long texts in parts."""
