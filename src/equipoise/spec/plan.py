@@ -23,6 +23,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from equipoise.base.durable import write_whole
 from equipoise.base.errors import PlanError
 from equipoise.base.read import read_json
 from equipoise.spec.run.keys import RENAMED
@@ -149,9 +150,7 @@ class Plan:
 
     def write(self, file: Path) -> None:
         """Write the lock, whole or not at all."""
-        part = file.with_name(f".{file.name}.part")
-        part.write_text(json.dumps(self.as_row(), indent=1) + "\n")
-        part.replace(file)
+        write_whole(file, json.dumps(self.as_row(), indent=1) + "\n")
 
 
 def read_plan(file: Path) -> Plan:

@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
+from equipoise.base.durable import write_whole
 from equipoise.base.errors import SpecError
 from equipoise.base.read import read_json
 from equipoise.spec.device.parts import Measured, ModelParts
@@ -139,11 +140,9 @@ def write_device_file(path: Path, measured: DeviceFile) -> None:
     Raises:
         SpecError: the folder or the file cannot be written.
     """
-    partial = path.with_suffix(".partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_bytes(_ADAPTER.dump_json(measured, indent=1))
-        partial.replace(path)
+        write_whole(path, _ADAPTER.dump_json(measured, indent=1).decode())
     except OSError as error:
         raise SpecError(
             f"{path} cannot be written: {(error.strerror or str(error)).lower()}. Give --out a "
