@@ -117,7 +117,7 @@ def trainers() -> tuple[str, str]:
     """The class that docs/your-code/transformers.md shows, over ranks, and as one rank packs."""
     pytest.importorskip("accelerate", reason="transformers.Trainer needs accelerate")
     page = (Path(__file__).parents[2] / "docs" / "your-code" / "transformers.md").read_text()
-    (code,) = re.findall(r"```py\n(.*?)```", page, re.DOTALL)
+    code, *_ = re.findall(r"```py\n(.*?)```", page, re.DOTALL)
     last = 'ContextCollator("needed-kv")'
     assert last in code
     apart = code.replace(last, 'ContextCollator("ring", sharding="head-tail-document")')
