@@ -195,7 +195,8 @@ def spread_experts(module: nn.Module, mesh: Mesh, *, policy: MixedPrecisionPolic
             whole = matrix.weight.detach()
             units = _units(whole.shape[dim], sharers)
             mine = whole[first : first + shares[peers.rank]].narrow(dim, units.start, len(units))
-            matrix.weight = _place(mine, whole, weights, dim)
+            is_trained = matrix.weight.requires_grad
+            matrix.weight = _place(mine, whole, weights, dim, is_trained=is_trained)
         fully_shard(
             layer.experts,
             mesh=weights,
@@ -214,7 +215,9 @@ def _units(ffn: int, sharers: Peers) -> range:
     return part_of(ffn, ranks=sharers.count, rank=sharers.rank)
 
 
-def _place(mine: Tensor, whole: Tensor, weights: DeviceMesh, dim: int) -> nn.Parameter:
+def _place(
+    mine: Tensor, whole: Tensor, weights: DeviceMesh, dim: int, *, is_trained: bool
+) -> nn.Parameter:
     of_axis = {EXPERT_AXIS: Shard(0), EXPERT_TENSOR_AXIS: Shard(dim)}
     names = weights.mesh_dim_names or ()
     placements: list[Placement] = [of_axis.get(name, Replicate()) for name in names]
@@ -226,7 +229,7 @@ def _place(mine: Tensor, whole: Tensor, weights: DeviceMesh, dim: int) -> nn.Par
         shape=whole.shape,
         stride=whole.stride(),
     )
-    parameter = nn.Parameter(placed, whole.requires_grad)
+    parameter = nn.Parameter(placed, is_trained)
     # A parameter is a detached tensor, whose spec torch takes from a cache: there it may be of an
     # equal mesh that was made before, and ``fully_shard`` wants this very one.
     parameter._spec = placed._spec  # type: ignore[attr-defined]
