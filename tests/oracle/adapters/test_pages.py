@@ -14,7 +14,7 @@ from equipoise.spec.model.hf_config import hf_config
 from equipoise.spec.model.presets import preset
 from support.trainers.tiny import GIVEN, VOCAB, samples, tiny_llama, words
 
-PAGES = Path(__file__).parents[2] / "docs" / "your-code"
+PAGES = Path(__file__).parents[3] / "docs" / "your-code"
 
 
 def run_page(page: str, block: int = 0, change: tuple[str, str] = ("", ""), **names: Any) -> Any:
