@@ -53,17 +53,33 @@ def whole(batch: Batch) -> Share:
     return Share(batch.tokens_T, batch.labels_T, batch.doc_tokens, slice(None))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class AttendPlanned:
-    """Attention over ranks, by a plan for each kind of layer that a model has."""
+    """Attention over ranks, by a plan for each kind of layer that a model has.
 
-    plan_for: Callable[[int, int, Mask], ContextPlan]
-    """The plan for a number of query heads, of key/value heads, and a mask."""
-    group: dist.ProcessGroup | None
-    links: LinkGroups | None
-    ledger: Ledger
-    is_alone: bool = False
-    """Whether all ranks of the plan are this one."""
+    Not a dataclass: ``fully_shard`` would copy it, and what it counts with it, on the way into a
+    model of mixed precision.
+    """
+
+    def __init__(
+        self,
+        plan_for: Callable[[int, int, Mask], ContextPlan],
+        group: dist.ProcessGroup | None,
+        links: LinkGroups | None,
+        ledger: Ledger,
+        *,
+        is_alone: bool = False,
+    ) -> None:
+        """Attend by the plan of ``plan_for`` for query heads, key/value heads and a mask.
+
+        Args:
+            plan_for: Makes or finds the plan.
+            group: The ranks.
+            links: Theirs, where messages have no tags.
+            ledger: Counts messages.
+            is_alone: Whether all ranks of the plan are this one.
+        """
+        self.plan_for, self.group, self.links = plan_for, group, links
+        self.ledger, self.is_alone = ledger, is_alone
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
         """One layer's attention."""

@@ -119,7 +119,12 @@ def choose_trained(decoder: nn.Module, spec: RunSpec, model: ModelSpec) -> None:
 
 
 def count_trained(spec: RunSpec, model: ModelSpec) -> int:
-    """How many numbers a run trains, adapters and all: each has a gradient and two moments."""
+    """How many numbers a run trains, adapters and all: each has a gradient and two moments.
+
+    Models of transformers are counted as if nothing of them were frozen.
+    """
+    if spec.model.engine != "equipoise":
+        return model.params
     trained, ends = (
         trained_names(spec, model),
         tuple(f".{each}.weight" for each in spec.lora.layers),
