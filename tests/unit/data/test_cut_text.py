@@ -16,7 +16,7 @@ from tokenizers import (
     trainers,
 )
 
-from equipoise.data import cut_text as module
+from equipoise.data.text import cut as module
 from equipoise.data.text.cut import can_be_cut, cut
 
 BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.base.errors import DataError
-from equipoise.data import tokenizer as module
 from equipoise.data.cache.store import TokenStore
+from equipoise.data.text import tokenizer as module
 from equipoise.data.text.tokenizer import load_tokenizer, train_tokenizer
 
 TEXTS = ["the cat sat on the mat\n" * 20, "def f(x):\n    return x + 1\n" * 20, "äöü ∑ 🎈" * 9]
