@@ -14,13 +14,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from equipoise import __version__
 from equipoise.base.digest import digest
 from equipoise.base.errors import LayoutError, PlanError
 from equipoise.cost.step.request import StepOptions, residuals_of
-from equipoise.data.cache.store import TokenStore, prepare
 from equipoise.data.progress import Progress, SilentProgress
 from equipoise.observe.machine import usable_cores
 from equipoise.plan.answer.final import Finalist
@@ -47,6 +46,9 @@ from equipoise.spec.run.resolve import ResolvedRun
 _EVERY = -math.inf
 """No choice is left out while time lasts: there are some hundred, and bounds hold for kernels,
 which a step's own parts, where they were timed here, may undercut."""
+
+if TYPE_CHECKING:
+    from equipoise.data.cache.store import TokenStore
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -195,8 +197,10 @@ def read_run_inputs(request: RunPlanRequest, *, progress: Progress | None = None
     return RunInputs(run, request.asked(ranks), read, search, steps, policies, doubt)
 
 
-def open_corpus(run: ResolvedRun, progress: Progress | None = None) -> TokenStore:
+def open_corpus(run: ResolvedRun, progress: Progress | None = None) -> "TokenStore":
     """The run's tokens; they are made where there are none yet."""
+    from equipoise.data.cache.store import prepare  # a tokenizer is an extra
+
     return prepare(run.spec.data, run.base, progress=progress or SilentProgress())
 
 
@@ -214,7 +218,7 @@ def run_options(run: ResolvedRun, machine: Machine, policy: Policy) -> StepOptio
     )
 
 
-def digest_run(run: ResolvedRun, store: TokenStore, cluster: ClusterSpec) -> dict[str, str]:
+def digest_run(run: ResolvedRun, store: "TokenStore", cluster: ClusterSpec) -> dict[str, str]:
     """Digests of what a plan of this run reads today."""
     spec = run.spec
     pack = dataclasses.asdict(spec.pack)

@@ -18,7 +18,7 @@ from typing import Literal
 import torch
 
 from equipoise.base.errors import ModelError, SpecError
-from equipoise.data.chat.template import Message
+from equipoise.data.chat.rows import Message
 from equipoise.nn.cached import CachedDecoder, continue_with
 from equipoise.nn.decoder import Decoder
 from equipoise.nn.hf.files import CONFIG, GENERATION

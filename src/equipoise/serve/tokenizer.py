@@ -16,7 +16,8 @@ from pathlib import Path
 import tokenizers
 
 from equipoise.base.errors import DataError, ModelError
-from equipoise.data.chat.template import ChatTemplate, Message, RenderError
+from equipoise.data.chat.rows import Message
+from equipoise.data.chat.template import ChatTemplate, RenderError
 from equipoise.data.text.folder import TokenizerFolder, read_tokenizer_folder
 from equipoise.nn.hf.files import TOKENIZER, ModelFiles, write_files
 

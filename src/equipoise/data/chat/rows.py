@@ -23,8 +23,10 @@ from typing import Any
 from equipoise.base.nearest import nearest
 from equipoise.base.read import parse_json
 from equipoise.base.shown import shown
-from equipoise.data.chat.template import Message
 from equipoise.data.fields import MissingFieldError, walk
+
+Message = Mapping[str, Any]
+"""One turn of a conversation: role, content and whatever else its template reads."""
 
 Row = Mapping[str, Any]
 """The columns of a row that its format reads, by name."""

@@ -35,8 +35,8 @@ import jinja2.utils
 
 from equipoise.base.errors import DataError
 from equipoise.base.shown import shorten
+from equipoise.data.chat.rows import Message
 
-Message = Mapping[str, Any]
 Span = tuple[int, int]
 """Characters [start, stop) of a rendered conversation."""
 
