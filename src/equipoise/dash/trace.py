@@ -104,8 +104,8 @@ def _trace_run(record: RunRecord, steps: Sequence[int]) -> tuple[list[dict[str, 
         ]
     predicted = predict_spans(record, steps)
     lanes = _lanes([each for mine in predicted.values() for each in mine])
-    for rank, foreseen in predicted.items():
-        for each in foreseen:
+    for rank, loads in predicted.items():
+        for each in loads:
             begin, thread = each.begin_s - origin, rank + lanes[each.step] * record.ranks
             if each.row is None:
                 fields = {"step": each.step}

@@ -26,7 +26,7 @@ SMALL = (
 def at(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., list[str]]:
-    """What a verb prints on so many columns, line by line."""
+    """The lines that a verb prints on a console of this width."""
 
     def print_at(width: int, *argv: object) -> list[str]:
         monkeypatch.setenv("COLUMNS", str(width))
