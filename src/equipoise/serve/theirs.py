@@ -12,14 +12,13 @@ Kept true (tests/multi/train/test_engine.py)
 """
 
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from equipoise.base.durable import sync
 from equipoise.base.errors import CheckpointError, ModelError, SpecError
 from equipoise.checkpoint.export import read_other_weights
+from equipoise.nn.hf.folder import whole_folder
 from equipoise.serve.their_checkpoint import TheirCheckpoint
 from equipoise.spec.run.resolved import read_resolved
 
@@ -87,9 +86,7 @@ def write_theirs(
     theirs = theirs.to(getattr(torch, name))
     keys = [key for key in ("dtype", "torch_dtype") if key in config] or ["dtype"]
     config |= dict.fromkeys(keys, name)
-    partial = target.with_name(f".{target.name}.writing-{os.getpid()}")
-    try:
-        partial.mkdir(parents=True)
+    with whole_folder(target) as partial:
         with said(checkpoint.folder):
             theirs.save_pretrained(partial)
         for file in _files_of_run(checkpoint):
@@ -97,17 +94,6 @@ def write_theirs(
         if tokenizer is not None:
             shutil.copyfile(tokenizer, partial / "tokenizer.json")
         (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-        for path in (*partial.iterdir(), partial):
-            sync(path)
-        partial.rename(target)
-        sync(target.parent)
-    except OSError as error:
-        raise ModelError(
-            f"{target} could not be written ({error.strerror or error}). Free some space or choose "
-            f"another folder."
-        ) from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return {
         "folder": str(target),
         "from": str(checkpoint.folder),

@@ -12,8 +12,6 @@ Sources
     peft 0.21, ``utils/save_and_load.py`` for the names.
 """
 
-import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -21,8 +19,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from equipoise.base.durable import sync
 from equipoise.base.errors import ModelError
+from equipoise.nn.hf.folder import whole_folder
 from equipoise.nn.hf.names import hf_names
 from equipoise.nn.lora import ADAPTER
 from equipoise.spec.run.lora import TARGETS, LoraSpec
@@ -95,19 +93,6 @@ def write_adapter(
         base_model_name_or_path=base,
         inference_mode=True,
     )
-    partial = folder.with_name(f".{folder.name}.writing-{os.getpid()}")
-    try:
-        partial.mkdir(parents=True)
+    with whole_folder(folder) as partial:
         config.save_pretrained(str(partial))
         save_file(state, partial / "adapter_model.safetensors", metadata={"format": "pt"})
-        for path in (*partial.iterdir(), partial):
-            sync(path)
-        partial.rename(folder)
-        sync(folder.parent)
-    except OSError as error:
-        raise ModelError(
-            f"{folder} could not be written ({error.strerror or error}). Free some space or choose "
-            f"another folder."
-        ) from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)

@@ -13,17 +13,13 @@ Kept true (tests/oracle/test_transformers.py, tests/unit/nn/hf/test_read.py)
 """
 
 import math
-import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from equipoise.base.durable import sync
 from equipoise.base.errors import ModelError
 from equipoise.base.read import parse_json
 from equipoise.base.units import GIB
@@ -37,6 +33,7 @@ from equipoise.nn.hf.files import (
     tokenizer_files,
     write_files,
 )
+from equipoise.nn.hf.folder import whole_folder
 from equipoise.nn.hf.names import TheirWeight, join_theirs
 from equipoise.nn.hf.read import INDEX, WEIGHTS, check_weights, weight_shapes, weights_of
 from equipoise.spec.model.hf_config import hf_config
@@ -91,22 +88,9 @@ def write_hf(
             ModelFiles(files, str(tokenizer_file or folder)), model, state, context_tokens
         )
     model_type = str(parse_json(files[CONFIG].decode())["model_type"])
-    partial = folder.with_name(f".{folder.name}.writing-{os.getpid()}")
-    try:
-        partial.mkdir(parents=True)
+    with whole_folder(folder) as partial:
         write_files(files, partial)
         _write_weights(partial, weights_of(model, model_type), state, max_shard_bytes)
-        for path in (*partial.rglob("*"), partial):
-            sync(path)
-        partial.rename(folder)
-        sync(folder.parent)
-    except (OSError, SafetensorError) as error:
-        words = getattr(error, "strerror", None) or error
-        raise ModelError(
-            f"{folder} could not be written ({words}). Free some space or choose another folder."
-        ) from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _new_files(
