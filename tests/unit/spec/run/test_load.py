@@ -167,7 +167,7 @@ ONE_KEY: list[tuple[str, str]] = [
     (
         'layout.strategy = "rings"',
         'run.toml:1  layout.strategy: "rings" is not one of "needed-kv", "all-gather", "ring", '
-        '"double-ring", "pass-q", "token-ring", "ulysses", "usp". Nearest: "ring".',
+        '"double-ring", "pass-q", "token-ring", "gather-q", "ulysses", "usp". Nearest: "ring".',
     ),
     (
         'layout.sharding = "head-tails"',
