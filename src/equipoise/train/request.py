@@ -20,6 +20,7 @@ from pathlib import Path
 from equipoise.base.arrays import Ints
 from equipoise.base.disk import explain_refusal
 from equipoise.base.errors import FitError, ModelError, SpecError
+from equipoise.base.read import real_path
 from equipoise.base.units import format_bytes
 from equipoise.checkpoint.manifest import find_checkpoints
 from equipoise.comm.group import choose_device
@@ -214,9 +215,10 @@ def _prepare(
         require_no_plan(plan)
         specs = compared_specs(resolved.spec, policies)
     spec = specs[0]
-    folder = Path(out or Path("runs") / spec.name).resolve()
+    folder = real_path(Path(out or Path("runs") / spec.name))
     require_same_sides(folder, policies)
     require_free_folder(folder)
+    _require_own_files(folder)
     ranks = spec.layout.count_ranks(len(usable_cores()))
     if starts:
         _require_few(ranks)
@@ -284,7 +286,7 @@ def init_folder(resolved: ResolvedRun) -> str:
         )
     if model.init == "random":
         return ""
-    return str((resolved.base / Path(model.init.removeprefix("hf:")).expanduser()).resolve())
+    return str(real_path(resolved.base / Path(model.init.removeprefix("hf:")).expanduser()))
 
 
 def _cut_sentence(spec: RunSpec, doc_tokens: Ints) -> str:
@@ -333,6 +335,20 @@ def _require_fit(spec: RunSpec, model: ModelSpec, ranks: int, folder: Path) -> N
     for row in rows:
         if row.verdict == "breaks":
             raise FitError(f"{row.what.capitalize()}: {row.found}, because {row.why} {row.fix}")
+
+
+def _require_own_files(folder: Path) -> None:
+    """Refuse a folder in which a run's own files would replace somebody's model.
+
+    Raises:
+        SpecError: names what is there.
+    """
+    kept = folder / HF
+    if kept.exists() and not (kept / KEPT).exists():
+        raise SpecError(
+            f"{kept} is not of a run, which would replace it by its own files. Choose another "
+            f"folder with --out."
+        )
 
 
 def _keep_files(folder: Path, settled: ResolvedFile, store: TokenStore) -> None:

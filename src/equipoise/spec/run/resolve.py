@@ -250,6 +250,12 @@ def _judge_evaluation(wish: Wish) -> None:
             f'"{wish["eval.source"]}" reads no path, but {wish.cite("eval.path")} is given. Set '
             f'eval.source to "text", "jsonl", "parquet" or "datasets", or remove it.',
         )
+    if wish["eval.source"] == "text" and wish["data.format"] != "text":
+        wish.tell(
+            "eval.source",
+            f'"text" has no rows with columns, but {wish.cite("data.format")}. Set eval.source to '
+            f'"jsonl", "parquet" or "datasets", or remove it.',
+        )
 
 
 def _judge_lora(wish: Wish) -> None:
