@@ -15,7 +15,7 @@ from equipoise.cli.main import main
 from equipoise.serve.generate import Generator, generate
 from equipoise.serve.sample import Sampling
 from equipoise.serve.source import open_model
-from support.hf.families import FAMILIES, save_family
+from support.hf.families import ENGINE_FAMILIES, FAMILIES, save_family
 
 TEXTS = ["def f(x):", "naïve 你好", " ", "some words " * 20]
 
@@ -39,10 +39,11 @@ def theirs(oracle: Any, ids: list[int], tokens: int) -> list[int]:
     return out[0, len(ids) :].tolist()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *ENGINE_FAMILIES])
 def test_greedy_text_is_that_of_transformers(tmp_path: Path, family: str) -> None:
     folder = save_family(family, tmp_path / family)
-    oracle = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    how = {"attn_implementation": "eager"} if family in ENGINE_FAMILIES else {}
+    oracle = transformers.AutoModelForCausalLM.from_pretrained(folder, **how)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     generator = Generator(open_model(folder))
     ends = 0

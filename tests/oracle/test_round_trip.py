@@ -12,8 +12,9 @@ from safetensors.torch import load_file, save_file
 
 from equipoise.cli.main import main
 from equipoise.comm.local import run_ranks
-from support.hf.families import FAMILIES, config_of, save_family
-from support.ranks.first_weights import save_first
+from equipoise.spec.run.resolved import read_resolved
+from support.hf.families import ENGINE_FAMILIES, FAMILIES, config_of, save_family
+from support.ranks import on_ranks
 
 TEXT = "some text to train on, naïve words and more\n" * 40
 TOKENS = torch.tensor([[5, 9, 77, 300, 2, 2, 41, 300, 19]])
@@ -44,10 +45,15 @@ def prepared(folder: Path, home: Path, *flags: str) -> Path:
     return home / "run"
 
 
+def train_prepared(*runs: Path) -> None:
+    """Train runs for no step, one after another on the same rank: their first weights are saved."""
+    run_ranks(1, on_ranks.train_all, {run: read_resolved(run) for run in runs})
+
+
 def begun(folder: Path, home: Path, *flags: str) -> Path:
     """The same run, with the checkpoint of its first weights."""
     run = prepared(folder, home, *flags)
-    run_ranks(1, save_first, str(run))
+    train_prepared(run)
     return run
 
 
@@ -81,29 +87,59 @@ def load(folder: Path) -> Any:
     return model.eval()
 
 
+ROUNDS = {
+    **{family: (family, torch.bfloat16, "equipoise") for family in FAMILIES},
+    **{
+        f"{family} by engine": (family, torch.bfloat16, "transformers")
+        for family in ENGINE_FAMILIES
+    },
+    "llama fp32": ("llama", torch.float32, "equipoise"),
+    "llama fp16": ("llama", torch.float16, "equipoise"),
+    "mixtral fp32": ("mixtral", torch.float32, "equipoise"),
+    "mixtral by engine": ("mixtral", torch.bfloat16, "transformers"),
+    "gpt2 fp32 by engine": ("gpt2", torch.float32, "transformers"),
+}
+"""Families, the dtype of their folders, and whose modules train them."""
+
+
+@pytest.fixture(scope="module")
+def rounds(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder and a run of each: half a minute, since each engine's family is tried out first."""
+    home = tmp_path_factory.mktemp("rounds")
+    for name, (family, dtype, engine) in ROUNDS.items():
+        source = save_family(family, home / name / "hf", dtype=dtype)
+        prepared(source, home / name, f"--model.engine={engine}")
+    train_prepared(*(home / name / "run" for name in ROUNDS))
+    return home
+
+
+def load_eagerly(folder: Path) -> Any:
+    """With its own dtype, and the attention that caps scores and has sinks."""
+    model, facts = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, output_loading_info=True, attn_implementation="eager"
+    )
+    assert not any(facts.values()), facts
+    return model.eval()
+
+
 @torch.no_grad()
-@pytest.mark.parametrize(
-    ("family", "dtype"),
-    [(family, torch.bfloat16) for family in FAMILIES]
-    + [("llama", torch.float32), ("llama", torch.float16), ("mixtral", torch.float32)],
-)
-def test_what_comes_back_is_whole(tmp_path: Path, family: str, dtype: torch.dtype) -> None:
-    source = save_family(family, tmp_path / "hf", dtype=dtype)
-    expected = load(source)(TOKENS).logits
-    run = begun(source, tmp_path)
+@pytest.mark.parametrize("name", ROUNDS)
+def test_what_comes_back_is_whole(rounds: Path, name: str) -> None:
+    source, run, out = (rounds / name / each for each in ("hf", "run", "out"))
+    before = load_eagerly(source)
     files, weights = small_files(source), weights_of(source)
-    shutil.rmtree(source)
-    out = tmp_path / "out"
+    gone = source.rename(rounds / name / "gone")
     assert main(["convert", str(run), str(out), "--quiet"]) == 0
     assert small_files(out) == files
+    assert {each.name for each in out.iterdir()} == {each.name for each in gone.iterdir()}
     assert_same_bits(weights_of(out), weights)
-    model = load(out)
-    assert model.dtype == dtype
-    assert torch.equal(model(TOKENS).logits, expected)
+    after = load_eagerly(out)
+    assert after.dtype == ROUNDS[name][1]
+    assert torch.equal(after(TOKENS).logits, before(TOKENS).logits)
     tokenizer = transformers.AutoTokenizer.from_pretrained(out)
     talk = [{"role": "user", "content": "hi"}]
     assert tokenizer.apply_chat_template(talk, tokenize=False) == "<s><|user|>\nhi\n"
-    assert model.generation_config.eos_token_id == [0, 1]
+    assert after.generation_config.eos_token_id == [0, 1]
 
 
 def converted(run: Path, out: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> Any:

@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
     from equipoise.serve.source import open_model
 
     trained = open_model(args.source)
-    _settle(trained.model.params)
+    _settle(trained.params)
     generator = Generator(trained)
     if not (args.quiet or args.json):
         sys.stderr.writelines(f"{remark}\n" for remark in trained.remarks)

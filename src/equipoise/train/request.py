@@ -230,8 +230,8 @@ def _prepare(
     if starts and choose_device(0).type == "cpu":
         _require_fit(spec, model, ranks, folder)
     wanted_sinks(spec.journal)
-    require_trained(spec, model)
     folder_of_init = init_folder(resolved)
+    require_trained(spec, model, Path(folder_of_init))
     if spec.model.engine == "transformers":
         from equipoise.parallel.theirs.tried import require_exact_folder
 
@@ -362,7 +362,8 @@ def _keep_files(folder: Path, settled: ResolvedFile, store: TokenStore) -> None:
     if (kept / KEPT).exists() and any(find_checkpoints(folder / CHECKPOINTS)):
         return
     source = Path(settled.init_folder) if settled.init_folder else None
-    files = files_to_keep(source, store.tokenizer_file)
+    is_theirs = settled.spec.model.engine == "transformers"
+    files = files_to_keep(source, store.tokenizer_file, may_draw=is_theirs)
     try:
         keep_files(files, kept)
     except OSError as error:
