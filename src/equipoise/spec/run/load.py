@@ -48,7 +48,7 @@ from equipoise.spec.run.mix import read_rows
 from equipoise.spec.run.other_words import key_meant
 from equipoise.spec.run.render import render, schema, template
 from equipoise.spec.run.resolve import ResolvedRun, resolve
-from equipoise.spec.run.spec import Source
+from equipoise.spec.run.spec import Format, Loss, Source
 from equipoise.spec.run.toml_lines import BARE_KEY, TomlPath, locate
 
 __all__ = [
@@ -286,7 +286,8 @@ _UNLIMITED = ("train.seed",)
 def _judge(key: Key, value: Any) -> tuple[Any, str | None]:
     """A value in its key's type, or what is wrong with it."""
     if key.name == "data.mix":
-        return read_rows(value, get_args(Source))
+        kinds = {"source": Source, "format": Format, "loss": Loss}
+        return read_rows(value, {name: get_args(kind) for name, kind in kinds.items()})
     allowed = choices(key)
     if isinstance(value, str) and not value.isprintable() and _has_lone_surrogate(value):
         return None, "the value has bytes that are not UTF-8."
