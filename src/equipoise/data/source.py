@@ -16,7 +16,6 @@ Kept true (tests/unit/data/test_source.py)
     change goes unnoticed, because contents are not read for the digest.
 """
 
-import dataclasses
 import os
 import platform
 import stat
@@ -25,7 +24,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from equipoise.base.digest import digest
 from equipoise.base.errors import DataError
@@ -117,27 +116,6 @@ class Source:
                 chars += len(text)
                 if chars >= _SAMPLE_SHARD_CHARS:
                     break
-
-
-def members(spec: DataSpec) -> list[DataSpec]:
-    """The sources of a corpus, each as the only one."""
-    if not is_mixed(spec):
-        return [spec]
-    return [
-        dataclasses.replace(
-            spec,
-            source=cast(Any, row.source or spec.source),
-            path=row.path,
-            field=row.field or spec.field,
-            mix=(),
-        )
-        for row in spec.mix
-    ]
-
-
-def is_mixed(spec: DataSpec) -> bool:
-    """Whether sources are mixed; a path beside them is another corpus, in their tokens."""
-    return bool(spec.mix) and not spec.path
 
 
 def open_source(spec: DataSpec, base: Path) -> Source:

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 
-from equipoise.base.arrays import Ints
+import numpy as np
+
 from equipoise.base.disk import explain_refusal
 from equipoise.base.errors import FitError, ModelError, SpecError
 from equipoise.base.read import real_path
@@ -240,7 +241,7 @@ def _prepare(
     check_vocabulary(store, model.vocab)
     if store.left_out and not is_quiet:
         sys.stdout.write(f"{store.source_name}: {store.left_out}.\n")
-    if (cut := _cut_sentence(spec, store.doc_tokens)) and not is_quiet:
+    if (cut := _cut_sentence(spec, store)) and not is_quiet:
         sys.stdout.write(f"{store.source_name}: {cut}\n")
     for each in specs:
         require_step(each, model, ranks, store.doc_tokens, store.mixture)
@@ -289,11 +290,18 @@ def init_folder(resolved: ResolvedRun) -> str:
     return str(real_path(resolved.base / Path(model.init.removeprefix("hf:")).expanduser()))
 
 
-def _cut_sentence(spec: RunSpec, doc_tokens: Ints) -> str:
+def _cut_sentence(spec: RunSpec, store: TokenStore) -> str:
     """What to say of conversations that are longer than a window; nothing where none is."""
     window = spec.pack.context_tokens
+    each_source = [store] if store.mixture is None else store.sources
+    doc_tokens = np.concatenate(
+        [
+            each.doc_tokens if is_whole else each.doc_tokens[:0]
+            for each, is_whole in zip(each_source, spec.data.whole, strict=True)
+        ]
+    )
     long = doc_tokens[doc_tokens > window]
-    if not spec.data.holds_conversations or not len(long):
+    if not len(long):
         return ""
     return (
         f"{len(long):,} of {len(doc_tokens):,} conversations are longer than pack.context_tokens = "

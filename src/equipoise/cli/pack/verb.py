@@ -218,7 +218,7 @@ def _setting(
         seed=seed,
         context_tokens=pack.context_tokens,
         mixture=documents.mixture,
-        whole=resolved.spec.data.holds_conversations and args.lengths is None,
+        whole=resolved.spec.data.whole if args.lengths is None else (),
     )
     return Setting(
         steps=[stream.step(i * pack.step_tokens, pack.step_tokens) for i in range(args.steps)],
