@@ -314,7 +314,7 @@ def _judge_experts_of_lora(wish: Wish, model: ModelSpec) -> None:
     if not wish["lora.rank"] or not model.experts or not wish.is_sound("lora.targets"):
         return
     if wish["model.engine"] == "transformers":
-        return  # experts of transformers are no linear layers
+        return  # there, experts are not linear layers, and no target matches them
     layers = LoraSpec(targets=wish["lora.targets"]).layers
     if wish["lora.targets"] and any(each in FEED_FORWARD for each in layers):
         wish.tell(

@@ -8,13 +8,13 @@ from equipoise.nn.decoder import Decoder, initialize
 from equipoise.nn.hf.write import write_hf
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.run.keys import toml
-from support.chatml import tokenizer_files
+from support.chat.template import tokenizer_files
 
 Talk = list[dict[str, str]]
 
 
 def write_model(folder: Path, model: ModelSpec) -> None:
-    """A model's folder: weights drawn from seed 0, and the tokenizer of ``support.chatml``."""
+    """A model's folder: weights of seed 0, and the tokenizer of ``support.chat.template``."""
     decoder = Decoder(model)
     initialize(decoder, 0)
     files = tokenizer_files(folder.with_name("tokenizer"))
