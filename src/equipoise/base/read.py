@@ -83,6 +83,8 @@ def reason(error: Exception) -> str:
     >>> reason(FileNotFoundError(2, "No such file or directory", "a.json"))
     'no such file or directory'
     """
+    if isinstance(error, FileExistsError):  # of a folder that was to be made
+        return "a file of that name is in its place"
     words = getattr(error, "strerror", None)
     return f"{words[0].lower()}{words[1:]}" if words else str(error)
 

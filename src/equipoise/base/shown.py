@@ -35,7 +35,7 @@ def shorten(text: str, longest: int = _LONGEST) -> str:
     return printable(text)
 
 
-def listed(names: Iterable[object], most: int = 24) -> str:
+def listed(names: Iterable[object], most: int = 12) -> str:
     """Names in a sentence, each on one line; of many only the first.
 
     >>> listed("abc"), listed(range(20), most=3)

@@ -10,7 +10,9 @@ Kept true (tests/multi/train/test_request.py)
 """
 
 import dataclasses
+import errno
 import importlib.util
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -219,7 +221,7 @@ def _prepare(
     folder = real_path(Path(out or Path("runs") / spec.name))
     require_same_sides(folder, policies)
     require_free_folder(folder)
-    _require_own_files(folder)
+    _require_own_folder(folder)
     ranks = spec.layout.count_ranks(len(usable_cores()))
     if starts:
         _require_few(ranks)
@@ -345,12 +347,19 @@ def _require_fit(spec: RunSpec, model: ModelSpec, ranks: int, folder: Path) -> N
             raise FitError(f"{row.what.capitalize()}: {row.found}, because {row.why} {row.fix}")
 
 
-def _require_own_files(folder: Path) -> None:
-    """Refuse a folder in which a run's own files would replace somebody's model.
+def _require_own_folder(folder: Path) -> None:
+    """Refuse what cannot be a run's folder, before a corpus is read for it.
 
     Raises:
-        SpecError: names what is there.
+        SpecError: it cannot be written, or a run's files would replace somebody's model.
     """
+    place = next(each for each in (folder, *folder.parents) if os.path.lexists(each))
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        reason = os.strerror(errno.EACCES if place.is_dir() else errno.ENOTDIR)
+        raise SpecError(
+            f"The run's folder {folder} cannot be written ({reason}). Make it writable, or choose "
+            f"another with --out."
+        )
     kept = folder / HF
     if kept.exists() and not (kept / KEPT).exists():
         raise SpecError(

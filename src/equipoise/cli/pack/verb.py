@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from equipoise.base.errors import SpecError
 from equipoise.base.nearest import nearest
+from equipoise.base.read import real_path
 from equipoise.cli.console import make_progress
 from equipoise.cli.counts import MOST_MICRO_BATCHES, MOST_SHARING, MOST_STEPS, require_counts
 from equipoise.cli.lengths import DocumentLengths, document_lengths
@@ -169,6 +170,9 @@ def _judge(args: argparse.Namespace) -> None:
     require_kind("plot", args.plot, "picture")
     for flag in ("plot", "out"):
         require_folder_of(flag, getattr(args, flag))
+    both = {real_path(file) for file in (args.out, args.run_toml) if file is not None}
+    if args.out is not None and args.run_toml is not None and len(both) == 1:
+        raise SpecError(f"--out {args.out} is the run.toml that is read. Give another file.")
 
 
 def _curve(cost: str, resolved: "ResolvedRun") -> "LoadCurve":

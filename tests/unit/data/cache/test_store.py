@@ -460,7 +460,7 @@ def test_a_cache_that_cannot_be_made(message, corpus: Path, tmp_path):
     (tmp_path / "file").touch()
     spec = spec_of(corpus, tmp_path / "file" / "cache")
     assert message(DataError, prepare, spec, tmp_path, progress=SILENT) == (
-        f"data.cache {tmp_path}/file/cache cannot be created: Not a directory. Set data.cache to "
+        f"data.cache {tmp_path}/file/cache cannot be created: not a directory. Set data.cache to "
         "a writable folder."
     )
 
