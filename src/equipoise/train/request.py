@@ -17,9 +17,11 @@ from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 
-from equipoise.base.arrays import Ints
+import numpy as np
+
 from equipoise.base.disk import explain_refusal
 from equipoise.base.errors import FitError, ModelError, SpecError
+from equipoise.base.read import real_path
 from equipoise.base.units import format_bytes
 from equipoise.checkpoint.manifest import find_checkpoints
 from equipoise.comm.group import choose_device
@@ -214,9 +216,10 @@ def _prepare(
         require_no_plan(plan)
         specs = compared_specs(resolved.spec, policies)
     spec = specs[0]
-    folder = Path(out or Path("runs") / spec.name).resolve()
+    folder = real_path(Path(out or Path("runs") / spec.name))
     require_same_sides(folder, policies)
     require_free_folder(folder)
+    _require_own_files(folder)
     ranks = spec.layout.count_ranks(len(usable_cores()))
     if starts:
         _require_few(ranks)
@@ -238,7 +241,7 @@ def _prepare(
     check_vocabulary(store, model.vocab)
     if store.left_out and not is_quiet:
         sys.stdout.write(f"{store.source_name}: {store.left_out}.\n")
-    if (cut := _cut_sentence(spec, store.doc_tokens)) and not is_quiet:
+    if (cut := _cut_sentence(spec, store)) and not is_quiet:
         sys.stdout.write(f"{store.source_name}: {cut}\n")
     for each in specs:
         require_step(each, model, ranks, store.doc_tokens, store.mixture)
@@ -284,14 +287,21 @@ def init_folder(resolved: ResolvedRun) -> str:
         )
     if model.init == "random":
         return ""
-    return str((resolved.base / Path(model.init.removeprefix("hf:")).expanduser()).resolve())
+    return str(real_path(resolved.base / Path(model.init.removeprefix("hf:")).expanduser()))
 
 
-def _cut_sentence(spec: RunSpec, doc_tokens: Ints) -> str:
+def _cut_sentence(spec: RunSpec, store: TokenStore) -> str:
     """What to say of conversations that are longer than a window; nothing where none is."""
     window = spec.pack.context_tokens
+    each_source = [store] if store.mixture is None else store.sources
+    doc_tokens = np.concatenate(
+        [
+            each.doc_tokens if is_whole else each.doc_tokens[:0]
+            for each, is_whole in zip(each_source, spec.data.whole, strict=True)
+        ]
+    )
     long = doc_tokens[doc_tokens > window]
-    if not spec.data.holds_conversations or not len(long):
+    if not len(long):
         return ""
     return (
         f"{len(long):,} of {len(doc_tokens):,} conversations are longer than pack.context_tokens = "
@@ -333,6 +343,20 @@ def _require_fit(spec: RunSpec, model: ModelSpec, ranks: int, folder: Path) -> N
     for row in rows:
         if row.verdict == "breaks":
             raise FitError(f"{row.what.capitalize()}: {row.found}, because {row.why} {row.fix}")
+
+
+def _require_own_files(folder: Path) -> None:
+    """Refuse a folder in which a run's own files would replace somebody's model.
+
+    Raises:
+        SpecError: names what is there.
+    """
+    kept = folder / HF
+    if kept.exists() and not (kept / KEPT).exists():
+        raise SpecError(
+            f"{kept} is not of a run, which would replace it by its own files. Choose another "
+            f"folder with --out."
+        )
 
 
 def _keep_files(folder: Path, settled: ResolvedFile, store: TokenStore) -> None:

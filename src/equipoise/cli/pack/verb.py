@@ -13,6 +13,7 @@ from equipoise.cli.lengths import DocumentLengths, document_lengths
 from equipoise.cli.run_arguments import add_run_arguments, run_from
 from equipoise.cli.written import require_folder_of, require_kind
 from equipoise.spec.catalog import POLICIES
+from equipoise.spec.limits import MOST_SIZE
 
 if TYPE_CHECKING:
     from equipoise.balance.packing.evaluate import Setting
@@ -98,7 +99,8 @@ def run(args: argparse.Namespace) -> int:
     ):
         if getattr(args, flag) is not None:
             args.overrides.append((key, str(getattr(args, flag))))
-    if args.context_tokens is not None and args.micro_batches is not None:
+    is_window = 2 <= (args.context_tokens or 0) <= MOST_SIZE  # any other is refused by itself
+    if is_window and args.micro_batches is not None:
         step_tokens = args.context_tokens * args.micro_batches
         args.overrides.append(("pack.step_tokens", str(step_tokens)))
     resolved = run_from(args)
@@ -216,7 +218,7 @@ def _setting(
         seed=seed,
         context_tokens=pack.context_tokens,
         mixture=documents.mixture,
-        whole=resolved.spec.data.holds_conversations and args.lengths is None,
+        whole=resolved.spec.data.whole if args.lengths is None else (),
     )
     return Setting(
         steps=[stream.step(i * pack.step_tokens, pack.step_tokens) for i in range(args.steps)],

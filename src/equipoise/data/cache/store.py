@@ -63,7 +63,7 @@ from equipoise.data.chat.encode import Recipe
 from equipoise.data.learned import Learned
 from equipoise.data.mixture import Mixture
 from equipoise.data.progress import Progress
-from equipoise.data.source import is_mixed, members, open_source
+from equipoise.data.source import open_source
 from equipoise.spec.run.spec import DataSpec
 
 _NAME = re.compile("tokens-[0-9a-f]{32}")
@@ -237,16 +237,18 @@ def prepare(
             f"data.cache {cache} cannot be created: {error.strerror}. Set data.cache to a writable "
             "folder."
         ) from None
-    sources = [open_source(each, base) for each in members(spec)]
+    members = spec.members
+    sources = [open_source(each, base) for each in members]
     if spec.tokenizer == "train":
         tokenizer = train_once(sources, spec.vocab, cache, progress)
     else:
         tokenizer = base / Path(spec.tokenizer).expanduser()
-    recipe = Recipe(tokenizer, spec.format, spec.loss)
+    recipes = [Recipe(tokenizer, each.format, each.loss) for each in members]
     folders = [
-        tokenize_once(source, recipe, cache, progress, workers or _cores()) for source in sources
+        tokenize_once(source, recipe, cache, progress, workers or _cores())
+        for source, recipe in zip(sources, recipes, strict=True)
     ]
-    if not is_mixed(spec):
+    if not spec.is_mixed:
         return open_store(folders[0])
     return open_store(write_mix(cache, folders, [row.weight for row in spec.mix]))
 
@@ -329,6 +331,7 @@ def _open_mix(folder: Path) -> TokenStore:
                 for store, before in zip(stores, files_before, strict=True)
             ]
         ),
+        vocab=max(store.vocab for store in stores),
         folder=folder,
         digest=content,
         first_digest=content,
