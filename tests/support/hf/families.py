@@ -90,9 +90,10 @@ TEMPLATE = (
 )
 
 
-def build_family(family: str) -> Any:
+def build_family(family: str, **changed: Any) -> Any:
     """The family's model with weights of the scale of a trained one, in fp32."""
     kind, further = (FAMILIES | ENGINE_FAMILIES)[family]
+    further = further | changed
     if family in FAMILIES:
         config = transformers.AutoConfig.for_model(kind, **(SIZES | further))
     else:
@@ -111,9 +112,11 @@ def build_family(family: str) -> Any:
     return model
 
 
-def save_family(family: str, folder: Path, *, dtype: torch.dtype = torch.float32) -> Path:
+def save_family(
+    family: str, folder: Path, *, dtype: torch.dtype = torch.float32, **changed: Any
+) -> Path:
     """Write the family's folder, with a tokenizer, a chat template and a generation config."""
-    model = build_family(family).to(dtype)
+    model = build_family(family, **changed).to(dtype)
     model.generation_config = transformers.GenerationConfig(
         bos_token_id=1, eos_token_id=[0, 1], temperature=0.7, do_sample=True, max_length=77
     )
