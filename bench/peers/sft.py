@@ -54,7 +54,7 @@ TRL_SETTINGS: dict[str, dict[str, Any]] = {
         "gradient_accumulation_steps": 5,
     },
 }
-"""Of SFTConfig. Five conversations have about as many tokens as a window."""
+"""For SFTConfig. Five conversations have about as many tokens as a window."""
 EQUIPOISE = [sys.executable, "-c", "from equipoise.cli.main import main; raise SystemExit(main())"]
 RATE, BETAS, EPS, CLIP = 5e-5, (0.9, 0.95), 1e-8, 1.0
 MARKED = (

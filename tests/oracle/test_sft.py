@@ -15,7 +15,8 @@ from equipoise.data.chat.encode import Encoder, Recipe
 from equipoise.data.stream import DocumentStream
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.train import run
-from support.chatml import CHATML, write_model, write_run, write_talks
+from support.chat.corpus import write_model, write_run, write_talks
+from support.chat.template import CHATML
 
 MODEL = ModelSpec(layers=2, hidden=64, heads=4, kv_heads=2, ffn=96, vocab=320, head_width=16)
 WINDOW, STEPS, RATE = 1280, 4, 1e-3

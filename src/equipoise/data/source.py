@@ -134,6 +134,11 @@ def open_source(spec: DataSpec, base: Path) -> Source:
     Raises:
         DataError: the path is missing or not given, or holds no file of the kind.
     """
+    if spec.format != "text" and spec.source in (*PYTHON_SOURCES, "text"):
+        raise DataError(
+            f'data.format = "{spec.format}" needs rows with columns, but data.source is '
+            f'"{spec.source}". Set data.source to "jsonl", "parquet" or "datasets".'
+        )
     if spec.source in PYTHON_SOURCES:
         if spec.path:
             raise DataError(

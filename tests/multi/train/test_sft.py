@@ -11,7 +11,7 @@ from equipoise.checkpoint.manifest import newest_good
 from equipoise.nn.decoder import Decoder, initialize
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.train import run
-from support.chatml import write_model, write_run, write_talks
+from support.chat.corpus import write_model, write_run, write_talks
 from support.read_run import events
 
 MODEL = ModelSpec(layers=2, hidden=32, heads=2, kv_heads=2, ffn=48, vocab=320, head_width=16)

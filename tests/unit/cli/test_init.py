@@ -11,7 +11,7 @@ import pytest
 from equipoise.cli.main import main
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.run.load import read_run
-from support.chatml import write_model
+from support.chat.corpus import write_model
 
 MODEL = ModelSpec(layers=1, hidden=32, heads=2, kv_heads=1, ffn=48, vocab=320, head_width=16)
 TALK = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}

@@ -41,6 +41,7 @@ from numpy.typing import NDArray
 
 from equipoise.base.digest import digest
 from equipoise.base.errors import DataError
+from equipoise.base.read import reason
 from equipoise.data.cache.build import FIRST_FORMAT, tokenize_once, train_once
 from equipoise.data.cache.meta import (
     LEARNED,
@@ -234,7 +235,7 @@ def prepare(
         cache.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DataError(
-            f"data.cache {cache} cannot be created: {error.strerror}. Set data.cache to a writable "
+            f"data.cache {cache} cannot be created: {reason(error)}. Set data.cache to a writable "
             "folder."
         ) from None
     members = spec.members

@@ -342,6 +342,8 @@ _BOUNDS = {
     "less_than_equal": ("le", "large; it must be at most"),
     "less_than": ("lt", "large; it must be less than"),
 }
+_LONG_NUMBER = re.compile(r"-?\d{19,}")
+"""A flag's whole number that TOML could not hold, and that therefore stayed text."""
 _WANTED = {
     int: "a whole number",
     float: "a number",
@@ -366,6 +368,8 @@ def explain_fault(allowed: Sequence[Any], value: Any, kind: str, context: Mappin
             f'{shorten(toml(value))} is not a name. Use letters, digits, ".", "_" and "-", '
             "and begin with a letter or a digit."
         )
+    if int in allowed and isinstance(value, str) and _LONG_NUMBER.fullmatch(value):
+        return f"{shorten(value)} is too large; 64 bits do not hold it."
     wanted = " or ".join(_WANTED.get(each) or toml(each) for each in allowed)
     return f"needs {wanted}, got {_describe(value)}.{_hint(allowed, value)}"
 

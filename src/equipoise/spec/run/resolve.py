@@ -270,6 +270,12 @@ def _judge_evaluation(wish: Wish) -> None:
             f'"{wish["eval.source"]}" reads no path, but {wish.cite("eval.path")} is given. Set '
             f'eval.source to "text", "jsonl", "parquet" or "datasets", or remove it.',
         )
+    if wish["eval.source"] == "text" and wish["data.format"] != "text":
+        wish.tell(
+            "eval.source",
+            f'"text" has no rows with columns, but {wish.cite("data.format")}. Set eval.source to '
+            f'"jsonl", "parquet" or "datasets", or remove it.',
+        )
 
 
 def _judge_lora(wish: Wish) -> None:
@@ -277,7 +283,8 @@ def _judge_lora(wish: Wish) -> None:
     if not wish.is_sound("lora.rank", "lora.targets", "model.init", "train.freeze"):
         return
     names = [*TARGETS, *TARGETS.values()]
-    for target in wish["lora.targets"]:
+    is_theirs = wish["model.engine"] == "transformers"  # whose layers have names of their own
+    for target in () if is_theirs else wish["lora.targets"]:
         if target not in names:
             wish.tell(
                 "lora.targets",
@@ -294,12 +301,6 @@ def _judge_lora(wish: Wish) -> None:
             f"{wish.cite('model.init')}. Set model.init to a Hugging Face folder, or remove "
             f"lora.rank.",
         )
-    if wish["model.engine"] == "transformers":
-        wish.tell(
-            "lora.rank",
-            f"{wish['lora.rank']} trains adapters, which join equipoise's own layers, but "
-            f"{wish.cite('model.engine')}. Remove one of them.",
-        )
     if wish["train.freeze"]:
         wish.tell(
             "train.freeze",
@@ -312,6 +313,8 @@ def _judge_experts_of_lora(wish: Wish, model: ModelSpec) -> None:
     """Refuse adapters of feed-forwards where layers have experts instead."""
     if not wish["lora.rank"] or not model.experts or not wish.is_sound("lora.targets"):
         return
+    if wish["model.engine"] == "transformers":
+        return  # there, experts are not linear layers, and no target matches them
     layers = LoraSpec(targets=wish["lora.targets"]).layers
     if wish["lora.targets"] and any(each in FEED_FORWARD for each in layers):
         wish.tell(

@@ -218,7 +218,7 @@ def _resolve_hf(wish: Wish, base: Path, folder: str) -> tuple[ModelSpec, dict[st
     try:
         config = read_json(base / Path(folder).expanduser() / "config.json")
         if not isinstance(config, dict):
-            raise ValueError("it holds no table")
+            raise ValueError("it does not hold an object")
         model = (model_from_other_config if is_theirs else model_from_hf_config)(config)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
@@ -229,7 +229,7 @@ def _resolve_hf(wish: Wish, base: Path, folder: str) -> tuple[ModelSpec, dict[st
         )
         return fallback, {}
     except ValueError as error:
-        wish.tell("model.init", f"{folder}/config.json is not JSON: {error}.")
+        wish.tell("model.init", f"{folder}/config.json cannot be read: {error}.")
         return fallback, {}
     except ModelError as error:
         way = "" if is_theirs else ' To train it as it is, set model.engine = "transformers".'

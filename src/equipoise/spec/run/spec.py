@@ -94,7 +94,7 @@ class DataSpec:
 
     @property
     def whole(self) -> tuple[bool, ...]:
-        """Of each source, whether its documents are whole in a step: all but texts are.
+        """Whether each source's documents are whole in a step: all but texts are.
 
         Rows are then conversations, or prompts with completions.
         """
