@@ -43,6 +43,7 @@ from equipoise.nn.decoder import Decoder
 from equipoise.nn.device.clock import await_device, make_marks
 from equipoise.nn.moe.balance import forget_loads, set_loss_scale
 from equipoise.observe.journal import EventSink
+from equipoise.observe.machine import run_delay_s
 from equipoise.optim.adamw import clip, global_norm
 from equipoise.parallel.expert.loads import settle_experts
 from equipoise.parallel.zero.shard import ShardedDecoder
@@ -82,6 +83,8 @@ class Gradients:
     """What ranks exchanged, float64 [ranks, 6]; columns as ``StepRunner`` lists them."""
     wait_s: float
     """What this rank waited."""
+    run_delay_s: float
+    """What other programs kept this rank from a core; NaN where the system does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,8 @@ class StepResult:
     rank_busy_s: list[float]
     wait_s: float
     """What this rank waited."""
+    run_delay_s: float
+    """What other programs kept this rank from a core; NaN where the system does not say."""
     computed_s: float
     """Until the last rank had computed: its busy time, or its pipeline from end to end."""
     stop: bool
@@ -210,6 +215,7 @@ class StepRunner:
             step_s=step_s,
             rank_busy_s=rows[:, 2].tolist(),
             wait_s=made.wait_s,
+            run_delay_s=made.run_delay_s,
             computed_s=float(rows[:, 2 if self.pipeline is None else 4].max()),
             stop=bool(rows[:, 3].any()),
             words=rows[:, 5].to(torch.int64).tolist(),
@@ -233,7 +239,7 @@ class StepRunner:
         Raises:
             LayoutError: ranks packed differently.
         """
-        started = time.perf_counter()
+        started, delay_s = time.perf_counter(), run_delay_s()
         labels = sum(int(count_labels(batch.pieces, self.store).sum()) for batch in packed)
         divisor = max(1, labels)
         set_loss_scale(self.model.decoder, 1 / divisor)
@@ -244,7 +250,7 @@ class StepRunner:
             self._sum_gradients()
             norm = float(self._norm())  # waits for the device, which the span is about
         loss = float(rows[:, 1].sum()) / divisor
-        return Gradients(labels, loss, norm, losses, rows, idle_s + met_s)
+        return Gradients(labels, loss, norm, losses, rows, idle_s + met_s, run_delay_s() - delay_s)
 
     @torch.no_grad()
     def evaluate(self, packed: PackedStep, store: TokenStore) -> float:
