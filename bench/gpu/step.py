@@ -94,7 +94,7 @@ def _other_sides(store: TokenStore, model: ModelSpec, device: torch.device) -> d
         sides["transformers one at a time, sdpa"] = transformers_side(
             store, model, "bf16", flattened=False, device=device
         )
-    if has("torchtitan") and has("triton"):  # which its models import
+    if device.type == "cuda" and has("torchtitan"):
         sides["torchtitan"] = titan_side(store, model, "bf16", device)
     return sides
 
