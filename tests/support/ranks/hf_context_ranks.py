@@ -643,7 +643,7 @@ def evaluate_with_plain_trainer(
         share = shard_batch(torch.arange(9), (9,))
         with torch.no_grad():
             assert model(**share).loss.isfinite()
-            del share["context_pack"]  # a share without its pack is no document
+            del share["context_pack"]  # a share without its pack is not a whole document
             try:
                 model(**share)
             except LayoutError:
