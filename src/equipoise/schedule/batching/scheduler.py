@@ -296,10 +296,8 @@ class Scheduler:
         is_last = sequence.computed + tokens == sequence.known
         samples = is_last and request.most_tokens > 0
         logits = tokens if request.scores_prompt else int(samples)
-        sequence.chunk_tokens = tokens
-        return ServeChunk(
-            request.id, sequence.computed, tokens, sequence.page_runs(), samples, logits
-        )
+        start, runs = sequence.computed, sequence.page_runs()
+        return ServeChunk(request.id, start, tokens, runs, samples, logits)
 
     def _equal_iterations(self, repeats: int, changes: bool) -> int:
         if changes or (self.waiting_count and self._residents.has_place()):
