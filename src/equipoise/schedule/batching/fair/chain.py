@@ -2,21 +2,27 @@
 
 What it decides
     A user's jobs are ordered by when they would end if each had an equal share of what the user
-    gets (``order``). In that order, the user's whole share is spent on one after the other: job j's
-    *deadline* is that of the job before it plus its own work. So no job ends later than with equal
-    shares, most end earlier, and the last one ends when the user's share is spent.
+    gets. In that order, the user's whole share is spent on one after the other: a job's *deadline*
+    is that of the job before it plus its own work. So no job ends later than with equal shares,
+    most end earlier, and the last one ends when the user's share is spent.
+
+    A job that comes later may go before one that has had a part of the share already. That part
+    stays spent: it becomes a link of its own, as does a pause in which the user had no job.
 
     Times are global virtual times, in which every active user gets its weight of work per unit.
 
 Kept true (tests/unit/schedule/batching/fair/test_uwfq.py)
-    Deadlines rise along the chain; the last one depends on the sum of work alone.
+    Deadlines rise along the chain; the last one depends on the sum of work alone; served in order
+    of deadlines, no job of any user ends later than with equal shares.
 
 Sources
-    UWFQ, arXiv:2510.15485.
+    UWFQ, arXiv:2510.15485. Keeping what was spent on an overtaken job is ours: without it deadlines
+    can be earlier than the user's share allows.
 """
 
 import math
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, insort
+from heapq import heappop, heappush
 
 Link = tuple[float, float, str]
 """A job's place in the chain: virtual end among the user's jobs, arrival, id."""
@@ -33,8 +39,9 @@ class UserChain:
         self._base = start
         self._links: list[Link] = []
         self._sizes: dict[Link, float] = {}
-        """Work of each link, with the pause before it."""
+        """Work of each link."""
         self._gone: set[Link] = set()
+        """Links of jobs that are gone, of pauses, and of work that was spent on another job."""
         self._cut = 0.0
         """Work of links that were trimmed."""
         self._sums: list[float] = []
@@ -42,9 +49,11 @@ class UserChain:
         self._total = 0.0
         """Work from the base to the end of the last link."""
         self._time = 0.0
-        """Virtual time among the user's jobs."""
+        """Virtual time among the user's jobs, in which each active one gets one unit per unit."""
         self._seen = start
         """Global virtual time up to which ``_time`` has run."""
+        self._ends: list[float] = []
+        """Virtual ends of the jobs that are active in ``_time``, a heap."""
 
     @property
     def end(self) -> float:
@@ -54,41 +63,58 @@ class UserChain:
     def advance(self, now: float) -> None:
         """Let the virtual time among the user's jobs run up to a global virtual time."""
         left, self._seen = now - self._seen, max(now, self._seen)
-        links = self._links
-        at = bisect_right(links, (self._time, math.inf, ""))
-        while left > 0 and at < len(links):
-            step = (links[at][0] - self._time) * (len(links) - at)
+        ends = self._ends
+        while left > 0 and ends:
+            step = (ends[0] - self._time) * len(ends)
             if step > left:
-                self._time += left / (len(links) - at)
+                self._time += left / len(ends)
                 return
             left -= step
-            self._time = links[at][0]
-            at += 1
+            self._time = heappop(ends)
 
     def rest(self) -> None:
         """The user's share is spent: no job is left in virtual time."""
-        if self._links:
-            self._time = max(self._time, self._links[-1][0])
+        self._time = max([self._time, *self._ends])
+        self._ends.clear()
 
-    def append(self, job_id: str, arrival_s: float, work: float, pause: float) -> Link:
-        """Chain a job that comes now, ``pause`` after the last one's deadline."""
-        link = self._time + work, arrival_s, job_id
+    def append(
+        self, job_id: str, arrival_s: float, work: float, now: float, *, is_stage: bool = False
+    ) -> Link:
+        """Chain a job that comes now; a further stage begins where the last job's share ended."""
+        end = self._time + work
+        heappush(self._ends, end)
+        at = self._first_after(now)
+        before = self._links[at - 1][0] if at else -math.inf
+        order = end if end > before else math.nextafter(before, math.inf)
+        link = order, arrival_s, job_id
+        gap = before, math.inf, ""
+        if at == len(self._links):
+            if not is_stage and now > self.end:
+                self._resize(gap, now - self.end)
+        elif link < self._links[at]:
+            spent = now - (self.deadline(self._links[at - 1]) if at else self._base + self._cut)
+            if spent > 0:
+                self._resize(self._links[at], -spent)
+                self._resize(gap, spent)
+        if gap in self._sizes:
+            self._gone.add(gap)
         while link in self._sizes:
             link = math.nextafter(link[0], math.inf), arrival_s, job_id
-        insort(self._links, link)
-        self._sizes[link] = 0.0
-        self._resize(link, pause + work)
+        self._resize(link, work)
         return link
 
     def change(self, link: Link, work: float) -> None:
         """The link's job takes this much more work than its size says, or less."""
-        self._resize(link, max(0.0, self._sizes[link] + work))
+        self._resize(link, max(-self._sizes[link], work))
 
     def leave(self, link: Link, now: float) -> None:
         """A link's job is gone; links at the front that have ended virtually are trimmed."""
         self._gone.add(link)
-        while self._links and self._links[0] in self._gone and self.deadline(self._links[0]) <= now:
-            first = self._links.pop(0)
+        while self._links:
+            first = self._links[0]
+            if first not in self._gone or self.deadline(first) > now:
+                return
+            del self._links[0]
             self._gone.remove(first)
             self._cut += self._sizes.pop(first)
             self._sums.pop(0)
@@ -96,13 +122,28 @@ class UserChain:
     def deadline(self, link: Link) -> float:
         """Global virtual time at which a job ends, one job after the other."""
         at = bisect_left(self._links, link)
-        sums = self._sums
-        while len(sums) <= at:
-            size = self._sizes[self._links[len(sums)]]
-            sums.append((sums[-1] if sums else self._cut) + size)
-        return self._base + sums[at]
+        while len(self._sums) <= at:
+            self._add_sum()
+        return self._base + self._sums[at]
 
-    def _resize(self, link: Link, size: float) -> None:
-        self._total += size - self._sizes[link]
-        self._sizes[link] = size
+    def _add_sum(self) -> None:
+        sums = self._sums
+        size = self._sizes[self._links[len(sums)]]
+        sums.append((sums[-1] if sums else self._cut) + size)
+
+    def _first_after(self, now: float) -> int:
+        """The first link whose deadline has not passed."""
+        at = bisect_left(self._sums, math.nextafter(now - self._base, math.inf))
+        while at == len(self._sums) and at < len(self._links):
+            self._add_sum()
+            if self._base + self._sums[at] <= now:
+                at += 1
+        return at
+
+    def _resize(self, link: Link, work: float) -> None:
+        if link not in self._sizes:
+            insort(self._links, link)
+            self._sizes[link] = 0.0
+        self._sizes[link] += work
+        self._total += work
         del self._sums[bisect_left(self._links, link) :]

@@ -74,12 +74,11 @@ class Uwfq:
         if chain is None:
             weight = self._weights.get(job.tenant, 1.0)
             chain = self._users[job.tenant] = UserChain(job.tenant, weight, self._now)
-        pause = max(0.0, self._now - chain.end)
         last_s = chain.stages.get(job.stage_of)
-        if last_s is not None and now_s - last_s <= self._grace_s:
-            pause = 0.0
+        is_stage = last_s is not None and now_s - last_s <= self._grace_s
         chain.advance(self._now)
-        link = chain.append(job.id, job.arrival_s, job.work_s / chain.weight, pause)
+        work = job.work_s / chain.weight
+        link = chain.append(job.id, job.arrival_s, work, self._now, is_stage=is_stage)
         self._jobs[job.id] = _Chained(job, chain, link, job.work_s)
         self._activate(chain)
         self._queue.push(job.tenant, link[0], job.id)
@@ -112,9 +111,8 @@ class Uwfq:
             more_s = max(chained.planned_s, chained.done_s - chained.planned_s)
             chain.advance(self._now)
             chain.leave(chained.link, self._now)
-            pause = max(0.0, self._now - chain.end)
             work = more_s / chain.weight
-            chained.link = chain.append(job_id, chained.job.arrival_s, work, pause)
+            chained.link = chain.append(job_id, chained.job.arrival_s, work, self._now)
             chained.planned_s += more_s
             self._activate(chain)
 
