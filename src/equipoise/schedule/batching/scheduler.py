@@ -62,6 +62,8 @@ class Scheduler:
         self._inbox: list[tuple[FairJob, Sequence]] = []
         self._sequences: dict[str, Sequence] = {}
         """All requests that are here."""
+        self._aborted: list[Sequence] = []
+        """Those that were given up while an iteration runs."""
         self._number = 0
         self._current: Iteration | None = None
         self._is_draining = False
@@ -104,7 +106,7 @@ class Scheduler:
         if sequence is None:
             return False
         if self._current is not None and request_id in self._residents.running:
-            sequence.is_aborted = True
+            self._aborted.append(sequence)
         else:
             self._end(sequence, now_s)
         return True
@@ -244,9 +246,10 @@ class Scheduler:
         for sequence in sorted(ended, key=_canonical):
             self._end(sequence, now_s)
             self._residents.accounts.note(sequence)
-        aborted = [each for each in self._residents.running.values() if each.is_aborted]
-        for sequence in sorted(aborted, key=_canonical):
-            self._end(sequence, now_s)
+        for sequence in sorted(self._aborted, key=_canonical):
+            if self._sequences.get(sequence.request.id) is sequence:  # it did not end by itself
+                self._end(sequence, now_s)
+        self._aborted.clear()
 
     # Parts of a decision.
 

@@ -105,6 +105,6 @@ def _request(record: RequestRecord, page_tokens: int) -> ServeRequest:
         traced.arrival_s,
         traced.prompt_tokens,
         # What a request may generate is known to the scheduler, what it will is not.
-        max(traced.most_tokens, traced.output_tokens),
+        max(traced.most_tokens, traced.output_tokens) if traced.output_tokens else 0,
         tuple(b"%s/%d" % (group, page) for page in range(pages)),
     )
