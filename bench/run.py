@@ -39,6 +39,7 @@ BENCHES = (
     "planner.layered",
     "planner.measured_search",
     "planner.published",
+    "serving.fairness",
 )
 
 

@@ -76,7 +76,9 @@ def simulate_serving(request: ServingRequest, progress: Progress | None = None) 
     given = request.requests
     trace = read_request_trace(Path(given)) if isinstance(given, str | Path) else tuple(given)
     model = read_model(request.model) if isinstance(request.model, str) else request.model
-    layout = _layout_of(request.layout)
+    layout = request.layout
+    if isinstance(layout, str):
+        layout = read_layout(layout).layout
     cluster = request.cluster
     machine = Machine(read_cluster(cluster) if isinstance(cluster, str) else cluster)
     layout.require_world(machine.cluster.devices)
@@ -90,15 +92,6 @@ def simulate_serving(request: ServingRequest, progress: Progress | None = None) 
     price = CurvePrice(replica.curve)
     run = run_trace(trace, settings, price, make_policy, replicas=layout.dp, progress=progress)
     return ServingAnswer(run, replica, machine.device, request.fair, request.objectives)
-
-
-def _layout_of(given: str | Layout) -> Layout:
-    if isinstance(given, Layout):
-        return given
-    words = read_layout(given)
-    if words.virtual > 1:
-        raise SpecError("layout: virtual has no meaning in serving. Give tp and dp.")
-    return words.layout
 
 
 def _replica(
