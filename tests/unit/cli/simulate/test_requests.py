@@ -64,7 +64,7 @@ def test_a_document(capsys: pytest.CaptureFixture[str], trace: Path) -> None:
         ),
         (
             ["--fair=fair"],
-            'No policy of fairness is called "fair". Nearest: user-fair. All: fifo, job-fair, '
+            'No policy of fairness is called "fair". Nearest: job-fair. All: fifo, job-fair, '
             "user-fair, vtc, uwfq.",
         ),
         (
