@@ -1,6 +1,8 @@
 """A trace on a described cluster: what is known is priced, what is not is refused."""
 
+import dataclasses
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +16,13 @@ from equipoise.sim.serve.answer import Objective
 from equipoise.sim.serve.curve import ServingDevice, describe_replica
 from equipoise.sim.serve.request import ServingRequest, simulate_serving
 from equipoise.spec.cluster.file import read_cluster
+from equipoise.spec.device.serving import (
+    MeasuredServing,
+    ServingCurve,
+    serving_file,
+    serving_name,
+    write_serving,
+)
 from equipoise.spec.model.presets import ModelSpec, preset
 from equipoise.spec.request_trace import TracedRequest
 from equipoise.spec.words import read_layout, read_model
@@ -151,11 +160,26 @@ def test_what_is_not_priced_is_refused(model: str, cluster: str, layout: str, me
     assert str(refusal.value) == message
 
 
-def test_this_machine_is_priced_by_its_own_engine_alone() -> None:
+def test_this_machine_is_priced_by_its_own_engine_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
     model: ModelSpec = preset("2m")
+    request = ServingRequest(TRACE, model, "this-cpu:2", "tp=2", precision="fp32")
     with pytest.raises(EquipoiseError) as refusal:
-        simulate_serving(ServingRequest(TRACE, model, "this-cpu:1", "tp=1", precision="fp32"))
+        simulate_serving(request)
     assert str(refusal.value) == (
-        "The serving engine was not measured on this machine for this model in fp32 with tp=1. "
+        "The serving engine was not measured on this machine for this model in fp32 on 2 cores. "
         "Serve the model once, or name a device of the table."
     )
+    curve = ServingCurve(((1, 0.01), (8, 0.02)), ((1, 0.001),), 1e-9, 1e-8, 1e-5, 1e-7)
+    name = serving_name(model)
+    for threads, dtype in ((1, "fp32"), (2, "bf16"), (2, "fp32")):
+        other = dataclasses.replace(curve, sequence_s=threads * 1e-5)
+        write_serving(
+            serving_file(),
+            MeasuredServing(name, "2m", dtype, threads, 1, "2026-11-23", other),  # type: ignore[arg-type]
+        )
+    answer = simulate_serving(request)
+    assert answer.replica.curve == dataclasses.replace(curve, sequence_s=2e-5)
+    assert len(answer.run.requests) == len(TRACE) and answer.devices == 2
