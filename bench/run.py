@@ -40,6 +40,7 @@ BENCHES = (
     "planner.measured_search",
     "planner.published",
     "serving.fairness",
+    "serving.simulator",
 )
 
 

@@ -230,10 +230,10 @@ class Scheduler:
             raise RuntimeError("decide() must come before done()")
         self._current = None
         self._residents.memory.end_iteration()
-        for step in range(repeats):
-            if step:
-                self._residents.grow_decodes([])
-            self._residents.decodes.advance()
+        left = repeats - self._residents.decodes.advance(repeats)
+        while left:
+            self._residents.grow_decodes([])
+            left -= self._residents.decodes.advance(left)
         for chunk in iteration.prefills:
             self._residents.advance(self._residents.running[chunk.request], chunk)
         ended = []
@@ -298,8 +298,10 @@ class Scheduler:
         request = sequence.request
         is_last = sequence.computed + tokens == sequence.known
         samples = is_last and request.most_tokens > 0
-        logits = tokens if request.scores_prompt else int(samples)
-        start, runs = sequence.computed, sequence.page_runs()
+        start, logits = sequence.computed, int(samples)
+        if request.scores_prompt:  # what was scored before a preemption is not scored again
+            logits = max(logits, start + tokens - max(start, sequence.charged))
+        runs = sequence.page_runs()
         return ServeChunk(request.id, start, tokens, runs, samples, logits)
 
     def _equal_iterations(self, repeats: int, changes: bool) -> int:

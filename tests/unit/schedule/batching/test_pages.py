@@ -40,8 +40,7 @@ def test_a_sequence_gets_one_run_and_room_to_grow() -> None:
     first, second = pool.take(5), pool.take(5)
     assert len(page_runs(first)) == len(page_runs(second)) == 1
     for _ in range(10):
-        first.append(pool.grow(first[-1]))
-        second.append(pool.grow(second[-1]))
+        assert pool.grow(first) and pool.grow(second)
     assert len(page_runs(first)) == len(page_runs(second)) == 1
 
 

@@ -144,6 +144,9 @@ class Recorder:
         self.works.append(work)
         return PRICE.iteration_s(work)
 
+    def decodes_s(self, work: IterationWork, iterations: int) -> list[float]:
+        return PRICE.decodes_s(work, iterations)
+
     prompt_s, output_s, swap_s = PRICE.prompt_s, PRICE.output_s, PRICE.swap_s
 
 
