@@ -3,17 +3,17 @@
 What it decides
     A user's jobs are ordered by when they would end if each had an equal share of what the user
     gets. In that order, the user's whole share is spent on one after the other: a job's *deadline*
-    is that of the job before it plus its own work. So no job ends later than with equal shares,
-    most end earlier, and the last one ends when the user's share is spent.
+    is that of the job before it plus its own work. So of jobs that come together none ends later
+    than with equal shares, most end earlier, and the last one ends when the user's share is spent.
 
-    A job that comes later may go before one that has had a part of the share already. That part
-    stays spent: it becomes a link of its own, as does a pause in which the user had no job.
+    A job that comes later may go before one that has had a part of the share already, virtually or
+    really. That part stays spent: it becomes a link of its own, as does a pause in which the user
+    had no job.
 
     Times are global virtual times, in which every active user gets its weight of work per unit.
 
 Kept true (tests/unit/schedule/batching/fair/test_uwfq.py)
-    Deadlines rise along the chain; the last one depends on the sum of work alone; served in order
-    of deadlines, no job of any user ends later than with equal shares.
+    Deadlines rise along the chain; the last one depends on the sum of work alone.
 
 Sources
     UWFQ, arXiv:2510.15485. Keeping what was spent on an overtaken job is ours: without it deadlines
@@ -42,6 +42,8 @@ class UserChain:
         """Work of each link."""
         self._gone: set[Link] = set()
         """Links of jobs that are gone, of pauses, and of work that was spent on another job."""
+        self._done: dict[Link, float] = {}
+        """Work that each link's job was really served, less what was taken from its size."""
         self._cut = 0.0
         """Work of links that were trimmed."""
         self._sums: list[float] = []
@@ -83,25 +85,41 @@ class UserChain:
         """Chain a job that comes now; a further stage begins where the last job's share ended."""
         end = self._time + work
         heappush(self._ends, end)
-        at = self._first_after(now)
+        passed = self._first_after(now)
+        at = max(passed, bisect_left(self._links, (end, arrival_s, job_id)))
         before = self._links[at - 1][0] if at else -math.inf
-        order = end if end > before else math.nextafter(before, math.inf)
-        link = order, arrival_s, job_id
         gap = before, math.inf, ""
-        if at == len(self._links):
-            if not is_stage and now > self.end:
-                self._resize(gap, now - self.end)
-        elif link < self._links[at]:
-            spent = now - (self.deadline(self._links[at - 1]) if at else self._base + self._cut)
-            if spent > 0:
-                self._resize(self._links[at], -spent)
-                self._resize(gap, spent)
-        if gap in self._sizes:
+        spent = 0.0
+        if at < len(self._links):
+            spent = self._overtake(at, now if at == passed else -math.inf)
+        elif not is_stage:
+            spent = max(0.0, now - self.end)
+        if spent > 0:
             self._gone.add(gap)
-        while link in self._sizes:
-            link = math.nextafter(link[0], math.inf), arrival_s, job_id
+            self._resize(gap, spent)
+        order = end if end > before else math.nextafter(before, math.inf)
+        while (order, arrival_s, job_id) in self._sizes:
+            order = math.nextafter(order, math.inf)
+        link = order, arrival_s, job_id
         self._resize(link, work)
         return link
+
+    def _overtake(self, at: int, now: float) -> float:
+        """Take from the links from ``at`` on what was spent on them, by this time; returns it."""
+        before = self.deadline(self._links[at - 1]) if at else self._base + self._cut
+        taken = {self._links[at]: max(0.0, now - before)}
+        for link, done in self._done.items():
+            if link >= self._links[at]:
+                taken[link] = max(taken.get(link, 0.0), done)
+        for link, work in taken.items():
+            taken[link] = min(work, self._sizes[link])
+            self._done[link] = self._done.get(link, 0.0) - taken[link]
+            self._resize(link, -taken[link])
+        return sum(taken.values())
+
+    def serve(self, link: Link, work: float) -> None:
+        """The link's job was really served."""
+        self._done[link] = self._done.get(link, 0.0) + work
 
     def change(self, link: Link, work: float) -> None:
         """The link's job takes this much more work than its size says, or less."""
@@ -116,6 +134,7 @@ class UserChain:
                 return
             del self._links[0]
             self._gone.remove(first)
+            self._done.pop(first, None)
             self._cut += self._sizes.pop(first)
             self._sums.pop(0)
 

@@ -2,8 +2,8 @@
 
 Why
     Equal shares make everybody's jobs end late. The same shares spent on one job after the other
-    let most end early and none late: short jobs of a tenant that asks for little go first, and a
-    tenant that asks for much loses nothing.
+    let most end early: short jobs of a tenant that asks for little go first, and a tenant that asks
+    for much loses nothing.
 
 What it decides
     The *fluid* device serves all users with unfinished jobs at once, each in proportion to its
@@ -20,9 +20,9 @@ What it decides
     same job.
 
 Kept true (tests/unit/schedule/batching/fair/test_uwfq.py)
-    No job ends later than in the fluid device by more than the longest chunk; a user's last
-    deadline does not depend on how its work is cut into jobs; what is charged moves the fluid
-    device by as much.
+    Where estimates are right, no user ends its work later than in the fluid device by more than the
+    longest chunk, nor does any job where those of a user come together; a user's last deadline does
+    not depend on how its work is cut into jobs; what is charged moves the fluid device by as much.
 
 Sources
     UWFQ, arXiv:2510.15485.
@@ -105,6 +105,7 @@ class Uwfq:
         """A job was served: the fluid device serves as much."""
         chained = self._jobs[job_id]
         chained.done_s += work_s
+        chained.chain.serve(chained.link, work_s / chained.chain.weight)
         self._serve(work_s)
         if chained.done_s > chained.planned_s * (1.0 + _ROUNDING):
             chain = chained.chain

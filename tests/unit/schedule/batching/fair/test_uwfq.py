@@ -25,9 +25,29 @@ def workloads(draw: st.DrawFn) -> list[Work]:
     ]
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=300)
 @given(jobs=workloads())
-def test_no_job_ends_later_than_with_equal_shares_by_more_than_a_chunk(jobs: list[Work]) -> None:
+def test_no_user_ends_its_work_later_than_with_equal_shares_by_more_than_a_chunk(
+    jobs: list[Work],
+) -> None:
+    ends, _ = run_server(Uwfq({}, 0.0), jobs, CHUNK_S)
+    fluid = fluid_ends(jobs)
+    for user in "abc":
+        mine = sorted((e for e in jobs if e.tenant == user), key=lambda e: e.arrival_s)
+        for count, _ in enumerate(mine, 1):
+            done_s = max(fluid[each.id] for each in mine[:count])
+            if count == len(mine) or mine[count].arrival_s >= done_s:
+                # With equal shares the user would have nothing left to do here.
+                assert max(ends[each.id] for each in mine[:count]) <= done_s + CHUNK_S + 1e-9
+
+
+@settings(deadline=None, max_examples=300)
+@given(jobs=workloads(), arrivals=st.tuples(*(st.integers(0, 12) for _ in range(3))))
+def test_no_job_ends_later_than_with_equal_shares_where_a_users_jobs_come_together(
+    jobs: list[Work], arrivals: tuple[int, ...]
+) -> None:
+    at_s = {user: arrival / 2 for user, arrival in zip("abc", arrivals, strict=True)}
+    jobs = [Work(each.id, each.tenant, at_s[each.tenant], each.work_s) for each in jobs]
     ends, _ = run_server(Uwfq({}, 0.0), jobs, CHUNK_S)
     fluid = fluid_ends(jobs)
     for each in jobs:
