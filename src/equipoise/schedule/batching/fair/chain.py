@@ -23,6 +23,7 @@ Sources
 import math
 from bisect import bisect_left, insort
 from heapq import heappop, heappush
+from itertools import accumulate
 
 Link = tuple[float, float, str]
 """A job's place in the chain: virtual end among the user's jobs, arrival, id."""
@@ -106,16 +107,18 @@ class UserChain:
 
     def _overtake(self, at: int, now: float) -> float:
         """Take from the links from ``at`` on what was spent on them, by this time; returns it."""
+        first = self._links[at]
         before = self.deadline(self._links[at - 1]) if at else self._base + self._cut
-        taken = {self._links[at]: max(0.0, now - before)}
-        for link, done in self._done.items():
-            if link >= self._links[at]:
-                taken[link] = max(taken.get(link, 0.0), done)
+        taken = {link: done for link, done in self._done.items() if done > 0 and link >= first}
+        taken[first] = max(taken.get(first, 0.0), now - before)
+        total = 0.0
         for link, work in taken.items():
-            taken[link] = min(work, self._sizes[link])
-            self._done[link] = self._done.get(link, 0.0) - taken[link]
-            self._resize(link, -taken[link])
-        return sum(taken.values())
+            spent = min(work, self._sizes[link])
+            if spent > 0:
+                self._done[link] = self._done.get(link, 0.0) - spent
+                self._resize(link, -spent)
+                total += spent
+        return total
 
     def serve(self, link: Link, work: float) -> None:
         """The link's job was really served."""
@@ -141,23 +144,27 @@ class UserChain:
     def deadline(self, link: Link) -> float:
         """Global virtual time at which a job ends, one job after the other."""
         at = bisect_left(self._links, link)
-        while len(self._sums) <= at:
-            self._add_sum()
+        if at >= len(self._sums):
+            self._add_sums(at + 1)
         return self._base + self._sums[at]
 
-    def _add_sum(self) -> None:
+    def _add_sums(self, stop: int) -> None:
         sums = self._sums
-        size = self._sizes[self._links[len(sums)]]
-        sums.append((sums[-1] if sums else self._cut) + size)
+        links = self._links[len(sums) : stop]
+        more = accumulate(
+            map(self._sizes.__getitem__, links), initial=sums[-1] if sums else self._cut
+        )
+        next(more)
+        sums += more
 
     def _first_after(self, now: float) -> int:
         """The first link whose deadline has not passed."""
-        at = bisect_left(self._sums, math.nextafter(now - self._base, math.inf))
-        while at == len(self._sums) and at < len(self._links):
-            self._add_sum()
-            if self._base + self._sums[at] <= now:
-                at += 1
-        return at
+        limit = math.nextafter(now - self._base, math.inf)
+        while True:
+            at = bisect_left(self._sums, limit)
+            if at < len(self._sums) or at == len(self._links):
+                return at
+            self._add_sums(at + 16)
 
     def _resize(self, link: Link, work: float) -> None:
         if link not in self._sizes:
