@@ -39,6 +39,8 @@ BENCHES = (
     "planner.layered",
     "planner.measured_search",
     "planner.published",
+    "serving.fairness",
+    "serving.simulator",
 )
 
 

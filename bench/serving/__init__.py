@@ -1,0 +1,1 @@
+"""Serving: who waits for whom, and how fast the simulator is."""
