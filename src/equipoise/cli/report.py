@@ -29,7 +29,8 @@ examples:
   of each comparison: baseline label; measured predicted: how many times faster label is;
     steps: over how many; is_same_documents; differs_in: keys of run.toml; of sides of one run
     also low high: the 90% interval of measured, by Student, over steps;
-    busy: the ratio by processor time of the fullest rank
+    busy busy_low busy_high busy_predicted: the same by processor time of the fullest rank;
+    run_delay: share of the ranks' time in which other programs had the cores
 """
 
 

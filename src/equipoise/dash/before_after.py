@@ -7,8 +7,9 @@ Why
 What it decides
     Both steps share one axis of seconds, from each step's first span. What a rank does not compute
     is waiting: the lane is grey, and spans are drawn over it. A rank that waits inside a span, for
-    keys of a partner, shows in its busy share, which is measured by processor time. Each shape has
-    a class for what it shows, by which a page may colour it anew.
+    keys of a partner, shows in its busy share: processor time over the step's time, without that in
+    which other programs had its core. Each shape has a class for what it shows, by which a page may
+    colour it anew.
 
 Kept true (tests/unit/dash/test_before_after.py)
     Every span of the step is there once, at its time; lanes are as long as their step.
@@ -185,11 +186,11 @@ def measured_block(record: RunRecord, step: int, title: str) -> StepBlock:
     if not begins:
         raise SpecError(f"{record.folder} has no span of step {step} in its journals.")
     first = min(begins)
-    step_s = float(record.step_s[row])
+    step_s, delay_s = float(record.step_s[row]), np.nan_to_num(record.run_delay_s[row])
     lanes = tuple(
         (
             rank,
-            float(record.busy_s[row, rank]) / step_s,
+            float(record.busy_s[row, rank]) / (step_s - float(delay_s[rank])),
             tuple((name, begin - first, took) for name, begin, took in spans[rank]),
         )
         for rank in ranks

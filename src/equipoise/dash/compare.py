@@ -20,6 +20,9 @@ from equipoise.dash.paired import pair_steps
 from equipoise.dash.summary import IN_ORDER, plain, steady_steps
 from equipoise.observe.run_record import RunRecord
 
+_DISTURBED = 0.05
+"""A machine of its own keeps ranks from a core for less of their time than this."""
+
 
 @dataclass(frozen=True, slots=True)
 class RunComparison:
@@ -38,6 +41,17 @@ class RunComparison:
     high: float = math.nan
     busy: float = math.nan
     """The ratio by processor time of the fullest rank; NaN likewise."""
+    busy_low: float = math.nan
+    busy_high: float = math.nan
+    busy_predicted: float = math.nan
+    """The prediction of ``busy``: when the last rank has computed."""
+    run_delay: float = math.nan
+    """Share of the ranks' time in which other programs had the cores; NaN likewise."""
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether other programs used the cores, so that processor time tells what was won."""
+        return self.run_delay > _DISTURBED and not math.isnan(self.busy_low)
 
     def as_json(self) -> dict[str, Any]:
         """Plain values, None for NaN."""
@@ -134,7 +148,17 @@ def _compare_sides(
         low=measured.low,
         high=measured.high,
         busy=busy.mean,
+        busy_low=busy.low,
+        busy_high=busy.high,
+        busy_predicted=pair_steps(baseline.longest_s[theirs], record.longest_s[ours]).mean,
+        run_delay=_run_delay(((baseline, theirs), (record, ours))),
     )
+
+
+def _run_delay(sides: Sequence[tuple[RunRecord, NDArray[np.intp]]]) -> float:
+    """Share of the ranks' time in which they were ready to compute without a core."""
+    delay_s = sum(float(of.run_delay_s[rows].mean(axis=1).sum()) for of, rows in sides)
+    return delay_s / sum(float(of.step_s[rows].sum()) for of, rows in sides)
 
 
 def _differing(record: RunRecord, baseline: RunRecord) -> tuple[str, ...]:

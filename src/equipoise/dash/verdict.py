@@ -24,28 +24,45 @@ def tell_spread(comparison: RunComparison) -> str:
         return ""
     busy = comparison.busy
     by_cpu = "" if math.isnan(busy) else f", by processor time {busy:.2f}"
-    return (
-        f"{comparison.measured:.2f} times as fast (90% interval {comparison.low:.2f} to "
-        f"{comparison.high:.2f}{by_cpu}), over {comparison.steps} steps that both computed."
-    )
+    clock = f"{comparison.low:.2f} to {comparison.high:.2f}"
+    over = f", over {comparison.steps} steps that both computed."
+    if comparison.is_disturbed:
+        interval = f"{comparison.busy_low:.2f} to {comparison.busy_high:.2f}"
+        return (
+            f"{busy:.2f} times as fast by processor time (90% interval {interval}; by the clock "
+            f"{comparison.measured:.2f}, {clock}){over}"
+        )
+    return f"{comparison.measured:.2f} times as fast (90% interval {clock}{by_cpu}){over}"
 
 
 def _same_documents(comparison: RunComparison) -> str:
     label, baseline = comparison.label, comparison.baseline
     measured, predicted = comparison.measured, comparison.predicted
+    low, high, of, lead, end = comparison.low, comparison.high, "time", "", ""
+    if comparison.is_disturbed:
+        by_clock = _change(1 / measured, "more", "less") or "no less"
+        measured, predicted = comparison.busy, comparison.busy_predicted
+        low, high = comparison.busy_low, comparison.busy_high
+        of, end = "processor time", f"; by the clock, {by_clock}"
+        lead = (
+            f"Other programs had the cores for {comparison.run_delay:.0%} of the ranks' time, "
+            "which processor time leaves out. "
+        )
     expected = _change(1 / predicted, "longer", "shorter") or "as long"
     if math.isnan(predicted):
         expected = ""
-    if comparison.low <= 1 <= comparison.high:
-        half = (comparison.high - comparison.low) / 2
+    if low <= 1 <= high:
         beside = f"; predicted: {expected}" if expected else ""
-        return f"{label} and {baseline}: no difference in time per step (±{half:.1%}{beside})."
-    took = _change(1 / measured, "longer", "less time")
+        return (
+            f"{lead}{label} and {baseline}: no difference in {of} per step "
+            f"(±{(high - low) / 2:.1%}{beside}){end}."
+        )
+    took = _change(1 / measured, f"more {of}" if lead else "longer", f"less {of}")
     beside = f" (predicted: {expected})" if expected else ""
     if took and expected.endswith(("longer", "shorter")) and (measured > 1) == (predicted > 1):
         beside = f" (predicted {expected.split()[0]})"
     took = f"{took} per step than" if took else "as long per step as"
-    return f"{label} took {took} {baseline}{beside}."
+    return f"{lead}{label} took {took} {baseline}{beside}{end}."
 
 
 def _other_documents(comparison: RunComparison) -> str:

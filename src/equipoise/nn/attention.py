@@ -75,8 +75,8 @@ class PackAttention:
     """Length of the longest document of the whole pack, wherever it lies [tokens]."""
 
 
-def require_alike(q_tHE: Tensor, k_tGE: Tensor, v_tGE: Tensor) -> None:
-    """Refuse queries, keys and values that do not match.
+def require_alike(q_tHE: Tensor, k_tGE: Tensor, v_tGE: Tensor, *, cached: int = 0) -> None:
+    """Refuse queries, keys and values that do not match; ``cached`` keys are of earlier tokens.
 
     Raises:
         LayoutError: their dimensions, tokens, heads, widths, dtypes or devices do not match.
@@ -87,9 +87,10 @@ def require_alike(q_tHE: Tensor, k_tGE: Tensor, v_tGE: Tensor) -> None:
             f"Queries {list(q.shape)}, keys {list(k.shape)} and values {list(v.shape)} do not "
             f"match. Each must be [tokens, heads, width], keys and values of the same shape."
         )
-    if (len(q), q.shape[2]) != (len(k), k.shape[2]):
+    if (len(q) + cached, q.shape[2]) != (len(k), k.shape[2]):
+        tokens = f"{len(q)} tokens" + (f", {cached} more are cached" if cached else "")
         raise LayoutError(
-            f"Queries have {len(q)} tokens and width {q.shape[2]}, keys have {len(k)} tokens and "
+            f"Queries have {tokens} and width {q.shape[2]}, keys have {len(k)} tokens and "
             f"width {k.shape[2]}. Give them the same tokens and width."
         )
     if not q.dtype == k.dtype == v.dtype or not q.device == k.device == v.device:

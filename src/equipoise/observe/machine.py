@@ -1,5 +1,6 @@
 """What this process and this machine are using, read from the operating system."""
 
+import math
 import os
 import platform
 from pathlib import Path
@@ -36,6 +37,14 @@ def busy_core_s() -> float:
         return 0.0
     ticks = [int(field) for field in stat.read_text().split("\n", 1)[0].split()[1:]]
     return (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")  # minus idle and iowait
+
+
+def run_delay_s() -> float:
+    """Seconds that this thread was ready to run while others had the cores; NaN if unknown."""
+    try:
+        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):  # another system, or a kernel that does not count
+        return math.nan
 
 
 def cpu_name() -> str:

@@ -124,6 +124,7 @@ def read_run(folder: Path) -> RunRecord:
         mfu=of_step("mfu"),
         busy_s=of_ranks("busy_s"),
         wait_s=of_ranks("wait_s"),
+        run_delay_s=of_ranks("run_delay_s"),
         memory_bytes=of_ranks("memory_bytes"),
         peak_memory_bytes=of_ranks("peak_memory_bytes"),
         predicted_s=predicted_s,

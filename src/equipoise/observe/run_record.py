@@ -140,8 +140,10 @@ class RunRecord:
     mfu: Floats
 
     busy_s: Floats
-    """Measured compute time, [step, rank]; the next three are measured too [s]."""
+    """Measured compute time, [step, rank]; the next four are measured too [s]."""
     wait_s: Floats
+    run_delay_s: Floats
+    """When a rank was ready to compute and other programs had the core."""
     memory_bytes: Floats
     peak_memory_bytes: Floats
     predicted_s: Floats

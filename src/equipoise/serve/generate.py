@@ -18,7 +18,7 @@ from typing import Literal
 import torch
 
 from equipoise.base.errors import SpecError
-from equipoise.nn.cached import CachedDecoder, continue_with
+from equipoise.nn.cached import Cached, CachedDecoder, continue_with
 from equipoise.nn.decoder import Decoder
 from equipoise.serve.prompt import Prompt, PromptReader
 from equipoise.serve.sample import Sampling, choose_token
@@ -44,7 +44,7 @@ class Generator:
     """A model that continues texts. What two prompts begin with alike is computed once."""
 
     def __init__(self, trained: TrainedModel) -> None:
-        """Build the decoder around the weights.
+        """Build the decoder around the weights, or take the model of transformers.
 
         Raises:
             ModelError: there is no tokenizer, or it cannot be read.
@@ -52,7 +52,7 @@ class Generator:
         self.trained = trained
         self._prompts = PromptReader(trained.files, trained.model)
         self.tokenizer = self._prompts.tokenizer
-        self._cached = CachedDecoder(build_decoder(trained))
+        self._cached = _cached(trained)
         self.end_ids = self._prompts.end_ids
 
     def encode(self, prompt: Prompt) -> list[int]:
@@ -123,6 +123,15 @@ def generate(
         ModelError: the model or its tokenizer cannot be read.
     """
     return Generator(open_model(source)).generate(prompt, tokens=tokens, sampling=sampling)
+
+
+def _cached(trained: TrainedModel) -> Cached:
+    if trained.theirs is None:
+        return CachedDecoder(build_decoder(trained))
+    # It takes seconds to import, and is an extra.
+    from equipoise.parallel.theirs.cached import CachedTheirs
+
+    return CachedTheirs(trained.theirs)
 
 
 def build_decoder(trained: TrainedModel, dtype: torch.dtype | None = None) -> Decoder:

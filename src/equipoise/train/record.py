@@ -5,6 +5,7 @@ Kept true (tests/multi/train/test_train.py, tests/unit/dash)
 """
 
 import dataclasses
+import math
 import statistics
 from collections import deque
 from collections.abc import Mapping
@@ -186,6 +187,7 @@ class RunRecorder:
             **figures,
             predicted_s=predicted_s[self.ranks.rank],
             predicted_step_s=predicted_step_s,
+            run_delay_s=None if math.isnan(result.run_delay_s) else result.run_delay_s,
         )
         self._overheads_s.append(max(0.0, result.step_s - result.computed_s))
         if len(self._overheads_s) == 1:

@@ -39,6 +39,7 @@ from equipoise.nn.clock import busy_clock
 from equipoise.nn.decoder import Decoder
 from equipoise.nn.moe.balance import forget_loads, set_loss_scale
 from equipoise.observe.journal import EventSink
+from equipoise.observe.machine import run_delay_s
 from equipoise.optim.adamw import clip, global_norm
 from equipoise.parallel.expert.loads import settle_experts
 from equipoise.parallel.zero.shard import ShardedDecoder
@@ -77,6 +78,8 @@ class Gradients:
     """What ranks exchanged, float64 [ranks, 6]; columns as ``StepRunner`` lists them."""
     wait_s: float
     """What this rank waited."""
+    run_delay_s: float
+    """What other programs kept this rank from a core; NaN where the system does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,8 @@ class StepResult:
     rank_busy_s: list[float]
     wait_s: float
     """What this rank waited."""
+    run_delay_s: float
+    """What other programs kept this rank from a core; NaN where the system does not say."""
     computed_s: float
     """Until the last rank had computed: its busy time, or its pipeline from end to end."""
     stop: bool
@@ -206,6 +211,7 @@ class StepRunner:
             step_s=step_s,
             rank_busy_s=rows[:, 2].tolist(),
             wait_s=made.wait_s,
+            run_delay_s=made.run_delay_s,
             computed_s=float(rows[:, 2 if self.pipeline is None else 4].max()),
             stop=bool(rows[:, 3].any()),
             words=rows[:, 5].to(torch.int64).tolist(),
@@ -229,7 +235,7 @@ class StepRunner:
         Raises:
             LayoutError: ranks packed differently.
         """
-        started = time.perf_counter()
+        started, delay_s = time.perf_counter(), run_delay_s()
         labels = sum(int(count_labels(batch.pieces, self.store).sum()) for batch in packed)
         divisor = max(1, labels)
         set_loss_scale(self.model.decoder, 1 / divisor)
@@ -240,7 +246,7 @@ class StepRunner:
             self._sum_gradients()
             norm = self._norm()
         loss = float(rows[:, 1].sum()) / divisor
-        return Gradients(labels, loss, norm, losses, rows, idle_s + met_s)
+        return Gradients(labels, loss, norm, losses, rows, idle_s + met_s, run_delay_s() - delay_s)
 
     @torch.no_grad()
     def evaluate(self, packed: PackedStep, store: TokenStore) -> float:

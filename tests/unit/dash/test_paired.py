@@ -118,3 +118,27 @@ def test_sentences() -> None:
     blind = dataclasses.replace(SIDES, predicted=math.nan, busy=math.nan)
     assert tell(blind) == "divided took 24% less time per step than in-order."
     assert "processor" not in tell_spread(blind)
+
+
+def test_beside_other_programs_processor_time_leads() -> None:
+    beside = dataclasses.replace(
+        SIDES, measured=1.12, low=1.02, high=1.23, busy_low=1.3, busy_high=1.38, run_delay=0.27
+    )
+    beside = dataclasses.replace(beside, predicted=1.06, busy_predicted=1.28)
+    assert tell(beside) == (
+        "Other programs had the cores for 27% of the ranks' time, which processor time leaves out. "
+        "divided took 25% less processor time per step than in-order (predicted 22%); by the "
+        "clock, 11% less."
+    )
+    assert tell_spread(beside) == (
+        "1.34 times as fast by processor time (90% interval 1.30 to 1.38; by the clock 1.12, 1.02 "
+        "to 1.23), over 19 steps that both computed."
+    )
+    noise = dataclasses.replace(beside, measured=0.8, busy=1.01, busy_low=0.98, busy_high=1.04)
+    assert tell(noise) == (
+        "Other programs had the cores for 27% of the ranks' time, which processor time leaves out. "
+        "divided and in-order: no difference in processor time per step (±3.0%; predicted: 22% "
+        "shorter); by the clock, 25% more."
+    )
+    assert not dataclasses.replace(beside, run_delay=0.04).is_disturbed
+    assert not SIDES.is_disturbed  # an older journal does not say

@@ -38,8 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the verb's arguments."""
     asked.add_step_arguments(
         parser,
-        strategies="all-gather, needed-kv, ring, double-ring, pass-q, token-ring, ulysses, usp, "
-        "rsa (a ring over contiguous shares) (default: the run's, else needed-kv)",
+        strategies="all-gather, needed-kv, ring, double-ring, pass-q, token-ring, gather-q, "
+        "ulysses, usp, rsa (a ring over contiguous shares) (default: the run's, else needed-kv)",
         documents=f"a window (default: the run's corpus; without a run.toml, five documents of "
         f"{_TOKENS:,} tokens)",
         window=_TOKENS,

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from equipoise.balance.context.continued import ContinuedPlan
 from equipoise.balance.context.plan import ContextPlan, plan_context, share_tokens
 from equipoise.base.errors import CheckError, LayoutError
 from equipoise.comm.mail import Ledger, LinkGroups, Mail, Parcel
@@ -29,6 +30,7 @@ from equipoise.nn.attention import cast_as_autocast, require_alike
 from equipoise.parallel.context.function import AttendInOneProcess, AttendOverRanks
 from equipoise.parallel.context.program import compile_rank
 from equipoise.spec.mask import CAUSAL, Mask
+from equipoise.spec.pack import lengths_of
 
 
 def context_attention(
@@ -93,7 +95,7 @@ def attend_by_plan(
     q_tHE: Tensor,
     k_tGE: Tensor,
     v_tGE: Tensor,
-    plan: ContextPlan,
+    plan: ContextPlan | ContinuedPlan,
     group: dist.ProcessGroup | None = None,
     *,
     ledger: Ledger | None = None,
@@ -104,10 +106,11 @@ def attend_by_plan(
     """``context_attention`` with an existing plan, so that all layers of a model share one.
 
     Args:
-        q_tHE: Queries of this rank's tokens, ``plan.shares.rows`` of the pack.
-        k_tGE: Keys of the same tokens.
+        q_tHE: Queries of this rank's tokens: ``plan.shares.rows`` of the pack, or ``plan.rows`` of
+            the new tokens of continued texts.
+        k_tGE: Keys of the same tokens; of continued texts, text by text, the cached ones first.
         v_tGE: Values of the same tokens.
-        plan: Of ``plan_context`` or ``plan_pieces``; the same on every rank.
+        plan: Of ``plan_context``, ``plan_pieces`` or ``plan_continued``; the same on every rank.
         group: As many ranks as the plan is for; all ranks unless given.
         ledger: Counts what this rank sends and receives, in both passes.
         links: ``Peers.links`` of the group, where messages have no tags.
@@ -121,13 +124,14 @@ def attend_by_plan(
         LayoutError: the tensors do not go together, or not with this rank's part of the plan.
     """
     q_tHE, k_tGE, v_tGE = cast_as_autocast(q_tHE, k_tGE, v_tGE)
-    require_alike(q_tHE, k_tGE, v_tGE)
     mail, schedule = Mail(group, ledger, links), plan.schedule
     if mail.ranks != schedule.ranks:
         raise LayoutError(
             f"The plan is for {schedule.ranks} ranks, but the group has {mail.ranks}. Plan for the "
             f"ranks of the group."
         )
+    cached = int(lengths_of(schedule.cached[mail.rank]).sum()) if schedule.cached else 0
+    require_alike(q_tHE, k_tGE, v_tGE, cached=cached)
     program = compile_rank(schedule, mail.rank, q_tHE.device)
     tokens, heads, kv_heads = len(q_tHE), q_tHE.shape[1], k_tGE.shape[1]
     if (tokens, heads, kv_heads) != (program.home_tokens, schedule.heads, schedule.kv_heads):

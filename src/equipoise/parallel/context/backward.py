@@ -66,12 +66,12 @@ class Backward:
             "kv": [torch.zeros_like(x, dtype=self.sums) for x in (kept.k, kept.v)],
         }
         # Gradients of heads that are not held come home to rows of their own.
-        width, tokens = grad_o.shape[2], program.home_tokens
+        width = grad_o.shape[2]
         self.home_sums_of = {
             kind: [grad_o.new_zeros(tokens, heads, width, dtype=self.sums) for _ in sums]
-            for kind, heads, held in (
-                ("q", program.heads, program.held_heads),
-                ("kv", program.kv_heads, program.held_kv_heads),
+            for kind, tokens, heads, held in (
+                ("q", program.home_tokens, program.heads, program.held_heads),
+                ("kv", program.key_tokens, program.kv_heads, program.held_kv_heads),
             )
             if held != slice(0, heads)
             for sums in [self.sums_of[kind]]

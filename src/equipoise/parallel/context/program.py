@@ -89,8 +89,10 @@ class RankProgram:
     kv_heads: int
     query_rows: Rows
     """Rows of held queries that are at home, in home order."""
+    key_tokens: int
+    """Its home tokens and those whose keys it has cached."""
     key_rows: Rows
-    """Rows of held keys that are at home."""
+    """Rows of held keys that are at home or cached, in order of (document, token)."""
     held_queries: int
     held_keys: int
     held_heads: slice
@@ -170,7 +172,8 @@ def compile_rank(
         heads=schedule.heads,
         kv_heads=schedule.kv_heads,
         query_rows=compiler.queries.rows(home),
-        key_rows=compiler.keys.rows(home),
+        key_tokens=compiler.own_keys.tokens,
+        key_rows=compiler.keys.rows(schedule.keys_of(rank)),
         held_queries=compiler.queries.tokens,
         held_keys=compiler.keys.tokens,
         held_heads=compiler.heads,
@@ -188,10 +191,11 @@ class _Compiler:
         self.ratio = schedule.heads // schedule.kv_heads
         home = schedule.home[rank]
         received = [message for each in self.source for message in each.receives]
-        self.home = _Places(home, device)
+        own_keys = schedule.keys_of(rank)
+        self.home, self.own_keys = _Places(home, device), _Places(own_keys, device)
         self.queries, self.keys = (
-            _Places(join_runs(home, *(m.runs for m in received if m.carries == kind)), device)
-            for kind in ("q", "kv")
+            _Places(join_runs(own, *(m.runs for m in received if m.carries == kind)), device)
+            for kind, own in (("q", home), ("kv", own_keys))
         )
         tiles = [
             (first, stop)
@@ -225,7 +229,8 @@ class _Compiler:
         is_held = held.start <= first and stop <= held.stop
         if message.carries == "output" and not is_sent:
             is_held = False  # an output over all keys is not merged
-        places = self.keys if message.carries == "kv" else self.queries
+        of_keys = message.carries == "kv"
+        places, own = (self.keys, self.own_keys) if of_keys else (self.queries, self.home)
         offset = held.start if is_held else 0
         turn = self.turns.get((is_sent, message.peer), 0)
         self.turns[is_sent, message.peer] = turn + 1
@@ -233,7 +238,7 @@ class _Compiler:
             message.peer,
             message.carries,
             is_held,
-            (places if is_held else self.home).rows(message.runs),
+            (places if is_held else own).rows(message.runs),
             slice(first - offset, stop - offset),
             message.tokens,
             turn,

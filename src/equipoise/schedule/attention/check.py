@@ -7,7 +7,8 @@ Why
 What it decides
     A schedule is correct if
 
-    - every token has one home, and every rank's pieces are in order and apart;
+    - every token has one home or is cached on one rank, and every rank's pieces are in order and
+      apart;
     - every send has its receive, in the same order for each pair of ranks, and no rank waits
       for one that waits for it, even if no message leaves before its receive is posted;
     - what is sent or computed with is present at the round's start, and arrives once;
@@ -89,11 +90,14 @@ def _home_faults(schedule: AttentionSchedule) -> Iterator[str]:
     lengths = schedule.doc_tokens
     begins = np.cumsum(lengths) - lengths
     owners = np.zeros(schedule.tokens, dtype=np.int64)
-    for rank, pieces in enumerate(schedule.home):
+    parts = [(pieces, "tokens") for pieces in schedule.home]
+    parts += [(pieces, "cached keys of tokens") for pieces in schedule.cached]
+    for number, (pieces, what) in enumerate(parts):
+        rank = number % schedule.ranks
         for at, (document, start, stop) in enumerate(pieces.tolist()):
             if not (0 <= document < len(lengths) and 0 <= start < stop <= lengths[document]):
                 yield (
-                    f"Rank {rank} holds tokens {start}:{stop} of document {document}, which do "
+                    f"Rank {rank} holds {what} {start}:{stop} of document {document}, which do "
                     f"not exist in the {len(lengths)} documents."
                 )
                 return

@@ -30,6 +30,7 @@ class _TokenCells:
             [
                 np.stack((documents, 0 * lengths, lengths), axis=1),
                 *schedule.home,
+                *schedule.cached,
                 *(each[:, :3] for each in tiles),
                 *(each[:, [0, 3, 4]] for each in tiles),
                 *(message.runs for message in messages),
@@ -84,9 +85,11 @@ class _RankState:
         self.rank, self.cells = rank, cells
         self.is_home = np.zeros(cells.shape[0], dtype=bool)
         self.is_home[cells.rows(schedule.home[rank])] = True
+        has_keys = np.zeros_like(self.is_home)
+        has_keys[cells.rows(schedule.keys_of(rank))] = True
         self.has = {
             "q": np.repeat(self.is_home[:, None], cells.shape[1], axis=1),
-            "kv": np.repeat(self.is_home[:, None], len(cells.kv_cuts) - 1, axis=1),
+            "kv": np.repeat(has_keys[:, None], len(cells.kv_cuts) - 1, axis=1),
         }
         self.computed = np.zeros(cells.shape, dtype=bool)
         self.sent_home = np.zeros_like(self.computed)

@@ -21,6 +21,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from equipoise.schedule.attention.mask import Reads, reads_of
+from equipoise.schedule.attention.runs import join_runs, meet_runs
 from equipoise.schedule.attention.schedule import TILE_KINDS, AttentionSchedule, Tiles, write_tile
 from equipoise.spec.pack import Pieces
 
@@ -60,6 +61,8 @@ def coverage_faults(schedule: AttentionSchedule) -> Iterator[str]:
     tiles = np.concatenate([np.empty((0, 8), dtype=np.int64), *parts])
     reads = reads_of(schedule.masks, schedule.doc_tokens)
     computed, wanted = _strips_of(tiles), _strips_wanted(reads, schedule.heads)
+    if schedule.cached:
+        wanted = _cut_strips(wanted, join_runs(*schedule.home))
     for document, first, last in _wrong_cells(computed, wanted):
         for query in (first, last):
             for key, head, times, right in _wrong_keys(
@@ -95,6 +98,16 @@ def _strips_wanted(reads: Reads, heads: int) -> _Strips:
     still = (document, start, stop, zero, shared, zero, zero, zero, zero + heads)
     strips = np.concatenate([np.stack(part, axis=1) for part in (growing, moving, still)])
     return strips[strips[:, 1] < strips[:, 2]]
+
+
+def _cut_strips(strips: _Strips, queries: Pieces) -> _Strips:
+    """The parts of some strips that these queries read; runs are disjoint and in order."""
+    strip, run = meet_runs(strips, queries)
+    cut = strips[strip]
+    cut[:, 1] = np.maximum(cut[:, 1], queries[run, 1])
+    cut[:, 2] = np.minimum(cut[:, 2], queries[run, 2])
+    cut[:, 3:5] += cut[:, 5:7] * (cut[:, 1] - strips[strip, 1])[:, None]
+    return cut
 
 
 def _at(strips: _Strips, document: int, query: int) -> Pieces:

@@ -39,12 +39,12 @@ def _exchange(request: AttentionRequest, *, is_needed_only: bool) -> Writer:
         received, read = [], request.runs_read(queries)
         for distance in range(1, request.ranks):  # so that not all begin with rank 0
             source = (target - distance) % request.ranks
-            keys = request.home[source]
+            keys = request.keys_of(source)
             if is_needed_only:
                 keys = cut_runs(keys, read)
             writer.send(0, source, target, "kv", keys, request.all_kv_heads)
             received.append(keys)
-        writer.attend(0, target, request.tiles(queries, queries))
+        writer.attend(0, target, request.tiles(queries, request.keys_of(target)))
         writer.attend(1, target, request.tiles(queries, join_runs(*received)))
     return writer
 
@@ -65,7 +65,7 @@ def ring(request: AttentionRequest) -> AttentionSchedule:
     writer, ranks = Writer(request.ranks), request.ranks
     for at in range(ranks):
         for rank, queries in enumerate(request.home):
-            keys = request.home[(rank - at) % ranks]
+            keys = request.keys_of((rank - at) % ranks)
             if at < ranks - 1:
                 writer.send(at, rank, (rank + 1) % ranks, "kv", keys, request.all_kv_heads)
             writer.attend(at, rank, request.tiles(queries, keys))
@@ -82,7 +82,7 @@ def double_ring(request: AttentionRequest) -> AttentionSchedule:
             for rank, queries in enumerate(request.home):
                 node, place = divmod(rank, inner)
                 owner = (node - outer) % nodes * inner + (place - step) % inner
-                keys = request.home[owner]
+                keys = request.keys_of(owner)
                 if step == 0 and outer < nodes - 1:
                     target = (node + 1) % nodes * inner + place
                     writer.send(at, rank, target, "kv", keys, request.all_kv_heads, rounds=inner)

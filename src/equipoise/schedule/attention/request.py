@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from equipoise.schedule.attention.mask import Reads, masks_of, reads_of
+from equipoise.schedule.attention.runs import join_runs
 from equipoise.schedule.attention.schedule import AttentionSchedule, Tiles
 from equipoise.schedule.attention.tiles import runs_read, tiles_between
 from equipoise.schedule.attention.write import Writer, head_blocks
@@ -23,6 +24,8 @@ class AttentionRequest:
     kv_heads: int
     ranks_per_node: int
     """Ranks that share a node, for two-level strategies; divides the ranks."""
+    cached: tuple[Pieces, ...] = ()
+    """Pieces of which each rank has keys from earlier; none unless given."""
     reads: Reads = field(init=False)
     """Which keys queries read."""
 
@@ -34,6 +37,10 @@ class AttentionRequest:
     def ranks(self) -> int:
         """How many ranks take part."""
         return len(self.home)
+
+    def keys_of(self, rank: int) -> Pieces:
+        """Runs of which a rank has keys: those of its tokens, and those that it has cached."""
+        return join_runs(self.cached[rank], self.home[rank]) if self.cached else self.home[rank]
 
     @property
     def all_heads(self) -> tuple[int, int]:
@@ -57,8 +64,16 @@ class AttentionRequest:
 
     def finish(self, strategy: str, writer: Writer) -> AttentionSchedule:
         """The schedule that was written."""
-        return writer.finish(
-            strategy, self.home, self.doc_tokens, self.masks, self.heads, self.kv_heads
+        rounds = writer.finish()
+        return AttentionSchedule(
+            strategy,
+            self.doc_tokens,
+            self.masks,
+            self.heads,
+            self.kv_heads,
+            self.home,
+            rounds,
+            self.cached,
         )
 
 

@@ -44,6 +44,9 @@ What it decides
                 6  . . . . o o d .      o  full
                 7  . . . . . o d d      o  a square of one token
 
+    Keys that a rank has *cached* from earlier, as when a text is continued, are read like those of
+    its home pieces; nobody has queries of them.
+
 Kept true (tests/unit/schedule/, by Hypothesis)
     What every strategy writes passes ``check_attention``; counts equal what ranks send.
 
@@ -60,6 +63,7 @@ import numpy as np
 
 from equipoise.base.digest import digest_bytes
 from equipoise.schedule.attention.mask import write_masks
+from equipoise.schedule.attention.runs import join_runs
 from equipoise.spec.mask import Mask
 from equipoise.spec.pack import Pieces
 
@@ -127,6 +131,13 @@ class AttentionSchedule:
     and after, in the order of its tensors."""
     rounds: tuple[tuple[Round, ...], ...]
     """Each rank's rounds, in order."""
+    cached: tuple[Pieces, ...] = ()
+    """Per rank, int64 [n, 3]: the pieces of which it has keys and values from earlier, in order,
+    and nobody has queries; none on any rank unless given."""
+
+    def keys_of(self, rank: int) -> Pieces:
+        """Runs of which a rank has keys and values before and after, in order."""
+        return join_runs(self.cached[rank], self.home[rank]) if self.cached else self.home[rank]
 
     @property
     def ranks(self) -> int:
@@ -144,8 +155,9 @@ class AttentionSchedule:
         masks = write_masks(self.masks)
         parts = [f"{self.strategy}|{self.heads}|{self.kv_heads}|{masks}".encode()]
         parts.append(np.ascontiguousarray(self.doc_tokens).tobytes())
-        for pieces in self.home:
-            parts += (b"home", np.ascontiguousarray(pieces).tobytes())
+        for name, held in ((b"home", self.home), (b"cached", self.cached)):
+            for pieces in held:
+                parts += (name, np.ascontiguousarray(pieces).tobytes())
         for rank, at, each in self:
             parts += (f"round {rank} {at}".encode(), np.ascontiguousarray(each.tiles).tobytes())
             for word, messages in (("send", each.sends), ("receive", each.receives)):
@@ -170,6 +182,8 @@ class AttentionSchedule:
             lines.append(f"masks: {write_masks(self.masks)}")
         for rank, rounds in enumerate(self.rounds):
             lines.append(f"rank {rank} holds {write_runs(self.home[rank])}")
+            if self.cached and len(self.cached[rank]):
+                lines.append(f"  and keys of {write_runs(self.cached[rank])}")
             for at, each in enumerate(rounds):
                 lines.append(f"  round {at}")
                 lines += [f"    send to {m.peer}: {m}" for m in each.sends]

@@ -19,7 +19,7 @@ from equipoise.base.nearest import nearest
 from equipoise.schedule.attention.heads import ulysses, usp
 from equipoise.schedule.attention.mask import masks_of
 from equipoise.schedule.attention.pass_kv import all_gather, double_ring, needed_kv, ring
-from equipoise.schedule.attention.pass_q import pass_q, token_ring
+from equipoise.schedule.attention.pass_q import gather_q, pass_q, token_ring
 from equipoise.schedule.attention.request import AttentionRequest, AttentionStrategy
 from equipoise.schedule.attention.schedule import AttentionSchedule
 from equipoise.spec.mask import CAUSAL, Mask
@@ -32,10 +32,14 @@ STRATEGIES: dict[str, AttentionStrategy] = {
     "double-ring": double_ring,
     "pass-q": pass_q,
     "token-ring": token_ring,
+    "gather-q": gather_q,
     "ulysses": ulysses,
     "usp": usp,
 }
 """Every strategy by name."""
+
+BY_HEADS = ("ulysses", "usp")
+"""Strategies that divide heads, so that every rank needs its heads of all keys."""
 
 IN_NODES = ("double-ring", "usp")
 """Two-level strategies, which need to know which ranks share a node."""
@@ -50,6 +54,7 @@ def write_attention(
     kv_heads: int,
     mask: Mask | Sequence[Mask] = CAUSAL,
     ranks_per_node: int | None = None,
+    cached: Sequence[Pieces] = (),
 ) -> AttentionSchedule:
     """Write the schedule of one attention layer over packed documents.
 
@@ -63,10 +68,13 @@ def write_attention(
         mask: Which keys a query reads: one mask for all documents, or one per document.
         ranks_per_node: Ranks that share a node; divides the ranks. Needed by ``double-ring``
             and ``usp``.
+        cached: Each rank's pieces of which it has keys from earlier and nobody has queries; with
+            them, ``home`` and ``cached`` together hold each token once.
 
     Raises:
         SpecError: no strategy has that name, or masks do not match the documents.
-        LayoutError: heads or ranks do not divide, or the strategy needs ``ranks_per_node``.
+        LayoutError: heads or ranks do not divide, the strategy needs ``ranks_per_node``, or it
+            divides heads and keys are cached.
 
     Cost: O(ranks^2 x pieces of a rank), in NumPy.
 
@@ -106,8 +114,20 @@ def write_attention(
             f"{len(home)} ranks do not fill nodes of {per_node}. Give a ranks_per_node that "
             f"divides the ranks."
         )
+    if any(map(len, cached)) and strategy in BY_HEADS:
+        raise LayoutError(
+            f"{strategy} would send every rank its heads of all cached keys. Where keys are "
+            f"cached, use {', '.join(name for name in STRATEGIES if name not in BY_HEADS)}."
+        )
+    if cached and len(cached) != len(home):
+        raise LayoutError(
+            f"{len(cached)} ranks have cached keys and {len(home)} have tokens. Give both for each "
+            f"rank."
+        )
     lengths = np.asarray(doc_tokens, dtype=np.int64).reshape(-1)
     pieces = tuple(np.asarray(each, dtype=np.int64).reshape(-1, 3) for each in home)
     masks = masks_of(mask, lengths)
-    request = AttentionRequest(lengths, masks, pieces, heads, kv_heads, per_node)
+    keys = tuple(np.asarray(each, dtype=np.int64).reshape(-1, 3) for each in cached)
+    keys = keys if any(map(len, keys)) else ()
+    request = AttentionRequest(lengths, masks, pieces, heads, kv_heads, per_node, keys)
     return STRATEGIES[strategy](request)

@@ -15,13 +15,11 @@ import numpy as np
 from equipoise.schedule.attention.runs import join_runs
 from equipoise.schedule.attention.schedule import (
     TILE_COLUMNS,
-    AttentionSchedule,
     Carries,
     Message,
     Round,
     Tiles,
 )
-from equipoise.spec.mask import Mask
 from equipoise.spec.pack import Pieces
 
 
@@ -96,18 +94,10 @@ class Writer:
             self._tiles.setdefault((rank, at), []).append(tiles)
         return tiles
 
-    def finish(
-        self,
-        strategy: str,
-        home: tuple[Pieces, ...],
-        doc_tokens: Pieces,
-        masks: tuple[Mask, ...],
-        heads: int,
-        kv_heads: int,
-    ) -> AttentionSchedule:
-        """The schedule; every rank gets as many rounds as the longest."""
+    def finish(self) -> tuple[tuple[Round, ...], ...]:
+        """Each rank's rounds; every rank gets as many as the longest."""
         none = np.empty((0, TILE_COLUMNS), dtype=np.int64)
-        rounds = tuple(
+        return tuple(
             tuple(
                 Round(
                     tuple(self._sends.get((rank, at), ())),
@@ -118,4 +108,3 @@ class Writer:
             )
             for rank in range(self.ranks)
         )
-        return AttentionSchedule(strategy, doc_tokens, masks, heads, kv_heads, home, rounds)

@@ -10,7 +10,15 @@ from equipoise.spec.catalog import LOSSY, SCHEDULES, Schedule
 from equipoise.spec.layout import Layout
 
 StrategyName = Literal[
-    "needed-kv", "all-gather", "ring", "double-ring", "pass-q", "token-ring", "ulysses", "usp"
+    "needed-kv",
+    "all-gather",
+    "ring",
+    "double-ring",
+    "pass-q",
+    "token-ring",
+    "gather-q",
+    "ulysses",
+    "usp",
 ]
 Sharding = Literal[
     "mixed", "head-tail-document", "head-tail", "by-work", "contiguous", "hierarchical", "auto"

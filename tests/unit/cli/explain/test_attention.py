@@ -247,7 +247,7 @@ def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     )
     assert refused(capsys, "attention", "--strategy", "ringg") == (
         '--strategy: "ringg" is not one of all, all-gather, needed-kv, ring, double-ring, pass-q, '
-        'token-ring, ulysses, usp, rsa. Nearest: "ring".\n'
+        'token-ring, gather-q, ulysses, usp, rsa. Nearest: "ring".\n'
     )
     assert refused(capsys, "attention", "--ranks", "0") == (
         "--ranks 0 is below 1. Give 1 or more.\n"

@@ -173,7 +173,7 @@ def refusal(strategy: str = "ring", error: type = LayoutError, **keys: int) -> s
 def test_requests_that_are_refused() -> None:
     assert refusal("rnig", SpecError) == (
         'No attention strategy is called "rnig". Nearest: ring. All: all-gather, needed-kv, ring, '
-        "double-ring, pass-q, token-ring, ulysses, usp."
+        "double-ring, pass-q, token-ring, gather-q, ulysses, usp."
     )
     assert refusal(heads=4, kv_heads=3) == (
         "4 query heads cannot share 3 key/value heads. Give a number of key/value heads that "

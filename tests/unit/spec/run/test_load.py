@@ -167,7 +167,7 @@ ONE_KEY: list[tuple[str, str]] = [
     (
         'layout.strategy = "rings"',
         'run.toml:1  layout.strategy: "rings" is not one of "needed-kv", "all-gather", "ring", '
-        '"double-ring", "pass-q", "token-ring", "ulysses", "usp". Nearest: "ring".',
+        '"double-ring", "pass-q", "token-ring", "gather-q", "ulysses", "usp". Nearest: "ring".',
     ),
     (
         'layout.sharding = "head-tails"',
@@ -506,11 +506,11 @@ def test_hugging_face_folders_that_do_not_do(tmp_path: Path) -> None:
     )
     (tmp_path / "hf" / "config.json").write_text("[]")
     assert faults(path) == (
-        "run.toml:1  model.init: hf/config.json is not JSON: it holds no table."
+        "run.toml:1  model.init: hf/config.json cannot be read: it does not hold an object."
     )
     (tmp_path / "hf" / "config.json").write_text("{")
     assert faults(path) == (
-        "run.toml:1  model.init: hf/config.json is not JSON: Expecting property name enclosed "
+        "run.toml:1  model.init: hf/config.json cannot be read: Expecting property name enclosed "
         "in double quotes: line 1 column 2 (char 1)."
     )
 
