@@ -87,7 +87,7 @@ def test_settings_that_cannot_be_are_refused(tmp_path: Path) -> None:
         (
             {"cache_bytes": 100},
             FitError,
-            "The cache has 100 B, and one page of 16 tokens needs 8.0 KiB. Give it more memory.",
+            "The cache has 100 B, and one page of 16 tokens needs 6.0 KiB. Give it more memory.",
         ),
     ):
         with pytest.raises(kind) as caught:
