@@ -30,7 +30,7 @@ import numpy.typing as npt
 
 from equipoise.base.errors import DataError
 from equipoise.base.nearest import nearest
-from equipoise.base.read import parse_json, require_file
+from equipoise.base.read import parse_json, reason, require_file
 
 Lengths = npt.NDArray[np.int64]
 
@@ -120,8 +120,8 @@ def read_lengths(file: Path) -> Lengths:
         ) from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(
-            f"{file} cannot be read as text ({error}). Give CSV, JSON lines, Parquet, or one "
-            f"whole number per line."
+            f"{file} cannot be read as text ({reason(error)}). Give CSV, JSON lines, Parquet, or "
+            f"one whole number per line."
         ) from None
     if not len(lengths):
         raise DataError(f"{file} holds no document lengths. Give one whole number per line.")

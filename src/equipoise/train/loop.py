@@ -86,7 +86,7 @@ class Trainer:
             seed=self.spec.train.seed,
             context_tokens=self.spec.pack.context_tokens,
             mixture=self.store.mixture,
-            whole=self.spec.data.holds_conversations,
+            whole=self.spec.data.whole,
         )
         cache, measured = self.store.folder.parent, measured_model(resolved)
         self._curve_file = curve_file(self.spec, self.model, ranks, cache, measured)

@@ -206,6 +206,12 @@ def train_first(ranks: Ranks, folder: Path, resolved: ResolvedFile) -> None:
     train(ranks, folder, resolved, {})
 
 
+def train_all(ranks: Ranks, runs: dict[Path, ResolvedFile]) -> None:
+    """Runs one after another on the same ranks, in their own folders."""
+    for folder, run in runs.items():
+        train(ranks, folder, run, {})
+
+
 def train_each(ranks: Ranks, folder: Path, runs: dict[str, ResolvedFile]) -> dict[str, Ended]:
     """Runs one after another on the same ranks, each in a folder of its own."""
     return {name: train(ranks, folder / name, run, {}) for name, run in runs.items()}

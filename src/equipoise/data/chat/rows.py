@@ -22,7 +22,7 @@ from typing import Any
 
 from equipoise.base.nearest import nearest
 from equipoise.base.read import parse_json
-from equipoise.base.shown import shown
+from equipoise.base.shown import listed, shorten, shown
 from equipoise.data.fields import MissingFieldError, walk
 
 Message = Mapping[str, Any]
@@ -108,9 +108,9 @@ def pick_columns(row: Row, kind: str, field: str) -> Row:
     if is_whole and set(picked) != {_TOOLS}:
         return picked
     missing = next(each for each in wanted if each not in picked)
-    hint = "" if not row else f' Nearest: "{nearest(missing, row)}".'
+    hint = "" if not any(row) else f' Nearest: "{shorten(nearest(missing, row))}".'
     raise RowError(
-        f'has no column "{missing}" among its {len(row)} ({", ".join(map(str, row))}).{hint} '
+        f'has no column "{missing}" among its {len(row)} ({listed(row)}).{hint} '
         + (
             "Set data.field to the column that holds the messages."
             if kind == "messages"

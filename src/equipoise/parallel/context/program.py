@@ -90,7 +90,7 @@ class RankProgram:
     query_rows: Rows
     """Rows of held queries that are at home, in home order."""
     key_tokens: int
-    """Its home tokens and those of which it has cached keys."""
+    """Its home tokens and those whose keys it has cached."""
     key_rows: Rows
     """Rows of held keys that are at home or cached, in order of (document, token)."""
     held_queries: int

@@ -63,7 +63,10 @@ class Decodes:
 
     def at_page_end(self) -> list[Sequence]:
         """Those whose computed tokens fill whole pages, up to date."""
-        members = list(self._crossing[self._counter % self._page_tokens].values())
+        crossing = self._crossing[self._counter % self._page_tokens]
+        if not crossing:
+            return []
+        members = list(crossing.values())
         for each in members:
             self.update(each)
         return members

@@ -9,7 +9,7 @@ Kept true (tests/unit/schedule/batching/test_pages.py, by Hypothesis)
     maximal.
 """
 
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, heapreplace
 
 
 class FreeRuns:
@@ -19,18 +19,18 @@ class FreeRuns:
         self.count = pages
         self._stop_of = {0: pages}
         self._start_of = {pages: 0}
-        self._longest = [(-pages, 0)]
-        """(-pages, start) of every run, and of runs that are gone."""
+        self._longest = [(-pages, pages)]
+        """(-pages, stop) of every run, or of what it was before its first pages were taken."""
 
     def runs(self) -> dict[int, int]:
         """Start and stop of every run."""
         return dict(self._stop_of)
 
-    def give_back(self, page: int) -> None:
-        """Make a page free again."""
-        self.count += 1
-        stop = self._stop_of.pop(page + 1, page + 1)
-        start = self._start_of.pop(page, page)
+    def give_back(self, start: int, stop: int) -> None:
+        """Make pages free again."""
+        self.count += stop - start
+        stop = self._stop_of.pop(stop, stop)
+        start = self._start_of.pop(start, start)
         self._list(start, stop)
 
     def take_next(self, page: int) -> bool:
@@ -42,7 +42,7 @@ class FreeRuns:
         if stop == page + 2:
             del self._start_of[stop]
         else:
-            self._list(page + 2, stop)
+            self._stop_of[page + 2], self._start_of[stop] = stop, page + 2
         return True
 
     def take(self, pages: int, growing: set[int]) -> list[int]:
@@ -68,14 +68,20 @@ class FreeRuns:
 
     def _longest_run(self) -> tuple[int, int]:
         while True:
-            size, start = self._longest[0]
-            if self._stop_of.get(start) == start - size:
-                return start, start - size
-            heappop(self._longest)
+            size, stop = self._longest[0]
+            start = self._start_of.get(stop)
+            if start is None:
+                heappop(self._longest)
+            elif start - stop == size:
+                return start, stop
+            elif start - stop < size:  # a longer entry is behind it
+                heappop(self._longest)
+            else:
+                heapreplace(self._longest, (start - stop, stop))
 
     def _list(self, start: int, stop: int) -> None:
         self._stop_of[start], self._start_of[stop] = stop, start
-        heappush(self._longest, (start - stop, start))
+        heappush(self._longest, (start - stop, stop))
         if len(self._longest) > 64 + 4 * len(self._stop_of):
-            self._longest = [(start - stop, start) for start, stop in self._stop_of.items()]
+            self._longest = [(start - stop, stop) for start, stop in self._stop_of.items()]
             heapify(self._longest)

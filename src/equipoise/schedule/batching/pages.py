@@ -142,18 +142,40 @@ class PagePool:
         parent.children[key] = self._cached[page] = cached
         return cached
 
+    def grow(self, behind: int) -> int:
+        """Take one page, for the request whose last page is ``behind``."""
+        if not self._free.take_next(behind):
+            return self.take(1, behind=behind)[0]
+        self._users[behind + 1] = 1
+        self._growing.discard(behind)
+        self._growing.add(behind + 1)
+        return behind + 1
+
     def release(self, pages: Sequence[int]) -> None:
         """A request gives up pages; the last ones become idle first."""
-        if pages:
-            self._growing.discard(pages[-1])
+        if not pages:
+            return
+        users, free = self._users, []
+        self._growing.discard(pages[-1])
         for page in reversed(pages):
-            self._users[page] -= 1
-            if self._users[page]:
+            users[page] -= 1
+            if users[page]:
                 continue
             if page in self._cached:
                 self._idle[page] = None
             else:
-                self._free.give_back(page)
+                free.append(page)
+        self._give_back(free)
+
+    def _give_back(self, pages: list[int]) -> None:
+        """Free pages that are mostly in falling order."""
+        at = 0
+        while at < len(pages):
+            stop = at + 1
+            while stop < len(pages) and pages[stop] == pages[stop - 1] - 1:
+                stop += 1
+            self._free.give_back(pages[stop - 1], pages[at] + 1)
+            at = stop
 
     def _evict(self) -> None:
         page = next(iter(self._idle))
@@ -163,4 +185,4 @@ class PagePool:
             del cached.parent.children[cached.key]
             if cached.parent.page < 0 and not cached.parent.children:
                 del self._roots[cached.root]
-        self._free.give_back(page)
+        self._free.give_back(page, page + 1)

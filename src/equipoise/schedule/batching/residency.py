@@ -59,11 +59,13 @@ class Residency:
 
     def grow(self, sequence: Sequence) -> None:
         """Give a sequence one page more."""
-        sequence.pages += self.pool.take(1, behind=sequence.pages[-1])
+        sequence.pages.append(self.pool.grow(sequence.pages[-1]))
         sequence.runs = None
 
     def register(self, sequence: Sequence) -> None:
         """Cache the pages of a sequence that are whole by now."""
+        if sequence.registered >= len(sequence.keys):
+            return
         whole = min(len(sequence.keys), sequence.computed // self._page_tokens)
         request = sequence.request
         for at in range(sequence.registered, whole):

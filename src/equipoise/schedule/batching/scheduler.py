@@ -228,6 +228,10 @@ class Scheduler:
             raise RuntimeError("decide() must come before done()")
         self._current = None
         self._residents.memory.end_iteration()
+        outcomes = list(outcomes)
+        for outcome in outcomes:
+            if outcome.failed:
+                self._sequences[outcome.request].keys = ()
         for step in range(repeats):
             if step:
                 self._residents.grow_decodes([])
