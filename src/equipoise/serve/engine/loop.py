@@ -170,6 +170,11 @@ class EngineLoop:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether the engine's thread runs."""
+        return self._thread.is_alive()
+
     def stats(self) -> EngineStats:
         """Counts of now and so far."""
         with self._changed:
