@@ -63,7 +63,7 @@ class KvPool:
         Raises:
             FitError: the memory is not there.
         """
-        self.pages, self.page_tokens = pages, page_tokens
+        self.pages, self.page_tokens, self.swap_pages = pages, page_tokens, swap_pages
         self._rows = self._allocate(model, pages, dtype, device)
         self._slots = self._allocate(model, swap_pages, dtype, torch.device("cpu"))
 
