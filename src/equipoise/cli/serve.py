@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from equipoise.serve.http.served import ServedModel
     from equipoise.serve.http.tenants import Tenants
     from equipoise.serve.source import TrainedModel
-    from equipoise.serve.start import Built
 
 HELP = "serve a model over HTTP with OpenAI's API, to one user or to many tenants"
 
@@ -100,14 +99,17 @@ def run(args: argparse.Namespace) -> int:
 
     import uvicorn  # noqa: F401 - a missing extra is said before a model is read
 
+    from equipoise.serve.engine.calibrate import DTYPES
     from equipoise.serve.http.server import Server, listen
     from equipoise.serve.http.server_state import ServerState
 
     listener = listen(args.host, args.port)
     try:
-        model, built, trained = _open(args, source, tenants)
+        model, trained = _open(args, source, tenants)
         port = listener.getsockname()[1]
         host = f"[{args.host}]" if ":" in args.host else args.host
+        pool = model.engine.pool
+        dtype, device = DTYPES[pool.dtype], str(pool.device)
         url = f"http://{host}:{port}/v1"
 
         def say_ready() -> None:
@@ -117,15 +119,15 @@ def run(args: argparse.Namespace) -> int:
                 "model": model.name,
                 "from": str(trained.origin),
                 "context_tokens": model.context_tokens,
-                "kv_tokens": built.kv_tokens,
-                "dtype": built.dtype,
-                "device": built.device,
+                "kv_tokens": model.kv_tokens,
+                "dtype": dtype,
+                "device": device,
                 "tenants": len(tenants.by_name),
                 "seconds": seconds,
             }
             words = (
-                f"Serving {model.name} on {url} ({built.dtype} on {built.device}, context "
-                f"{model.context_tokens:,} tokens, cache {built.kv_tokens:,}; ready in "
+                f"Serving {model.name} on {url} ({dtype} on {device}, context "
+                f"{model.context_tokens:,} tokens, cache {model.kv_tokens:,}; ready in "
                 f"{seconds:.1f} s). Ctrl-C stops."
             )
             sys.stdout.write((json.dumps(facts, indent=1) if args.json else words) + "\n")
@@ -147,32 +149,27 @@ def run(args: argparse.Namespace) -> int:
 
 def _open(
     args: argparse.Namespace, source: Path, tenants: "Tenants"
-) -> tuple["ServedModel", "Built", "TrainedModel"]:
-    """The model behind the server, how it is computed, and where it is from."""
+) -> tuple["ServedModel", "TrainedModel"]:
+    """The model behind the server, and where it is from."""
     import torch
 
-    from equipoise.serve.http.served import ServedModel
-    from equipoise.serve.http.vocabulary import Vocabulary
+    from equipoise.serve.engine.build import EngineSettings, open_engine
+    from equipoise.serve.http.served import serve_model
     from equipoise.serve.source import open_model
-    from equipoise.serve.start import build_engine, model_name
 
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cuda" and not torch.cuda.is_available():
         raise SpecError("--device cuda: there is none here, or torch cannot use it. Give cpu.")
     trained = open_model(source)
-    built = build_engine(
-        trained,
-        policy=args.policy,
+    settings = EngineSettings(
         dtype=args.dtype,
         device=device,
-        kv_tokens=args.kv_tokens,
+        cache_tokens=args.kv_tokens,
+        policy=args.policy,
         weights=tenants.weights,
         is_invariant=args.invariant,
     )
-    vocabulary = Vocabulary(built.engine.prompts.tokenizer.core)
-    vocab, name = trained.model.vocab, model_name(source)
-    served = ServedModel(name, built.engine, vocab, built.fingerprint, vocabulary)
-    return served, built, trained
+    return serve_model(source, trained, open_engine(trained, settings)), trained
 
 
 def _tenants(file: Path | None, host: str) -> "Tenants":

@@ -12,7 +12,6 @@ from equipoise.serve.http.served import ServedModel
 from equipoise.serve.http.server import ServerThread
 from equipoise.serve.http.server_state import ServerState
 from equipoise.serve.http.tenants import Tenants, open_tenants
-from equipoise.serve.http.vocabulary import Vocabulary
 from equipoise.serve.prompt import PromptReader
 from support.chat.template import CHATML
 from support.engine import END, SMALL, byte_level, make_engine
@@ -51,8 +50,7 @@ def prompt_reader() -> PromptReader:
 def served_model(**settings: Any) -> ServedModel:
     engine: EngineLoop = make_engine(**{"pages": 256, "context_tokens": 512, **settings})
     engine.prompts = prompt_reader()
-    vocabulary = Vocabulary(engine.prompts.tokenizer.core)
-    return ServedModel(MODEL, engine, SMALL.vocab, "fp_tiny", vocabulary)
+    return ServedModel(MODEL, engine, SMALL.vocab, "fp_tiny")
 
 
 @contextmanager

@@ -93,7 +93,7 @@ def test_what_cannot_be_served_is_one_sentence(
                 2,
             ),
             (str(folder), "--port", "0", "--kv-tokens", "15"): (
-                "--kv-tokens must be at least one page of 16 tokens; it is 15.",
+                "The cache has 15 tokens, and one page has 16. Give it more.",
                 2,
             ),
             (str(folder), "--port", "0", "--policy", "uwqf"): (

@@ -183,7 +183,7 @@ def _open(file: Path) -> Any:
             f'{file} needs the gguf package to be read. Install it: pip install "equipoise[gguf]".'
         ) from None
 
-    class Reader(GGUFReader):  # type: ignore[misc]
+    class Reader(GGUFReader):
         """Reads through a plain array: numpy's memmap makes each slice of it ten times slower."""
 
         def __setattr__(self, name: str, value: Any) -> None:
