@@ -27,8 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
-def test_a_server_answers_until_it_is_told_to_stop(folder: Path, how: signal.Signals) -> None:
+def test_a_server_answers_until_it_is_told_to_stop(folder: Path) -> None:
     command = [sys.executable, "-m", "equipoise.cli.main", "serve", str(folder), "--port", "0",
                "--kv-tokens", "1024"]  # fmt: skip
     with subprocess.Popen(
@@ -38,7 +37,7 @@ def test_a_server_answers_until_it_is_told_to_stop(folder: Path, how: signal.Sig
         ready = server.stdout.readline()
         port = int(re.search(r"127\.0\.0\.1:(\d+)/v1", ready)[1])  # type: ignore[index]
         reply = ask(port, "POST", "/v1/chat/completions", HELLO)
-        server.send_signal(how)
+        server.send_signal(signal.SIGINT)
         _, said = server.communicate(timeout=60)
     assert ready == (
         f"Serving small on http://127.0.0.1:{port}/v1 (fp32 on cpu, context 1,024 tokens, cache "

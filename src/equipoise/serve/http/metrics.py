@@ -123,14 +123,6 @@ class Metrics:
         """A request was not taken: ``queue_full``, ``rate_limit``, ``draining`` or ``key``."""
         self._refused.labels(self._model, reason).inc()
 
-    def service(self) -> dict[str, float]:
-        """Tokens of prompts and answers by tenant."""
-        return {
-            tenant: self._prompt.labels(self._model, tenant)._value.get()
-            + self._generated.labels(self._model, tenant)._value.get()
-            for tenant in self._tenants
-        }
-
     def write(self) -> bytes:
         """The text that ``/metrics`` answers."""
         return generate_latest(self._registry) + generate_latest(self._mirrored)
@@ -161,6 +153,9 @@ class _EngineCollector(Collector):
             ("prefix_cache_queries", "Tokens looked up in the prefix cache.", stats.asked_tokens),
             ("prefix_cache_hits", "Tokens found in the prefix cache.", stats.cached_tokens),
             ("preemptions", "How often a request lost its pages.", stats.preemptions),
+            ("iterations", "Iterations of the engine.", stats.iterations),
+            ("iteration_predicted_seconds", "Sum of their predictions.", stats.predicted_s),
+            ("iteration_measured_seconds", "What they took.", stats.measured_s),
         ):
             counter = Metric(f"equipoise_{name}", words, "counter")
             counter.add_sample(f"equipoise_{name}_total", {"model_name": self._model}, value)

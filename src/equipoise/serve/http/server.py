@@ -31,11 +31,10 @@ _UNREAD_MS = 60_000
 _UNREAD_BYTES = 128 << 10
 """What the kernel keeps for a client that does not read; unless told it keeps megabytes."""
 _USER_TIMEOUT = getattr(socket, "TCP_USER_TIMEOUT", None)
-_BACKLOG = 2_048
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that clients can connect to.
+    """A socket at an address; clients are refused until a server runs on it.
 
     Raises:
         SpecError: the port is taken, or the host is not this machine's.
@@ -45,7 +44,6 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
-        listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
         why = (error.strerror or str(error)).lower()
