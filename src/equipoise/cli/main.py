@@ -79,8 +79,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         with guard_stdout():
             return _answer(sys.argv[1:] if argv is None else list(argv))
     except OutputError as error:
-        sys.stderr.write(f"{error}\n" if str(error) else "")
+        _say(f"{error}\n" if str(error) else "")
         return error.exit_code
+
+
+def _say(message: str) -> None:
+    """Write to stderr; where that is full, the exit code says it."""
+    try:
+        sys.stderr.write(message)
+        sys.stderr.flush()
+    except OSError:
+        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
 
 
 def _answer(words: Sequence[str]) -> int:
@@ -117,7 +126,7 @@ def _answer(words: Sequence[str]) -> int:
 
 def _fail(message: str, code: int, words: Sequence[str]) -> int:
     """Say what is wrong on stderr, and under --json also as the one document on stdout."""
-    sys.stderr.write(f"{message}\n")
+    _say(f"{message}\n")
     if "--json" in words:
         import json
 
