@@ -37,6 +37,14 @@ _SEQUENCES = 8
 _BUDGET_S = 0.15
 """Time for the runs of one iteration, but at least three of them [s]."""
 
+_LONG_S = 0.25
+"""A run that takes longer is not repeated [s]."""
+
+_TOTAL_S = 4.0
+"""Beyond this, of the numbers of rows only those that are needed are timed [s]."""
+
+_NEEDED_ROWS = (1, 32, 256)
+
 DTYPES: dict[torch.dtype, Dtype] = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 
 Timer = Callable[[Callable[[], None]], float]
@@ -44,8 +52,11 @@ Timer = Callable[[Callable[[], None]], float]
 
 
 def median_s(call: Callable[[], None], *, clock: Callable[[], float] = time.perf_counter) -> float:
-    """The median time of some runs after one that warms up [s]."""
+    """The median time of some runs after one that warms up; of a long one, that one [s]."""
+    begin = clock()
     call()
+    if (first_s := clock() - begin) > _LONG_S:
+        return first_s
     times = list[float]()
     while len(times) < 3 or (sum(times) < _BUDGET_S and len(times) < 9):
         begin = clock()
@@ -107,12 +118,13 @@ class _Probe:
 
 
 def measure_curve(decoder: PagedDecoder, *, timer: Timer = median_s) -> ServingCurve:
-    """Time an engine's iterations; a few seconds for a small model.
+    """Time an engine's iterations: a few seconds, or one run of each that takes longer.
 
     Args:
         decoder: With a pool that nobody uses yet.
         timer: How a call is timed.
     """
+    begin = time.monotonic()
     probe = _Probe(decoder, timer)
     context = max(1, min(_CONTEXT, probe.pool_tokens - _CHUNK))
     chunk = min(_CHUNK, probe.pool_tokens - context)
@@ -128,6 +140,8 @@ def measure_curve(decoder: PagedDecoder, *, timer: Timer = median_s) -> ServingC
     for rows in _ROWS:
         if rows > probe.pool_tokens:
             break
+        if time.monotonic() - begin > _TOTAL_S and rows not in _NEEDED_ROWS:
+            continue
         attention_s = pair_s * rows * (rows + 1) / 2 + kv_token_s * rows
         tokens.append((rows, max(1e-9, probe.chunk_s(0, rows) - attention_s)))
     apart_s = probe.decodes_s(_SEQUENCES, 1) - _read(tokens, _SEQUENCES)

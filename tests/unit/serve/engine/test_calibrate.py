@@ -77,8 +77,9 @@ def test_a_file_that_cannot_be_read_is_left_as_it_is(tmp_path: Path) -> None:
 
 
 def test_the_median_of_some_runs_is_taken() -> None:
-    ticks = iter([0.0, 0.2, 1.0, 1.5, 2.0, 2.1])
+    ticks = iter([0.0, 0.2, 1.0, 1.1, 2.0, 2.5, 3.0, 3.2, 4.0, 4.4])
     assert median_s(lambda: None, clock=lambda: next(ticks)) == pytest.approx(0.2)
+    assert median_s(lambda: None, clock=lambda: next(ticks)) == pytest.approx(0.4)
 
 
 def test_a_small_pool_is_enough_to_measure_in() -> None:
