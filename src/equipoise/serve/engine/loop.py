@@ -27,6 +27,7 @@ from equipoise.observe.journal import EventSink
 from equipoise.schedule.batching.iteration import BatchSchedule, ServeChunk, ServeOutcome
 from equipoise.schedule.batching.request import ServeRequest
 from equipoise.schedule.batching.scheduler import Scheduler
+from equipoise.schedule.batching.settings import BatchSettings
 from equipoise.serve.engine.answer import Answer
 from equipoise.serve.engine.forward import PagedDecoder
 from equipoise.serve.engine.pool import KvPool
@@ -170,6 +171,11 @@ class EngineLoop:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def limits(self) -> BatchSettings:
+        """What its scheduler may use."""
+        return self._scheduler.settings
 
     @property
     def pool(self) -> KvPool:

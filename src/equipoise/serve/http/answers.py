@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 
-from equipoise.base.errors import EquipoiseError
+from equipoise.base.errors import FaultError, FitError, SpecError
 from equipoise.schedule.batching.request import QueueFullError
 from equipoise.serve.engine.request import Event, Handle, PromptScored, TokenEvent
 from equipoise.serve.http.asked import Asked, refusal
@@ -81,9 +81,12 @@ class Answers:
             self.close(is_answered=False)
             metrics.count_refusal("queue_full")
             raise overloaded(str(error), error.retry_after_s) from None
-        except EquipoiseError as error:
+        except (SpecError, FitError) as error:
             self.close(is_answered=False)
             raise refusal(error) from None
+        except FaultError as error:
+            self.close(is_answered=False)
+            raise overloaded(str(error), 5.0) from None
         self._open = set(range(len(asked.requests)))
 
     def _end_rule(self, model: ServedModel, number: int) -> Callable[[int], bool]:

@@ -80,6 +80,7 @@ class Endpoints:
         asked: Asked,
         shape: Shape,
     ) -> None:
+        self._require_engine()
         tenant = self._tenant(request)
         limits = self.state.limits[tenant]
         count = len(asked.requests)
@@ -109,7 +110,9 @@ class Endpoints:
                 options = body.stream_options
                 shows_usage = options is not None and bool(options.include_usage)
                 events = _events(answers, shape, shows_usage=shows_usage)
-                await send_events(send, events, heartbeat_s=self.state.heartbeat_s)
+                await send_events(
+                    send, events, headers=limits.headers(), heartbeat_s=self.state.heartbeat_s
+                )
             else:
                 await _collect(answers, shape)
                 whole = shape.envelope(shape.whole(_best(answers, asked)), is_chunk=False)
@@ -171,8 +174,7 @@ class Endpoints:
         """``GET /health``: whether this server answers."""
         if self.state.is_draining:
             raise overloaded("The server is shutting down.", 1.0)
-        if not self.model.engine.is_alive:
-            raise overloaded("The engine has stopped. Start the server again.", 5.0)
+        self._require_engine()
         await send_json(send, {"status": "ok"})
 
     async def version(self, request: Request, send: Send) -> None:  # noqa: ARG002
@@ -191,6 +193,10 @@ class Endpoints:
         if body.model is not None:
             self._require_model(body.model)
         return body
+
+    def _require_engine(self) -> None:
+        if not self.model.engine.is_alive:
+            raise overloaded("The engine has stopped. Start the server again.", 5.0)
 
     def _require_model(self, name: str) -> None:
         if name != self.model.name:

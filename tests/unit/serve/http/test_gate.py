@@ -183,8 +183,13 @@ def test_context_names_limit_and_count(server: Running) -> None:
     }
     reply = post(server, {"prompt": "hello " * 5000, "max_tokens": 1})
     count = len(server.state.model.tokenizer.encode("hello " * 5000))
-    assert f"the prompt has {count:,} tokens" in error(reply)["message"]
-    assert error(reply)["param"] == "prompt"
+    assert error(reply) == {
+        "message": f"The model's context is 512 tokens; the prompt has {count:,} tokens. Shorten "
+        "the prompt or ask for fewer.",
+        "type": "invalid_request_error",
+        "param": "prompt",
+        "code": "context_length_exceeded",
+    }
 
 
 @pytest.mark.parametrize(
