@@ -49,8 +49,8 @@ class Answers:
         Args:
             model: What answers.
             asked: What to submit.
-            metrics: Told of every token.
-            on_token: Told how many tokens came, for the tenant's limits.
+            metrics: Counts every token.
+            on_token: Called with the number of tokens that came, for the tenant's limits.
             on_slow: Called once if too many events wait.
             most_events: See ``MOST_EVENTS``.
 

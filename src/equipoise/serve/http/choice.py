@@ -72,7 +72,7 @@ class Choice:
 
     @property
     def mean_logprob(self) -> float:
-        """Of its tokens; an answer is the better, the higher it is."""
+        """Mean over its tokens; the higher, the better the answer."""
         return self._logprobs / max(1, self.tokens)
 
     def push(self, event: TokenEvent) -> Part:
