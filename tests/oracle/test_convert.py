@@ -238,7 +238,9 @@ def test_inspect_the_rest(built: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert state.startswith("config.json calls for ")
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
-    assert answer(capsys, "inspect", folder)["state"].startswith("model.safetensors is torn (")
+    assert answer(capsys, "inspect", folder)["state"].startswith(
+        "model.safetensors cannot be read ("
+    )
     told = answer(capsys, "inspect", built.parent / "tokens" / "tokenizer.json")
     assert (told["kind"], told["end_token"]) == ("tokenizer", "<|end|>")
     assert main(["inspect", str(tmp_path)]) == 2

@@ -19,7 +19,8 @@ from equipoise.parallel.theirs.build import (
     wrap_theirs,
 )
 from equipoise.parallel.theirs.head import Head, read_head
-from equipoise.parallel.theirs.model import find_layers, reference_loss
+from equipoise.parallel.theirs.layers import find_layers
+from equipoise.parallel.theirs.model import reference_loss
 from equipoise.parallel.theirs.shrink import read_config, shrink_config, write_config
 from equipoise.parallel.theirs.tried import require_exact_folder, try_out
 from equipoise.spec.model.other_config import model_from_other_config

@@ -12,10 +12,12 @@ import torch
 import transformers
 
 from equipoise.cli.main import main
+from equipoise.parallel.theirs.cached import CachedTheirs
 from equipoise.serve.generate import Generator, generate
 from equipoise.serve.sample import Sampling
 from equipoise.serve.source import open_model
-from support.hf.families import FAMILIES, save_family
+from support.hf.families import ENGINE_FAMILIES, FAMILIES, save_family
+from support.hf.models import build_engine
 
 TEXTS = ["def f(x):", "naïve 你好", " ", "some words " * 20]
 
@@ -39,10 +41,11 @@ def theirs(oracle: Any, ids: list[int], tokens: int) -> list[int]:
     return out[0, len(ids) :].tolist()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *ENGINE_FAMILIES])
 def test_greedy_text_is_that_of_transformers(tmp_path: Path, family: str) -> None:
     folder = save_family(family, tmp_path / family)
-    oracle = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    how = {"attn_implementation": "eager"} if family in ENGINE_FAMILIES else {}
+    oracle = transformers.AutoModelForCausalLM.from_pretrained(folder, **how)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     generator = Generator(open_model(folder))
     ends = 0
@@ -70,10 +73,12 @@ def answer(capsys: pytest.CaptureFixture[str], *argv: object) -> dict[str, Any]:
     return said
 
 
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
 def test_a_conversation_is_answered_by_the_chat_template(
-    llama: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, family: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    oracle = transformers.AutoModelForCausalLM.from_pretrained(llama)
+    llama = save_family(family, tmp_path / family)
+    oracle = transformers.AutoModelForCausalLM.from_pretrained(llama, attn_implementation="eager")
     tokenizer = transformers.AutoTokenizer.from_pretrained(llama)
     talk = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "some words"}]
     ids = tokenizer.apply_chat_template(talk, add_generation_prompt=True)["input_ids"]
@@ -90,6 +95,48 @@ def test_a_conversation_is_answered_by_the_chat_template(
     assert main(["generate", str(llama), *argv]) == 0
     second = Generator(open_model(llama)).generate(talk, tokens=12)
     assert capsys.readouterr().out == f"{said['text']}\n{second.text}\n\n"
+
+
+ROPES: dict[str, dict[str, Any]] = {
+    "dynamic": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4},
+    "longrope": {
+        "rope_type": "longrope",
+        "rope_theta": 1e4,
+        "short_factor": [1.0, 1.1, 1.2, 1.3],
+        "long_factor": [1.0, 2.0, 3.0, 4.0],
+        "original_max_position_embeddings": 16,
+        "factor": 2.0,
+    },
+    "windows": {},
+}
+
+
+@pytest.mark.parametrize("rope", ROPES)
+@torch.no_grad()
+def test_cached_logits_are_those_of_the_whole_sequence(rope: str) -> None:
+    """Also where frequencies of RoPE change on the way, and after a sequence is cut back."""
+    if rope == "windows":
+        model = build_engine("gemma2", sliding_window=4)
+    else:
+        model = build_engine("llama", max_position_embeddings=32, rope_parameters=ROPES[rope])
+    model.train(False)
+    cached, calls = CachedTheirs(model), list[int]()
+    model.model.register_forward_pre_hook(
+        lambda _, __, given: calls.append(given["input_ids"].shape[1]), with_kwargs=True
+    )
+    for tokens in ([5, 9, 7], *([each] for each in range(10, 50)), [3, 4]):
+        logits_V = cached.extend(tokens)
+        held = list(cached.tokens)
+        assert_near(logits_V, model(torch.tensor([held])).logits[0, -1])
+        assert calls.pop() == len(held)
+    restarts = sum(each > 2 for each in calls) - 1  # but for the prompt
+    assert restarts == {"dynamic": 12, "longrope": 2, "windows": 0}[rope]
+    cached.cut(6)
+    assert_near(cached.extend([8]), model(torch.tensor([[*held[:6], 8]])).logits[0, -1])
+
+
+def assert_near(logits_V: torch.Tensor, right_V: torch.Tensor) -> None:
+    assert float((logits_V - right_V).abs().max()) <= 1e-5 * float(right_V.abs().max())
 
 
 def iter_input(lines: list[str]) -> Any:

@@ -10,7 +10,6 @@ import transformers
 from torch.nn.functional import cross_entropy
 
 from equipoise.base.errors import CheckpointError
-from equipoise.checkpoint.adapter import export_adapter
 from equipoise.checkpoint.export import read_checkpoint_weights
 from equipoise.checkpoint.manifest import newest_good
 from equipoise.checkpoint.shards import read_any_index
@@ -20,6 +19,7 @@ from equipoise.nn.hf.adapter import write_adapter
 from equipoise.nn.hf.read import load_hf
 from equipoise.nn.lora import add_adapters
 from equipoise.optim.adamw import make_adamw
+from equipoise.serve.adapter import export_adapter
 from equipoise.spec.model.hf_config import model_from_hf_config
 from equipoise.spec.run.lora import LoraSpec
 from equipoise.spec.run.spec import TrainSpec

@@ -12,8 +12,10 @@ from safetensors.torch import load_file, save_file
 
 from equipoise.cli.main import main
 from equipoise.comm.local import run_ranks
-from support.hf.families import FAMILIES, config_of, save_family
-from support.ranks.first_weights import save_first
+from equipoise.serve.generate import generate
+from equipoise.spec.run.resolved import read_resolved
+from support.hf.families import ENGINE_FAMILIES, FAMILIES, config_of, save_family
+from support.ranks import on_ranks
 
 TEXT = "some text to train on, naïve words and more\n" * 40
 TOKENS = torch.tensor([[5, 9, 77, 300, 2, 2, 41, 300, 19]])
@@ -44,10 +46,15 @@ def prepared(folder: Path, home: Path, *flags: str) -> Path:
     return home / "run"
 
 
+def train_prepared(*runs: Path) -> None:
+    """Train runs for no step, one after another on the same rank: their first weights are saved."""
+    run_ranks(1, on_ranks.train_all, {run: read_resolved(run) for run in runs})
+
+
 def begun(folder: Path, home: Path, *flags: str) -> Path:
     """The same run, with the checkpoint of its first weights."""
     run = prepared(folder, home, *flags)
-    run_ranks(1, save_first, str(run))
+    train_prepared(run)
     return run
 
 
@@ -81,29 +88,64 @@ def load(folder: Path) -> Any:
     return model.eval()
 
 
+ROUNDS = {
+    **{family: (family, torch.bfloat16, "equipoise") for family in FAMILIES},
+    **{
+        f"{family} by engine": (family, torch.bfloat16, "transformers")
+        for family in ENGINE_FAMILIES
+    },
+    "llama fp32": ("llama", torch.float32, "equipoise"),
+    "llama fp16": ("llama", torch.float16, "equipoise"),
+    "mixtral fp32": ("mixtral", torch.float32, "equipoise"),
+    "mixtral by engine": ("mixtral", torch.bfloat16, "transformers"),
+    "gpt2 fp32 by engine": ("gpt2", torch.float32, "transformers"),
+}
+"""Families, the dtype of their folders, and whose modules train them."""
+
+
+@pytest.fixture(scope="module")
+def rounds(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder and a run of each: half a minute, since each engine's family is tried out first."""
+    home = tmp_path_factory.mktemp("rounds")
+    for name, (family, dtype, engine) in ROUNDS.items():
+        source = save_family(family, home / name / "hf", dtype=dtype)
+        prepared(source, home / name, f"--model.engine={engine}")
+    train_prepared(*(home / name / "run" for name in ROUNDS))
+    return home
+
+
+def load_eagerly(folder: Path) -> Any:
+    """With its own dtype, and the attention that caps scores and has sinks."""
+    model, facts = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, output_loading_info=True, attn_implementation="eager"
+    )
+    assert not any(facts.values()), facts
+    return model.eval()
+
+
 @torch.no_grad()
-@pytest.mark.parametrize(
-    ("family", "dtype"),
-    [(family, torch.bfloat16) for family in FAMILIES]
-    + [("llama", torch.float32), ("llama", torch.float16), ("mixtral", torch.float32)],
-)
-def test_what_comes_back_is_whole(tmp_path: Path, family: str, dtype: torch.dtype) -> None:
-    source = save_family(family, tmp_path / "hf", dtype=dtype)
-    expected = load(source)(TOKENS).logits
-    run = begun(source, tmp_path)
+@pytest.mark.parametrize("name", ROUNDS)
+def test_what_comes_back_is_whole(rounds: Path, name: str) -> None:
+    source, run, out = (rounds / name / each for each in ("hf", "run", "out"))
+    before = load_eagerly(source)
     files, weights = small_files(source), weights_of(source)
-    shutil.rmtree(source)
-    out = tmp_path / "out"
+    gone = source.rename(rounds / name / "gone")
     assert main(["convert", str(run), str(out), "--quiet"]) == 0
     assert small_files(out) == files
+    assert {each.name for each in out.iterdir()} == {each.name for each in gone.iterdir()}
     assert_same_bits(weights_of(out), weights)
-    model = load(out)
-    assert model.dtype == dtype
-    assert torch.equal(model(TOKENS).logits, expected)
+    after = load_eagerly(out)
+    assert after.dtype == ROUNDS[name][1]
+    assert torch.equal(after(TOKENS).logits, before(TOKENS).logits)
     tokenizer = transformers.AutoTokenizer.from_pretrained(out)
     talk = [{"role": "user", "content": "hi"}]
     assert tokenizer.apply_chat_template(talk, tokenize=False) == "<s><|user|>\nhi\n"
-    assert model.generation_config.eos_token_id == [0, 1]
+    assert after.generation_config.eos_token_id == [0, 1]
+    if after.dtype == torch.float32:  # as the run computes
+        ids = tokenizer("def ", return_tensors="pt").input_ids
+        told = after.generate(ids, do_sample=False, max_new_tokens=9, pad_token_id=0)
+        told = [each for each in told[0, ids.shape[1] :].tolist() if each > 1]
+        assert list(generate(run, "def ", tokens=9).ids) == told
 
 
 def converted(run: Path, out: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> Any:
@@ -112,12 +154,16 @@ def converted(run: Path, out: Path, capsys: pytest.CaptureFixture[str], *flags: 
     return json.loads(capsys.readouterr().out)
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+ENGINES = ("equipoise", "transformers")
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run from a bf16 folder that is gone, by windows twice as long as its positions."""
     home = tmp_path_factory.mktemp("round")
     source = save_family("llama3-rope", home / "hf", dtype=torch.bfloat16)
-    kept = begun(source, home, "--pack.context_tokens=256", "--pack.step_tokens=256")
+    windows = ["--pack.context_tokens=256", "--pack.step_tokens=256"]
+    kept = begun(source, home, *windows, f"--model.engine={request.param}")
     source.rename(home / "moved")
     return kept
 
@@ -166,16 +212,43 @@ def test_a_kept_file_that_changed_is_refused(
     )
 
 
+@pytest.mark.parametrize("engine", ENGINES)
 def test_weights_of_several_dtypes_keep_their_own(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, engine: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = save_family("qwen3", tmp_path / "hf", dtype=torch.bfloat16)
     held = load_file(source / "model.safetensors")
     held = {name: each.float() if "norm" in name else each for name, each in held.items()}
     save_file(held, source / "model.safetensors", metadata={"format": "pt"})
-    said = converted(begun(source, tmp_path), tmp_path / "out", capsys)
+    run = begun(source, tmp_path, f"--model.engine={engine}")
+    said = converted(run, tmp_path / "out", capsys)
     assert said["dtype"] == "mixed"
     assert_same_bits(weights_of(tmp_path / "out"), held)
+
+
+def test_positions_that_rope_is_computed_from_stay(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    yarn = {"rope_type": "yarn", "rope_theta": 1e4, "original_max_position_embeddings": 32}
+    source = save_family("olmo2", tmp_path / "hf", rope_parameters={**yarn, "factor": None})
+    windows = ["--pack.context_tokens=256", "--pack.step_tokens=256"]
+    run = begun(source, tmp_path, *windows, "--model.engine=transformers")
+    assert converted(run, tmp_path / "out", capsys)["remarks"] == [
+        "max_position_embeddings stays 128, because RoPE of type yarn is computed from it; the run "
+        "trained with windows of 256 tokens."
+    ]
+    assert small_files(tmp_path / "out") == small_files(source)
+
+
+def test_a_folder_without_weights_comes_back_with_random_ones(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = save_family("olmo2", tmp_path / "hf")
+    (source / "model.safetensors").unlink()
+    run = begun(source, tmp_path, "--model.engine=transformers")
+    assert converted(run, tmp_path / "out", capsys)["dtype"] == "fp32"
+    assert small_files(tmp_path / "out") == small_files(source)
+    load_eagerly(tmp_path / "out")
 
 
 def test_another_tokenizer_takes_the_place_of_the_folders(

@@ -13,11 +13,10 @@ from torch.nn.functional import cross_entropy
 
 from equipoise.data.chat.encode import Encoder, Recipe
 from equipoise.data.stream import DocumentStream
-from equipoise.nn.decoder import Decoder, initialize
-from equipoise.nn.hf.write import write_hf
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.train import run
-from support.chatml import CHATML, tokenizer_files
+from support.chat.corpus import write_model, write_run, write_talks
+from support.chat.template import CHATML
 
 MODEL = ModelSpec(layers=2, hidden=64, heads=4, kv_heads=2, ffn=96, vocab=320, head_width=16)
 WINDOW, STEPS, RATE = 1280, 4, 1e-3
@@ -31,14 +30,7 @@ MARKED = CHATML.replace(
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    decoder = Decoder(MODEL)
-    initialize(decoder, 0)
-    write_hf(
-        tmp_path / "model",
-        MODEL,
-        decoder.state_dict(),
-        files=tokenizer_files(tmp_path / "tokenizer"),
-    )
+    write_model(tmp_path / "model", MODEL)
     return tmp_path
 
 
@@ -100,30 +92,10 @@ def plain_losses(folder: Path, rows: list[list[dict[str, str]]]) -> list[float]:
 
 def test_losses_on_answers_are_those_of_transformers(folder: Path) -> None:
     rows = talks()
-    lines = (json.dumps({"messages": talk}) + "\n" for talk in rows)
-    (folder / "chat.jsonl").write_text("".join(lines))
-    (folder / "run.toml").write_text(f"""
-[data]
-source = "jsonl"
-path = "chat.jsonl"
-format = "messages"
-cache = "cache"
-[model]
-init = "hf:model"
-[pack]
-context_tokens = {WINDOW}
-step_tokens = {2 * WINDOW}
-[train]
-steps = {STEPS}
-lr = {RATE}
-schedule = "constant"
-warmup_steps = 0
-weight_decay = 0.0
-eps = 1e-6
-[layout]
-dp = 2
-""")
-    record = run(folder / "run.toml", out=folder / "run")
+    write_talks(folder, rows)
+    train = {"steps": STEPS, "lr": RATE, "schedule": "constant", "weight_decay": 0.0, "eps": 1e-6}
+    file = write_run(folder, window=WINDOW, layout="dp = 2", **train)
+    record = run(file, out=folder / "run")
     expected = plain_losses(folder, rows)
     print(f"\n{record.loss} beside {expected}")
     assert np.allclose(record.loss, expected, rtol=1e-5, atol=0)

@@ -3,9 +3,11 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from equipoise.comm.local import run_ranks
 from support.ranks import hf_context_ranks
+from support.trainers.page import page_trainers
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
@@ -17,6 +19,20 @@ def test_evaluation_over_ranks_is_that_of_the_documents_one_by_one(
         for batch, (loss, wanted) in told.items():
             assert loss == pytest.approx(wanted, rel=1e-6), batch
         assert len(told) == 3
+
+
+def test_trainer_evaluates_adapters_between_its_steps(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate", reason="transformers.Trainer needs accelerate")
+    apart, packed = page_trainers()
+    folder, run = str(tmp_path), hf_context_ranks.train_adapters
+    ((wanted, wanted_held_out, wanted_adapters),) = run_ranks(1, run, folder, packed, False)
+    assert len(wanted) == len(wanted_held_out) == 3
+    assert max(wanted_held_out) - min(wanted_held_out) > 1e-4
+    for losses, held_out, adapters in run_ranks(2, run, folder, apart, True):
+        assert losses == pytest.approx(wanted, rel=1e-5)
+        assert held_out == pytest.approx(wanted_held_out, rel=1e-6)
+        for adapter, right in zip(adapters, wanted_adapters, strict=True):
+            torch.testing.assert_close(adapter, right, rtol=0, atol=1e-6)
 
 
 def test_a_collator_that_does_not_share_packs_is_refused() -> None:

@@ -63,6 +63,8 @@ def explain_refusal(error: OSError, path: Path) -> str:
     'No such file or directory'
     """
     words = error.strerror or str(error) or type(error).__name__
+    if isinstance(error, FileExistsError):  # of a folder that was to be made
+        words = os.strerror(errno.ENOTDIR)
     if error.errno in _FULL:
         return f"{words}; {disk_of(path)}"
     if error.errno in _BROKEN:

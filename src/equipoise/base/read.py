@@ -12,6 +12,7 @@ Kept true (tests/unit/base/test_read.py)
 import codecs
 import errno
 import json
+import os
 import re
 import stat
 import tomllib
@@ -25,6 +26,14 @@ _TOO_LONG = f"a whole number has more digits than {_MOST_BITS} bits hold"
 _DIGITS = re.compile(r"\d{20}")
 """Numbers with at least this many digits may exceed 64 bits."""
 _DESCRIPTORS = ("/dev/fd/", "/proc/", "/dev/stdin")
+
+
+def real_path(path: Path) -> Path:
+    """A path without links; a loop of links stays, and fails when it is opened.
+
+    ``Path.resolve`` raises a RuntimeError at a loop.
+    """
+    return Path(os.path.realpath(path))
 
 
 def require_file(path: Path) -> None:
@@ -68,8 +77,20 @@ def read_text(path: Path) -> str:
         raise ValueError(f"it is not UTF-8 text: line {line:,}") from None
 
 
+def reason(error: Exception) -> str:
+    """Why a file could not be read, as part of a sentence.
+
+    >>> reason(FileNotFoundError(2, "No such file or directory", "a.json"))
+    'no such file or directory'
+    """
+    if isinstance(error, FileExistsError):  # of a folder that was to be made
+        return "a file of that name is in its place"
+    words = getattr(error, "strerror", None)
+    return f"{words[0].lower()}{words[1:]}" if words else str(error)
+
+
 def parse_json(text: str | bytes) -> Any:
-    """Parse a JSON text.
+    """Parse a JSON text; bytes may begin with a mark of byte order.
 
     Raises:
         ValueError: it is not JSON, or has an absurd number or nesting.
@@ -79,7 +100,8 @@ def parse_json(text: str | bytes) -> Any:
     ValueError: brackets are nested more than 64 deep
     """
     try:
-        text = text.decode("utf-8") if isinstance(text, bytes) else text
+        if isinstance(text, bytes):
+            text = text.removeprefix(codecs.BOM_UTF8).decode("utf-8")
         value = json.loads(text)
     except RecursionError:
         raise _too_deep() from None

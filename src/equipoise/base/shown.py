@@ -1,6 +1,7 @@
 """Show a value of a user's file or flag on one line, short enough for a sentence."""
 
 import json
+from collections.abc import Iterable
 
 _LONGEST = 60
 _KEPT = 24
@@ -32,6 +33,17 @@ def shorten(text: str, longest: int = _LONGEST) -> str:
     if size > longest:
         text = f"{text[:_KEPT]}...{text[-_KEPT:]} ({size:,} characters)"
     return printable(text)
+
+
+def listed(names: Iterable[object], most: int = 12) -> str:
+    """Names in a sentence, each on one line; of many only the first.
+
+    >>> listed("abc"), listed(range(20), most=3)
+    ('a, b, c', '0, 1, 2 and 17 more')
+    """
+    texts = [shorten(str(each)) for each in names]
+    left = len(texts) - most
+    return ", ".join(texts[:most]) + (f" and {left:,} more" if left > 0 else "")
 
 
 def printable(text: str) -> str:

@@ -25,6 +25,7 @@ from equipoise.checkpoint.shards import ShardReader, read_any_index
 from equipoise.nn.hf.adapter import is_adapter, merge_adapters
 from equipoise.nn.hf.read import weight_shapes
 from equipoise.spec.model.presets import ModelSpec, RopeScaling
+from equipoise.spec.model.sizes import LatentSpec
 from equipoise.spec.run.lora import LoraSpec
 
 
@@ -38,6 +39,8 @@ def model_of(manifest: Manifest) -> ModelSpec:
     try:
         if sizes.get("rope_scaling") is not None:
             sizes["rope_scaling"] = RopeScaling(**sizes["rope_scaling"])
+        if sizes.get("latent") is not None:
+            sizes["latent"] = LatentSpec(**sizes["latent"])
         return ModelSpec(**sizes)
     except TypeError as error:
         raise CheckpointError(

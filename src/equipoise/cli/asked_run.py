@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from equipoise.base.errors import SpecError
+from equipoise.base.read import real_path
 from equipoise.cli.run_arguments import run_from
 
 if TYPE_CHECKING:
@@ -88,13 +89,13 @@ def asked_from(args: argparse.Namespace, cluster: "ClusterSpec | None") -> Asked
     else:
         ranks = layout.count_ranks(len(usable_cores()))
     layout.of_ranks(ranks).require_model(resolved.model)
-    folder = (args.out or Path("runs") / resolved.spec.name).resolve()
+    folder = real_path(args.out or Path("runs") / resolved.spec.name)
     words = ["train"]
     if args.run_toml is not None:
-        words.append(str(args.run_toml.resolve()))
+        words.append(str(real_path(args.run_toml)))
     words += [f"--{key}={text}" for key, text in args.overrides if key != "layout.dp"]
     if args.plan is not None:
-        words += ["--plan", str(args.plan.resolve())]
+        words += ["--plan", str(real_path(args.plan))]
     if args.name is not None:
         words += ["--name", args.name]
     data_ranks = ranks // layout.sharing
@@ -116,7 +117,7 @@ def _prepared(args: argparse.Namespace) -> AskedRun:
     return AskedRun(
         spec=resolved.spec,
         model=resolved.model,
-        folder=args.run_toml.resolve(),
+        folder=real_path(args.run_toml),
         ranks=resolved.ranks,
         corpus=resolved.corpus,
         init_folder=resolved.init_folder,

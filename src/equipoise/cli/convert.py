@@ -4,15 +4,11 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from equipoise.base.errors import ModelError, SpecError
 from equipoise.base.units import format_bytes, format_count
 from equipoise.cli.console import make_progress
 from equipoise.spec.names import CHECKPOINTS, RESOLVED
-
-if TYPE_CHECKING:
-    from equipoise.serve.their_checkpoint import TheirCheckpoint
 
 HELP = "turn a checkpoint or a GGUF file into a Hugging Face folder"
 
@@ -68,14 +64,9 @@ def run(args: argparse.Namespace) -> int:
     target: Path = args.target
     if target.exists():
         raise ModelError(f"{target} already exists. Name a new folder, or delete it.")
-    from equipoise.serve.their_checkpoint import find_theirs
-
     _require_source(args.source)  # before torch is loaded: a wrong path is refused at once
     if args.adapter:
         return _write_adapter(args)
-    if (theirs := find_theirs(args.source)) is not None:
-        _write_theirs(theirs, args)
-        return 0
     from equipoise.serve.convert import write_folder
     from equipoise.serve.source import open_model
 
@@ -98,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
             "from": str(trained.origin),
             "step": trained.step,
             "model_type": written.model_type,
-            "params": trained.model.params,
+            "params": trained.params,
             "dtype": written.dtype,
             "bytes": size_bytes,
             "tokenizer": written.has_tokenizer,
@@ -112,43 +103,16 @@ def run(args: argparse.Namespace) -> int:
         with_tokenizer = "with" if written.has_tokenizer else "without"
         template = " and its chat template" if written.has_template else ""
         sys.stdout.write(
-            f"Wrote {target}: {written.model_type}, {format_count(trained.model.params)} "
+            f"Wrote {target}: {written.model_type}, {format_count(trained.params)} "
             f"parameters in {written.dtype}, {format_bytes(size_bytes)}, {with_tokenizer} a "
             f"tokenizer{template}, from {trained.origin}.\n"
         )
     return 0
 
 
-def _write_theirs(checkpoint: "TheirCheckpoint", args: argparse.Namespace) -> None:
-    """Write the model of a run whose engine is transformers."""
-    from equipoise.serve.theirs import write_theirs
-
-    silent = args.quiet or args.json
-    progress = make_progress(silent)
-    progress.start(f"convert {args.source.name}", 1)
-    try:
-        shown = write_theirs(checkpoint, args.target, dtype=args.dtype, tokenizer=args.tokenizer)
-        progress.advance(1)
-    finally:
-        progress.finish()
-    if not silent:
-        sys.stderr.writelines(f"{remark}\n" for remark in checkpoint.remarks)
-    if args.json:
-        sys.stdout.write(json.dumps(shown, indent=1) + "\n")
-    elif args.quiet:
-        sys.stdout.write(f"{args.target}\n")
-    else:
-        with_tokenizer = "with" if shown["tokenizer"] else "without"
-        sys.stdout.write(
-            f"Wrote {args.target}: {shown['model_type']}, {format_count(shown['params'])} "
-            f"parameters in {shown['dtype']}, {format_bytes(shown['bytes'])}, {with_tokenizer} a "
-            f"tokenizer, from {shown['from']}.\n"
-        )
-
-
 def _write_adapter(args: argparse.Namespace) -> int:
     """Write a folder for peft, and say what was written."""
-    from equipoise.checkpoint.adapter import export_adapter
+    from equipoise.serve.adapter import export_adapter
 
     if args.source.is_file():
         raise SpecError(f"{args.source} has no adapters. Give a run or a checkpoint.")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from equipoise.base.errors import SpecError
+from equipoise.cli.counts import require_counts
 
 if TYPE_CHECKING:
     from equipoise.serve.generate import Generated, Generator
@@ -36,6 +37,7 @@ token came) or "length".
 """
 
 _TOKENS, _CHAT_TOKENS = 256, 1024
+_MOST_TOKENS = 1 << 20
 _ALONE_PARAMS = 1_000_000_000
 
 
@@ -87,11 +89,12 @@ def run(args: argparse.Namespace) -> int:
     args.tokens = (_CHAT_TOKENS if args.chat else _TOKENS) if args.tokens is None else args.tokens
     if args.tokens < 1:
         raise SpecError(f"--tokens must be at least 1; it is {args.tokens}.")
+    require_counts(args, {"tokens": _MOST_TOKENS})
     from equipoise.serve.generate import Generator
     from equipoise.serve.source import open_model
 
     trained = open_model(args.source)
-    _settle(trained.model.params)
+    _settle(trained.params)
     generator = Generator(trained)
     if not (args.quiet or args.json):
         sys.stderr.writelines(f"{remark}\n" for remark in trained.remarks)

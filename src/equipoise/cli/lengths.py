@@ -87,14 +87,14 @@ def _corpus_lengths(run: "ResolvedRun", is_quiet: bool) -> DocumentLengths:
         import tokenizers  # noqa: F401
     except ImportError:
         from equipoise.data.mixture import Mixture
-        from equipoise.data.source import is_mixed, members, open_source
+        from equipoise.data.source import open_source
 
         data = run.spec.data
-        sources = [open_source(each, run.base) for each in members(data)]
+        sources = [open_source(each, run.base) for each in data.members]
         parts = [np.array([size for size in each.sizes_bytes if size]) for each in sources]
         lengths = np.maximum(1, np.concatenate(parts) / _BYTES_PER_TOKEN).astype(np.int64)
         origin = f"file sizes at {_BYTES_PER_TOKEN} bytes a token (estimated)"
-        if not is_mixed(data):
+        if not data.is_mixed:
             return DocumentLengths(lengths, origin)
         names, counts = tuple(each.name for each in sources), tuple(map(len, parts))
         mixture = Mixture(names, tuple(row.weight for row in data.mix), counts)

@@ -76,8 +76,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         with guard_stdout():
             return _answer(sys.argv[1:] if argv is None else list(argv))
     except OutputError as error:
-        sys.stderr.write(f"{error}\n" if str(error) else "")
+        _say(f"{error}\n" if str(error) else "")
         return error.exit_code
+
+
+def _say(message: str) -> None:
+    """Write to stderr; where that is full, the exit code says it."""
+    try:
+        sys.stderr.write(message)
+        sys.stderr.flush()
+    except OSError:
+        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
 
 
 def _answer(words: Sequence[str]) -> int:
@@ -114,7 +123,7 @@ def _answer(words: Sequence[str]) -> int:
 
 def _fail(message: str, code: int, words: Sequence[str]) -> int:
     """Say what is wrong on stderr, and under --json also as the one document on stdout."""
-    sys.stderr.write(f"{message}\n")
+    _say(f"{message}\n")
     if "--json" in words:
         import json
 
@@ -172,6 +181,8 @@ def _refusal(error: OSError) -> str:
         return f'{words}: this process may hold {limit:,}. Raise the limit: "ulimit -n 65536".'
     if error.errno == errno.ENOMEM or any(each in words for each in _NO_ROOM):
         return _no_memory(words)
+    if error.errno == errno.ENAMETOOLONG and error.filename is not None:
+        return f"{shorten(str(error.filename), 200)}: {words}. Give a shorter one."
     where = "" if error.filename is None else f"{shorten(str(error.filename), 200)}: "
     return f"{where}{words}. Check the file, its folder and who may read and write them."
 
@@ -201,6 +212,7 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise a SpecError where argparse would print its usage and leave."""
         message = re.sub(r"\S{61,}", lambda word: shorten(word[0]), message)
+        message = re.sub(r"ignored explicit argument (.*)", r"takes no value, but got \1", message)
         raise SpecError(f'{self.prog}: {message}. See "{self.prog} --help".')
 
 
@@ -231,7 +243,7 @@ def _run_one_of(above: str, verbs: Mapping[str, str], about: str, argv: list[str
         overview.print_help(sys.stderr)
         return 2
     _, [*extras] = overview.parse_known_args(argv)
-    raise SpecError(_unknown(overview, extras))
+    raise SpecError(_unknown(overview, extras, argv))
 
 
 def _sentence(module: ModuleType) -> str:
@@ -274,16 +286,19 @@ def parse(verb: str, module: ModuleType, argv: Sequence[str]) -> argparse.Namesp
     # "Intermixed", because before Python 3.12 an optional positional after a flag is lost.
     args, extras = parser.parse_known_intermixed_args(rest)
     if extras:
-        raise SpecError(_unknown(parser, extras))
+        raise SpecError(_unknown(parser, extras, argv))
     if overrides is not None:
         args.overrides = overrides
     return args
 
 
-def _unknown(parser: Parser, extras: Sequence[str]) -> str:
-    flag = next((extra.partition("=")[0] for extra in extras if extra.startswith("-")), None)
+def _unknown(parser: Parser, extras: Sequence[str], argv: Sequence[str]) -> str:
+    before = argv[: argv.index("--")] if "--" in argv else argv
+    flags_in = [extra for extra in extras if extra.startswith("-") and extra in before]
+    flag = flags_in[0].partition("=")[0] if flags_in else None
     if flag is None:
-        return f'{parser.prog}: "{extras[0]}" is one argument too many. See "{parser.prog} --help".'
+        more = [extra for extra in extras if extra != "--"]
+        return f'{parser.prog}: "{more[0]}" is one argument too many. See "{parser.prog} --help".'
     flags = re.findall(r"--[a-z][\w-]*", parser.format_usage()) or ["--help", "--version"]
     is_run = parser.get_default("overrides") is not None
     meant = nearest_run_flag(flag, flags) if is_run else nearest(flag, flags)

@@ -19,6 +19,7 @@ from typing import Any
 from equipoise.base.disk import explain_refusal
 from equipoise.base.durable import write_whole
 from equipoise.base.errors import SpecError
+from equipoise.base.read import real_path
 from equipoise.dash.figures import page_data
 from equipoise.observe.reader import read_sides
 from equipoise.observe.run_record import RunRecord
@@ -56,9 +57,9 @@ def read_runs(runs: Sequence[Path]) -> list[RunRecord]:
         raise SpecError("There is no run to report on. Give one or more run folders.")
     seen: set[Path] = set()
     for run in runs:
-        if run.resolve() in seen:
+        if real_path(run) in seen:
             raise SpecError(f"{run} is given twice. Give each run once.")
-        seen.add(run.resolve())
+        seen.add(real_path(run))
     return [record for run in runs for record in read_sides(run)]
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from equipoise.base.errors import DataError
 from equipoise.base.nearest import nearest
+from equipoise.base.shown import listed
 from equipoise.data.compressed import compression_of, open_plain
 from equipoise.data.fields import MissingFieldError, resolve
 
@@ -47,8 +48,8 @@ def open_parquet(path: Path) -> Iterator[Any]:
             parquet = stack.enter_context(pyarrow.parquet.ParquetFile(file))
         except pyarrow.ArrowInvalid as error:
             raise DataError(
-                f"{path} is not a parquet file: {error} Write the file again or move it out of "
-                "data.path."
+                f"{path} is not a parquet file: {str(error).rstrip('.')}. Write the file again or "
+                "move it out of data.path."
             ) from None
         try:
             yield parquet
@@ -72,7 +73,7 @@ def field_of(path: Path, schema: Any, name: str) -> tuple[str, ...]:
         nested = [each for each in _dotted(schema) if each not in columns]
         also = f", and in structs {', '.join(nested)}" if nested else ""
         raise DataError(
-            f'{path} has no column "{name}" among its {len(columns)} ({", ".join(columns)}{also}). '
+            f'{path} has no column "{name}" among its {len(columns)} ({listed(columns)}{also}). '
             f'Nearest: "{nearest(name, [*columns, *nested])}". Set data.field to the column that '
             "holds the text."
         ) from None
@@ -147,7 +148,7 @@ def check_rows(path: Path, schema: Any, wanted: Sequence[str], is_whole: bool) -
     missing = [each for each, first in zip(wanted, outer, strict=True) if first not in names]
     if missing and (is_whole or len(missing) == len(wanted)):
         raise DataError(
-            f'{path} has no column "{missing[0]}" among its {len(names)} ({", ".join(names)}). '
+            f'{path} has no column "{missing[0]}" among its {len(names)} ({listed(names)}). '
             f'Nearest: "{nearest(missing[0], names)}". Rename the column, or set data.format to '
             "what a row is."
         )

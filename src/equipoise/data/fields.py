@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from equipoise.base.nearest import nearest
+from equipoise.base.shown import listed, shorten
 
 _PLACE = re.compile(r"-?[0-9]{1,9}")
 
@@ -78,14 +79,13 @@ def _missing(path: str, before: str, names: Iterable[str] | None) -> str:
     where = f' in "{before}"' if before else ""
     if names is None:
         return f'has no field "{path}": "{before}" is neither an object nor a list.'
-    listed = list(names)
-    if listed and all(map(_PLACE.fullmatch, listed)):
-        return f'has no field "{path}": "{before}" is a list of {len(listed) // 2:,}.'
+    keys = list(names)
+    if keys and all(map(_PLACE.fullmatch, keys)):
+        return f'has no field "{path}": "{before}" is a list of {len(keys) // 2:,}.'
     prefix = f"{before}." if before else ""
     rest = path[len(prefix) :]
-    hint = f' Nearest: "{prefix}{nearest(rest, listed)}".' if listed else ""
-    shown = ", ".join(listed)
-    return f'has no field "{path}" among its {len(listed)}{where} ({shown}).{hint}'
+    hint = f' Nearest: "{prefix}{shorten(nearest(rest, keys))}".' if any(keys) else ""
+    return f'has no field "{path}" among its {len(keys)}{where} ({listed(keys)}).{hint}'
 
 
 def _names(node: Any) -> list[str] | None:

@@ -22,6 +22,7 @@ import numpy as np
 from equipoise.base.arrays import Ints
 from equipoise.base.errors import DataError
 from equipoise.base.read import parse_json
+from equipoise.base.shown import listed
 from equipoise.data.cache.store import prepare
 from equipoise.data.chat.encode import Recipe
 from equipoise.data.chat.rows import RowError
@@ -177,9 +178,13 @@ def _first_row(file: Path) -> dict[str, Any]:
             try:
                 row = parse_json(line.removeprefix(b"\xef\xbb\xbf"))
             except ValueError as error:
-                raise DataError(f"{file}:{number} is not JSON: {error}.") from None
+                raise DataError(
+                    f"{file}:{number} cannot be read: {error}. Correct the line or remove it."
+                ) from None
             if not isinstance(row, dict):
-                raise DataError(f"{file}:{number} is not a JSON object.")
+                raise DataError(
+                    f'{file}:{number} is not a JSON object. Write each line as {{"text": "..."}}.'
+                )
             return row
     raise DataError(f"{file} is empty. Give --from a file with rows in it.")
 
@@ -209,7 +214,7 @@ def _by_columns(source: Source, path: Path, columns: dict[str, bool]) -> Corpus:
     if len(texts) == 1:
         return Corpus(source, path, "text", texts[0])
     raise DataError(
-        f"{path} has rows with the columns {', '.join(columns) or 'none'}: no messages, no prompt "
+        f"{path} has rows with the columns {listed(columns) or 'none'}: no messages, no prompt "
         f"and completion, and {len(texts)} columns of text. Rename the columns, or give --from "
         f"{source} --path {path} and set data.field to the column that holds the text."
     )

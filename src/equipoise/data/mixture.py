@@ -62,7 +62,8 @@ class MixedStream:
         mixture: The sources.
         seed: Seed of the order, 0 <= seed < 2**64.
         context_tokens: Longest piece [tokens], >= 1.
-        whole: As of ``DocumentStream``; a step of few tokens of each source may then be empty.
+        whole: As of ``DocumentStream``, for each source; none is if empty. A step of few tokens
+            of each source may then be empty.
 
     Raises:
         DataError: as ``DocumentStream``; of any source.
@@ -75,16 +76,18 @@ class MixedStream:
         *,
         seed: int,
         context_tokens: int,
-        whole: bool = False,
+        whole: Sequence[bool] = (),
     ) -> None:
         lengths = np.asarray(doc_tokens)
         self._ends = np.cumsum(mixture.documents)
         parts = np.split(lengths, self._ends[:-1])
         self._streams = [
             DocumentStream(
-                part, seed=seed, context_tokens=context_tokens, source=index, whole=whole
+                part, seed=seed, context_tokens=context_tokens, source=index, whole=is_whole
             )
-            for index, part in enumerate(parts)
+            for index, (part, is_whole) in enumerate(
+                zip(parts, whole or [False] * len(parts), strict=True)
+            )
         ]
         shares = mixture.shares
         self._bounds = [sum(shares[:count], Fraction(0)) for count in range(len(shares) + 1)]
@@ -159,13 +162,17 @@ def open_stream(
     seed: int,
     context_tokens: int,
     mixture: Mixture | None = None,
-    whole: bool = False,
+    whole: Sequence[bool] = (),
 ) -> Stream:
     """The stream of a corpus: plain, or of several sources in their shares; arguments as theirs.
+
+    ``whole`` has a flag for each source, or nothing where none is whole.
 
     Raises:
         DataError: as ``DocumentStream``.
     """
     if mixture is None:
-        return DocumentStream(doc_tokens, seed=seed, context_tokens=context_tokens, whole=whole)
+        return DocumentStream(
+            doc_tokens, seed=seed, context_tokens=context_tokens, whole=any(whole)
+        )
     return MixedStream(doc_tokens, mixture, seed=seed, context_tokens=context_tokens, whole=whole)

@@ -30,12 +30,15 @@ from equipoise.nn.hf.read import stored_dtypes
 _IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
-def files_to_keep(source: Path | None, tokenizer_file: Path) -> KeptFiles:
+def files_to_keep(
+    source: Path | None, tokenizer_file: Path, *, may_draw: bool = False
+) -> KeptFiles:
     """What a run keeps when it begins.
 
     Args:
         source: The Hugging Face folder that it begins from; None for random weights.
         tokenizer_file: The tokenizer.json that its corpus was read by.
+        may_draw: Whether a folder without weights means random ones.
 
     Raises:
         ModelError: a file of the folder cannot be read.
@@ -49,7 +52,8 @@ def files_to_keep(source: Path | None, tokenizer_file: Path) -> KeptFiles:
         raise ModelError(
             f"{source} cannot be read ({error.strerror or error}). Make its files readable."
         ) from None
-    dtypes, remarks = stored_dtypes(source), tuple[str, ...]()
+    is_drawn = may_draw and not any(source.glob("*.safetensors"))
+    dtypes, remarks = {} if is_drawn else stored_dtypes(source), tuple[str, ...]()
     if not _has_tokenizer(files, tokenizer):
         files = with_tokenizer(files, tokenizer)
         remarks = (

@@ -16,7 +16,6 @@ Kept true (tests/unit/data/test_source.py)
     change goes unnoticed, because contents are not read for the digest.
 """
 
-import dataclasses
 import os
 import platform
 import stat
@@ -25,7 +24,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from equipoise.base.digest import digest
 from equipoise.base.errors import DataError
@@ -119,27 +118,6 @@ class Source:
                     break
 
 
-def members(spec: DataSpec) -> list[DataSpec]:
-    """The sources of a corpus, each as the only one."""
-    if not is_mixed(spec):
-        return [spec]
-    return [
-        dataclasses.replace(
-            spec,
-            source=cast(Any, row.source or spec.source),
-            path=row.path,
-            field=row.field or spec.field,
-            mix=(),
-        )
-        for row in spec.mix
-    ]
-
-
-def is_mixed(spec: DataSpec) -> bool:
-    """Whether sources are mixed; a path beside them is another corpus, in their tokens."""
-    return bool(spec.mix) and not spec.path
-
-
 def open_source(spec: DataSpec, base: Path) -> Source:
     """Find the corpus that run.toml names; reads names, sizes and times, no contents.
 
@@ -156,6 +134,11 @@ def open_source(spec: DataSpec, base: Path) -> Source:
     Raises:
         DataError: the path is missing or not given, or holds no file of the kind.
     """
+    if spec.format != "text" and spec.source in (*PYTHON_SOURCES, "text"):
+        raise DataError(
+            f'data.format = "{spec.format}" needs rows with columns, but data.source is '
+            f'"{spec.source}". Set data.source to "jsonl", "parquet" or "datasets".'
+        )
     if spec.source in PYTHON_SOURCES:
         if spec.path:
             raise DataError(

@@ -17,6 +17,7 @@ Shapes: t new tokens, S tokens so far and new, G key/value heads, E head width, 
 """
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -27,6 +28,18 @@ from equipoise.nn.decoder import Decoder
 from equipoise.nn.rope import rotary_frequencies, rotary_table
 
 _CHUNK_TOKENS = 512
+
+
+class Cached(Protocol):
+    """One sequence that a model continues."""
+
+    tokens: list[int]
+
+    def cut(self, tokens: int) -> None:
+        """Forget all but the first ``tokens`` tokens."""
+
+    def extend(self, tokens: Sequence[int]) -> Tensor:
+        """Append at least one token; the logits of the next one [V], in the weights' dtype."""
 
 
 class _LayerCache:
@@ -119,7 +132,7 @@ class CachedDecoder:
         return x_tD
 
 
-def continue_with(cached: CachedDecoder, tokens: Sequence[int]) -> Tensor:
+def continue_with(cached: Cached, tokens: Sequence[int]) -> Tensor:
     """Make the sequence ``tokens``, computing only what differs from its beginning so far.
 
     Returns:

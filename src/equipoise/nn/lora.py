@@ -84,10 +84,15 @@ def add_adapters(decoder: nn.Module, lora: LoraSpec, seed: int) -> None:
                 continue
             placement = declare()[f"{target}.weight"]
             adapter = Adapter(part.weight.detach(), placement, lora.rank, lora.scale)
-            part.add_module(ADAPTER, adapter)
-            drawn = int(digest([seed, f"{name}.{target}.lora_A"])[:15], 16)
-            generator = torch.Generator().manual_seed(drawn)
-            bound = adapter.lora_A.shape[1] ** -0.5
-            values = torch.empty(adapter.lora_A.shape, dtype=torch.float32)
-            with torch.no_grad():
-                adapter.lora_A.copy_(values.uniform_(-bound, bound, generator=generator))
+            attach_adapter(part, adapter, f"{name}.{target}", seed)
+
+
+def attach_adapter(part: nn.Module, adapter: Adapter, name: str, seed: int) -> None:
+    """Make an adapter part of its layer, and draw A by the seed and the layer's name alone."""
+    part.add_module(ADAPTER, adapter)
+    drawn = int(digest([seed, f"{name}.lora_A"])[:15], 16)
+    generator = torch.Generator().manual_seed(drawn)
+    bound = adapter.lora_A.shape[1] ** -0.5
+    values = torch.empty(adapter.lora_A.shape, dtype=torch.float32)
+    with torch.no_grad():
+        adapter.lora_A.copy_(values.uniform_(-bound, bound, generator=generator))

@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from equipoise.nn.attention import PackAttention
+from equipoise.nn.lora import add_adapters
 from equipoise.spec.model.presets import ModelSpec
+from equipoise.spec.run.lora import LoraSpec
 from equipoise.spec.run.spec import Recompute
 
 
@@ -68,3 +70,7 @@ class PackedModel(nn.Module, ABC):
     @abstractmethod
     def set_recompute(self, setting: Recompute) -> None:
         """Set what every layer makes again in the backward instead of keeping it."""
+
+    def add_adapters(self, lora: LoraSpec, seed: int) -> None:
+        """Give layers their adapters, in place, and let nothing else train."""
+        add_adapters(self, lora, seed)

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 
 from equipoise.base.disk import writing
-from equipoise.base.read import parse_json
+from equipoise.base.read import parse_json, read_text
 from equipoise.plan.search.incumbent import Priced
 from equipoise.plan.search.search import Search
 
@@ -31,7 +31,7 @@ def keep_priced(folder: Path, search: Search, digest: str) -> None:
     file = folder / _FILE
     with writing("out", folder):
         folder.mkdir(parents=True, exist_ok=True)
-        lines = file.read_text().splitlines() if file.exists() else []
+        lines = _read_lines(file)
     header = json.dumps({"digest": digest})
     if lines and lines[0] == header:
         for line in lines[1:]:
@@ -49,3 +49,11 @@ def keep_priced(folder: Path, search: Search, digest: str) -> None:
             opened.write(json.dumps(dataclasses.asdict(priced)) + "\n")
 
     search.note = note
+
+
+def _read_lines(file: Path) -> list[str]:
+    """The lines of a file; none where it is missing or damaged."""
+    try:
+        return read_text(file).splitlines()
+    except (FileNotFoundError, ValueError):
+        return []

@@ -10,6 +10,7 @@ Kept true (tests/unit/plan/test_request.py, tests/unit/cli/plan)
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -219,7 +220,8 @@ def _search(inputs: Inputs, due: Deadline, seconds: float, progress: Progress) -
 
     def watch(_: object) -> None:
         nonlocal shown
-        share = min(99, int(100 * (1.0 - searched.left_s / seconds)))
+        spent = 0.0 if math.isinf(seconds) else 1.0 - searched.left_s / seconds
+        share = min(99, int(100 * spent))
         progress.advance(max(0, share - shown))
         shown = max(share, shown)
 

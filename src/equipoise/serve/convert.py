@@ -4,7 +4,8 @@ What it decides
     What config.json says. A model that began from a folder gets that folder's config.json back,
     every key of it; changed are only the positions, raised where it was trained with longer
     windows, and the dtype where another is asked for. Weights are written in the dtype that they
-    had in the folder; those of a model from random weights as trained, in fp32.
+    had in the folder; those of a model from random weights as trained, in fp32. Positions from
+    which RoPE is computed stay, and that is said.
 
 Kept true (tests/oracle/test_convert.py, tests/oracle/test_round_trip.py)
     A folder that is trained for no step and converted has equal files and equal weights, bit for
@@ -32,10 +33,11 @@ from equipoise.nn.hf.files import (
 )
 from equipoise.nn.hf.names import hf_names
 from equipoise.nn.hf.read import TRAINING_SIZES
-from equipoise.nn.hf.write import write_hf
+from equipoise.nn.hf.write import cast_weight, write_hf
 from equipoise.serve.source import TrainedModel
 from equipoise.serve.tokenizer import has_template
 from equipoise.spec.model.hf_config import model_from_hf_config
+from equipoise.spec.model.other_config import model_from_other_config
 
 Dtype = Literal["fp32", "bf16", "fp16"]
 _TORCH: dict[str, torch.dtype] = {
@@ -44,6 +46,9 @@ _TORCH: dict[str, torch.dtype] = {
     "fp16": torch.float16,
 }
 _POSITIONS = "max_position_embeddings"
+_OF_POSITIONS = ("yarn", "longrope", "su")
+"""Types of RoPE whose factor, where it is not given, follows from ``max_position_embeddings``, as
+``dynamic`` always does: transformers 5.23, modeling_rope_utils."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,25 +89,36 @@ def write_folder(
     files = trained.files
     if tokenizer_file is not None:
         files = with_tokenizer(files, load_tokenizer(tokenizer_file))
-    remarks = list(trained.remarks)
+    remarks, model_type = list(trained.remarks), ""
     if CONFIG in files.contents:
         config = files.table(CONFIG)
         _require_same_sizes(trained, config)
-        files, raised = _with_positions(files, trained.context_tokens)
+        files, raised = _with_positions(files, trained)
         remarks += raised
-        state = _cast(trained, dtype, config["model_type"])
+        model_type = config["model_type"]
         if dtype is not None:
             files = _with_dtype(files, _name(_TORCH[dtype]))
+    if trained.theirs is not None:
+        # It takes seconds to import, and is an extra.
+        from equipoise.serve.theirs import write_theirs
+
+        dtypes = write_theirs(
+            trained.theirs,
+            target,
+            files.contents,
+            dtype=_their_dtype(trained, dtype),
+            dtypes=trained.dtypes,
+        )
     else:
-        state = _cast(trained, dtype, "")
-    write_hf(
-        target,
-        trained.model,
-        state,
-        files=files.contents,
-        context_tokens=trained.context_tokens,
-    )
-    dtypes = {weight.dtype for weight in state.values() if weight.is_floating_point()}
+        state = _cast(trained, dtype, model_type)
+        write_hf(
+            target,
+            trained.model,
+            state,
+            files=files.contents,
+            context_tokens=trained.context_tokens,
+        )
+        dtypes = {weight.dtype for weight in state.values() if weight.is_floating_point()}
     short = {each: name for name, each in _TORCH.items()}
     one = next(iter(dtypes))
     return Written(
@@ -130,20 +146,25 @@ def _cast(trained: TrainedModel, dtype: Dtype | None, model_type: str) -> dict[s
         if dtype is None and trained.dtypes and weight.is_floating_point():
             theirs = hf_names(name, model_type=model_type, experts=trained.model.experts)[0]
             target = getattr(torch, trained.dtypes.get(theirs, _name(target)))
-        cast = weight.to(target)
-        if target == torch.float16 and not torch.equal(cast.isfinite(), weight.isfinite()):
-            raise ModelError(
-                f"{name} reaches {float(weight.abs().max()):,.0f}, and fp16 holds at most 65,504. "
-                "Write it with --dtype bf16 or --dtype fp32."
-            )
-        state[name] = cast
+        state[name] = cast_weight(name, weight, target)
     return state
 
 
+def _their_dtype(trained: TrainedModel, dtype: Dtype | None) -> torch.dtype | None:
+    """The one dtype of a model of transformers; None where each weight has its own."""
+    if dtype is not None:
+        return _TORCH[dtype]
+    if trained.dtypes:
+        return None
+    config = trained.files.table(CONFIG)
+    known = config.get("dtype") or config.get("torch_dtype")
+    return next((each for each in _TORCH.values() if _name(each) == known), torch.float32)
+
+
 def _require_same_sizes(trained: TrainedModel, config: dict[str, Any]) -> None:
-    model = model_from_hf_config(config)
+    read = model_from_hf_config if trained.theirs is None else model_from_other_config
     of_training = {key: getattr(trained.model, key) for key in TRAINING_SIZES}
-    if dataclasses.replace(model, **of_training) != trained.model:
+    if dataclasses.replace(read(config), **of_training) != trained.model:
         raise ModelError(
             f"{trained.files.where}/{CONFIG} describes another model than {trained.origin}. "
             f"Restore it from a copy of the run, or delete {trained.files.where} to convert by the "
@@ -151,12 +172,17 @@ def _require_same_sizes(trained: TrainedModel, config: dict[str, Any]) -> None:
         )
 
 
-def _with_positions(files: ModelFiles, context_tokens: int | None) -> tuple[ModelFiles, list[str]]:
+def _with_positions(files: ModelFiles, trained: TrainedModel) -> tuple[ModelFiles, list[str]]:
     """Positions for the windows that the model was trained with, and what to say of them."""
-    config = files.table(CONFIG)
+    config, context_tokens = files.table(CONFIG), trained.context_tokens
     positions = config.get(_POSITIONS)
     if not isinstance(positions, int) or context_tokens is None or context_tokens <= positions:
         return files, []
+    if scaled := _scaled_by_positions(config):
+        return files, [
+            f"{_POSITIONS} stays {positions:,}, because RoPE of type {scaled} is computed from it; "
+            f"the run trained with windows of {context_tokens:,} tokens."
+        ]
     contents = {**files.contents, CONFIG: as_json(config | {_POSITIONS: context_tokens})}
     settings = files.table(TOKENIZER_CONFIG)
     changed = _POSITIONS
@@ -167,6 +193,18 @@ def _with_positions(files: ModelFiles, context_tokens: int | None) -> tuple[Mode
         f"{changed} {'are' if ' ' in changed else 'is'} raised from {positions:,} to "
         f"{context_tokens:,}: the run trained with windows of {context_tokens:,} tokens."
     ]
+
+
+def _scaled_by_positions(config: dict[str, Any]) -> str:
+    """The type of a model's RoPE if its frequencies are computed from its positions; else empty."""
+    given = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(given, dict):
+        return ""
+    for table in (given, *(each for each in given.values() if isinstance(each, dict))):
+        kind = table.get("rope_type") or table.get("type")
+        if kind == "dynamic" or (kind in _OF_POSITIONS and table.get("factor") is None):
+            return str(kind)
+    return ""
 
 
 def _with_dtype(files: ModelFiles, dtype: str) -> ModelFiles:

@@ -19,7 +19,7 @@ import torch
 
 from equipoise.base.errors import ModelError, SpecError
 from equipoise.data.chat.rows import Message
-from equipoise.nn.cached import CachedDecoder, continue_with
+from equipoise.nn.cached import Cached, CachedDecoder, continue_with
 from equipoise.nn.decoder import Decoder
 from equipoise.nn.hf.files import CONFIG, GENERATION
 from equipoise.serve.sample import Sampling, choose_token
@@ -49,14 +49,14 @@ class Generator:
     """A model that continues texts. What two prompts begin with alike is computed once."""
 
     def __init__(self, trained: TrainedModel) -> None:
-        """Build the decoder around the weights.
+        """Build the decoder around the weights, or take the model of transformers.
 
         Raises:
             ModelError: there is no tokenizer, or it cannot be read.
         """
         self.trained = trained
         self.tokenizer = ModelTokenizer(trained.files)
-        self._cached = CachedDecoder(_decoder(trained))
+        self._cached = _cached(trained)
         self.end_ids = frozenset(trained.files.end_ids)
 
     def encode(self, prompt: Prompt) -> list[int]:
@@ -145,6 +145,15 @@ def generate(
         ModelError: the model or its tokenizer cannot be read.
     """
     return Generator(open_model(source)).generate(prompt, tokens=tokens, sampling=sampling)
+
+
+def _cached(trained: TrainedModel) -> Cached:
+    if trained.theirs is None:
+        return CachedDecoder(_decoder(trained))
+    # It takes seconds to import, and is an extra.
+    from equipoise.parallel.theirs.cached import CachedTheirs
+
+    return CachedTheirs(trained.theirs)
 
 
 def _decoder(trained: TrainedModel) -> Decoder:

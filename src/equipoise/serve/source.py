@@ -5,19 +5,30 @@ What it decides
     Face folder that the run began from; a run from random weights has its corpus's tokenizer,
     whose end token ends a text.
 
+    Who computes the model: our own decoder wherever it can, else transformers' own modules.
+
 Kept true (tests/oracle/test_convert.py, tests/oracle/test_round_trip.py)
     The newest whole checkpoint of a run is taken, and a torn one never read.
 """
 
+import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from equipoise.base.errors import CheckpointError, DataError, SpecError
-from equipoise.checkpoint.export import read_checkpoint_weights
-from equipoise.checkpoint.manifest import MANIFEST, Manifest, newest_good, read_manifest
+from equipoise.base.errors import CheckpointError, DataError, ModelError, SpecError
+from equipoise.base.read import read_bytes
+from equipoise.checkpoint.export import model_of, read_checkpoint_weights
+from equipoise.checkpoint.manifest import (
+    MANIFEST,
+    OWN_ENGINE,
+    Manifest,
+    newest_good,
+    read_manifest,
+)
 from equipoise.data.cache.store import open_store
 from equipoise.data.model_files import files_to_keep
 from equipoise.nn.hf.files import (
@@ -33,9 +44,14 @@ from equipoise.nn.hf.files import (
 )
 from equipoise.nn.hf.gguf import read_gguf, read_gguf_header
 from equipoise.nn.hf.read import read_hf
+from equipoise.spec.model.hf_config import model_from_hf_config
+from equipoise.spec.model.other_config import model_from_other_config
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.names import CHECKPOINTS, HF, RESOLVED
 from equipoise.spec.run.resolved import read_resolved
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _GIVE = "Give a run, a checkpoint, a Hugging Face folder, or a .gguf file."
 
@@ -48,7 +64,7 @@ class TrainedModel:
     """The checkpoint, folder or file that the weights are from."""
     model: ModelSpec
     state: dict[str, Tensor]
-    """Weights by our names, as they are stored."""
+    """Weights by our names, as they are stored; empty where ``theirs`` has them."""
     files: ModelFiles
     step: int | None = None
     context_tokens: int | None = None
@@ -57,6 +73,15 @@ class TrainedModel:
     """For a run from a Hugging Face folder, the dtype of each weight there, by its name there."""
     remarks: tuple[str, ...] = ()
     """What a person should know: a torn checkpoint passed over, a tokenizer that is missing."""
+    theirs: "PreTrainedModel | None" = None
+    """The model with its weights, where transformers computes it."""
+
+    @property
+    def params(self) -> int:
+        """How many weights it has."""
+        if self.theirs is None:
+            return self.model.params
+        return sum(weight.numel() for weight in self.theirs.parameters())
 
 
 def open_model(source: Path | str) -> TrainedModel:
@@ -65,7 +90,7 @@ def open_model(source: Path | str) -> TrainedModel:
     Raises:
         SpecError: nothing is there, or nothing that holds a model.
         CheckpointError: no checkpoint of the run is whole.
-        ModelError: the folder holds a model that this decoder does not compute.
+        ModelError: the model cannot be read, or nothing that is installed computes it.
     """
     source = Path(source)
     if not source.exists():
@@ -79,11 +104,7 @@ def open_model(source: Path | str) -> TrainedModel:
     if (source / CHECKPOINTS).is_dir() or (source / RESOLVED).exists():
         return open_run(source)
     if (source / CONFIG).exists():
-        model, state = read_hf(source)
-        files = read_files(source)
-        longest = files.table(CONFIG).get("max_position_embeddings")
-        longest = longest if isinstance(longest, int) else None
-        return TrainedModel(source, model, state, files, context_tokens=longest)
+        return _open_folder(source)
     raise SpecError(
         f"{source} holds no model: it is not a run (it has no {CHECKPOINTS}/), a checkpoint "
         f"(no {MANIFEST}) or a Hugging Face folder (no {CONFIG}). {_GIVE}"
@@ -104,6 +125,47 @@ def open_run(folder: Path) -> TrainedModel:
         )
     path, manifest, torn = newest
     return _open_checkpoint(path, manifest, tuple(torn))
+
+
+def _open_folder(folder: Path) -> TrainedModel:
+    """Read a Hugging Face folder."""
+    files = read_files(folder)
+    config = files.table(CONFIG)
+    longest = config.get("max_position_embeddings")
+    longest = longest if isinstance(longest, int) else None
+    try:
+        model_from_hf_config(config)
+    except ModelError as error:
+        if not _has_transformers():
+            raise ModelError(
+                f"{folder}/{error} The modules of transformers may compute it: pip install "
+                f"'equipoise[transformers]'."
+            ) from error
+        # It takes seconds to import, and is an extra.
+        from equipoise.serve.theirs import load_folder
+
+        sizes = model_from_other_config(config)
+        theirs = load_folder(folder)
+        return TrainedModel(folder, sizes, {}, files, context_tokens=longest, theirs=theirs)
+    model, state = read_hf(folder)
+    return TrainedModel(folder, model, state, files, context_tokens=longest)
+
+
+def _has_transformers() -> bool:
+    return importlib.util.find_spec("transformers") is not None
+
+
+def require_transformers(folder: Path) -> None:
+    """Refuse a checkpoint whose model cannot be built here.
+
+    Raises:
+        ModelError: transformers is not installed.
+    """
+    if not _has_transformers():
+        raise ModelError(
+            f'{folder} was trained with model.engine = "transformers", which is not installed. '
+            f"Run: pip install 'equipoise[transformers]'"
+        )
 
 
 def open_gguf(file: Path) -> TrainedModel:
@@ -132,10 +194,21 @@ def open_gguf(file: Path) -> TrainedModel:
 def _open_checkpoint(
     folder: Path, manifest: Manifest, remarks: tuple[str, ...] = ()
 ) -> TrainedModel:
-    model, state = read_checkpoint_weights(folder, manifest)
+    state, theirs = dict[str, Tensor](), None
+    if manifest.engine == OWN_ENGINE:
+        model, state = read_checkpoint_weights(folder, manifest)
+    else:
+        require_transformers(folder)
+        from equipoise.serve.theirs import load_checkpoint
+
+        model, theirs = model_of(manifest), load_checkpoint(folder, manifest)
     run = folder.resolve().parent.parent
     kept = read_kept(run / HF) or _kept_by_earlier_version(run)
-    if TOKENIZER not in kept.files.contents:
+    files = kept.files
+    if theirs is not None and CONFIG not in files.contents:
+        config = read_bytes(folder / CONFIG)
+        files = ModelFiles({**files.contents, CONFIG: config}, str(folder))
+    if TOKENIZER not in files.contents:
         remarks = (
             *remarks,
             f"No tokenizer for {folder}: its run's {RESOLVED} or its token cache is missing or "
@@ -145,11 +218,12 @@ def _open_checkpoint(
         folder,
         model,
         state,
-        kept.files,
+        files,
         manifest.step,
         manifest.context_tokens,
         kept.dtypes,
         (*remarks, *kept.remarks),
+        theirs,
     )
 
 

@@ -1,126 +1,167 @@
-"""Checkpoints of models that transformers builds: opened, and written as a Hugging Face folder.
+"""Models that transformers computes: read from a checkpoint or a folder, and their weights written.
 
 What it decides
-    transformers writes the folder, under the names that its files have. config.json is the one that
-    the run began from, key by key, except for the dtype; the tokenizer's and generation's files are
-    those of that folder while it is still there. The folder is written under another name and then
-    renamed: whole or absent.
+    transformers names the weights of a folder, splits and joins them, and leaves out tied ones; all
+    other files are those that the run kept. Adapters are merged. Each weight is written in the
+    dtype that it had in the folder that the run began from.
 
-Kept true (tests/multi/train/test_engine.py)
-    A folder that is trained with a learning rate of nothing and converted has the same weights, bit
-    for bit, and the same logits in transformers.
+Kept true (tests/oracle/test_round_trip.py, tests/oracle/test_engine_lora.py)
+    A folder of any family that is trained for no step and converted has equal files and weights,
+    bit for bit, and equal logits in transformers.
 """
 
-import json
-import shutil
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from equipoise.base.errors import CheckpointError, ModelError, SpecError
-from equipoise.checkpoint.export import read_other_weights
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from equipoise.base.errors import CheckpointError, ModelError
+from equipoise.base.read import read_json
+from equipoise.checkpoint.export import lora_of, read_other_weights
+from equipoise.checkpoint.manifest import Manifest
+from equipoise.nn.hf.adapter import is_adapter, write_peft
+from equipoise.nn.hf.files import as_json, write_files
 from equipoise.nn.hf.folder import whole_folder
-from equipoise.serve.their_checkpoint import TheirCheckpoint
-from equipoise.spec.run.resolved import read_resolved
+from equipoise.nn.hf.read import INDEX, stored_dtypes
+from equipoise.nn.hf.write import cast_weight
+from equipoise.nn.lora import ADAPTER
+from equipoise.parallel.theirs.build import build_random, load_theirs, read_theirs_config, silenced
+from equipoise.parallel.theirs.lora import merge_their_adapters, peft_targets
+from equipoise.parallel.theirs.model import PREFIX
+from equipoise.spec.run.lora import LoraSpec
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".index.json")
-_LARGEST_BYTES = 64 << 20
-"""Largest file that is taken over from the folder that a run began from."""
+_MOST_SHARD = "5GB"
+_HALF = torch.bfloat16
 
 
-def load_checkpoint(checkpoint: TheirCheckpoint) -> "PreTrainedModel":
-    """The model with its trained weights, in fp32.
+def load_checkpoint(folder: Path, manifest: Manifest) -> PreTrainedModel:
+    """The model of a verified checkpoint in fp32, adapters merged, for inference.
 
     Raises:
         CheckpointError: a weight is missing or left over.
         ModelError: transformers cannot build the model.
     """
-    from equipoise.parallel.theirs.build import build_random, read_theirs_config
-    from equipoise.parallel.theirs.model import PREFIX
-
-    folder = checkpoint.folder
     theirs = build_random(read_theirs_config(folder), seed=0)
-    weights = read_other_weights(folder, PREFIX)
-    told = theirs.load_state_dict(weights, strict=False)
+    held = read_other_weights(folder, PREFIX)
+    adapters = {name: held.pop(name) for name in list(held) if is_adapter(name)}
+    outcome = theirs.load_state_dict(held, strict=False)
     tied = set(getattr(theirs, "all_tied_weights_keys", None) or ())
-    missing = sorted(set(told.missing_keys) - tied)
-    if missing or told.unexpected_keys:
-        wrong = [*missing, *told.unexpected_keys]
+    wrong = [*sorted(set(outcome.missing_keys) - tied), *outcome.unexpected_keys]
+    if wrong:
+        more = f" and {len(wrong) - 1} more differ" if len(wrong) > 1 else " differs"
         raise CheckpointError(
-            f"{folder} is of another model than its config.json: {wrong[0]} and "
-            f"{len(wrong) - 1} more differ. Restore a copy of the checkpoint."
+            f"{folder} is of another model than its config.json: {wrong[0]}{more}. Restore a copy "
+            f"of the checkpoint."
         )
     theirs.tie_weights()
+    if adapters:
+        merge_their_adapters(theirs, adapters, lora_of(folder, manifest))
+    theirs.train(False)
+    return theirs
+
+
+def load_folder(folder: Path) -> PreTrainedModel:
+    """The model of a Hugging Face folder, for inference: in bf16 if all of it is, else in fp32.
+
+    Raises:
+        ModelError: transformers cannot build it, or its weights are not all there.
+    """
+    is_half = set(stored_dtypes(folder).values()) == {"bfloat16"}
+    theirs = load_theirs(folder, seed=0, dtype=_HALF if is_half else torch.float32)
     theirs.train(False)
     return theirs
 
 
 def write_theirs(
-    checkpoint: TheirCheckpoint, target: Path, *, dtype: str | None, tokenizer: Path | None
-) -> dict[str, Any]:
-    """Write a folder that transformers loads, and say what was written.
+    theirs: PreTrainedModel,
+    target: Path,
+    files: Mapping[str, bytes],
+    *,
+    dtype: torch.dtype | None,
+    dtypes: Mapping[str, str],
+) -> set[torch.dtype]:
+    """Write a folder that transformers loads, whole or not at all.
 
     Args:
-        checkpoint: As ``find_theirs`` returns it.
+        theirs: The model; left as it is.
         target: The folder to make; must not exist.
-        dtype: Of all weights, a key of ``_DTYPES``; that of the config.json unless given.
-        tokenizer: A tokenizer.json that takes the place of the folder's own.
+        files: What stands beside the weights, by name.
+        dtype: Of all weights; None gives each its own of ``dtypes``.
+        dtypes: torch's name of the dtype of each weight, by its name in a folder.
+
+    Returns:
+        The dtypes of the weights.
 
     Raises:
-        ModelError: the folder exists, or cannot be written.
-        CheckpointError: the checkpoint cannot be read.
+        ModelError: the folder exists or cannot be written, or a weight does not fit its dtype.
     """
-    import torch
-
-    from equipoise.parallel.theirs.build import said
-
     if target.exists():
         raise ModelError(f"{target} already exists. Name a new folder, or delete it.")
-    theirs = load_checkpoint(checkpoint)
-    config = json.loads((checkpoint.folder / "config.json").read_text())
-    known = config.get("dtype") or config.get("torch_dtype") or "float32"
-    name = _DTYPES[dtype] if dtype else known if known in _DTYPES.values() else "float32"
-    theirs = theirs.to(getattr(torch, name))
-    keys = [key for key in ("dtype", "torch_dtype") if key in config] or ["dtype"]
-    config |= dict.fromkeys(keys, name)
+    kinds = {getattr(torch, name) for name in dtypes.values()}
+    if dtype is None and len(kinds) == 1:
+        (dtype,) = kinds
+    state = theirs.state_dict()
+    if dtype is not None:
+        kinds = {dtype}
+        cast: dict[tuple[int, torch.Size], Tensor] = {}  # tied weights stay one tensor
+        for name, weight in state.items():
+            place = weight.data_ptr(), weight.shape
+            if place not in cast:
+                cast[place] = cast_weight(name, weight, dtype)
+            state[name] = cast[place]
     with whole_folder(target) as partial:
-        with said(checkpoint.folder):
-            theirs.save_pretrained(partial)
-        for file in _files_of_run(checkpoint):
-            shutil.copyfile(file, partial / file.name)
-        if tokenizer is not None:
-            shutil.copyfile(tokenizer, partial / "tokenizer.json")
-        (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    return {
-        "folder": str(target),
-        "from": str(checkpoint.folder),
-        "step": checkpoint.manifest.step,
-        "model_type": config["model_type"],
-        "params": sum(weight.numel() for weight in theirs.parameters()),
-        "dtype": next(short for short, long in _DTYPES.items() if long == name),
-        "bytes": sum(path.stat().st_size for path in target.iterdir()),
-        "tokenizer": (target / "tokenizer.json").exists(),
-    }
+        with silenced():
+            theirs.save_pretrained(partial, state_dict=state, max_shard_size=_MOST_SHARD)
+        for path in partial.iterdir():
+            if path.suffix != ".safetensors" and path.name != INDEX:
+                path.unlink()
+        if dtype is None:
+            _cast_files(partial, dtypes)
+        write_files(files, partial)
+    return kinds
 
 
-def _files_of_run(checkpoint: TheirCheckpoint) -> list[Path]:
-    """Files of the folder that a run began from, without config and weights."""
-    try:
-        resolved = read_resolved(checkpoint.folder.resolve().parent.parent)
-    except SpecError:
-        return []
-    folder = Path(resolved.init_folder)
-    if not resolved.init_folder or not folder.is_dir():
-        return []
-    return [
-        file
-        for file in sorted(folder.iterdir())
-        if file.is_file()
-        and not file.name.startswith(".")
-        and not file.name.endswith(_WEIGHTS)
-        and file.name != "config.json"
-        and file.stat().st_size <= _LARGEST_BYTES
-    ]
+def write_their_adapter(
+    folder: Path, target: Path, adapters: Mapping[str, Tensor], lora: LoraSpec, *, base: str
+) -> None:
+    """Write the adapters of a checkpoint for peft, whole or not at all.
+
+    Args:
+        folder: The checkpoint.
+        target: The folder to make; must not exist.
+        adapters: A and B of each adapter, as the checkpoint names them.
+        lora: Rank and scale.
+        base: The Hugging Face folder that the run began from.
+
+    Raises:
+        ModelError: the folder exists or cannot be written, or peft is not installed.
+    """
+    theirs = build_random(read_theirs_config(folder), seed=0, device="meta")
+    named = {}
+    for name, weight in adapters.items():
+        stem, _, kind = name.removeprefix(PREFIX).rpartition(f".{ADAPTER}.")
+        named[f"{stem}.{kind}"] = weight
+    stems = sorted({name.rpartition(".")[0] for name in named})
+    targets, is_transposed = peft_targets(theirs, stems)
+    write_peft(target, named, lora, targets, base=base, is_transposed=is_transposed)
+
+
+def _cast_files(folder: Path, dtypes: Mapping[str, str]) -> None:
+    """Give every weight of a folder its own dtype."""
+    total_bytes = 0
+    for file in sorted(folder.glob("*.safetensors")):
+        held = {
+            name: cast_weight(name, weight, getattr(torch, dtypes[name]))
+            if name in dtypes
+            else weight
+            for name, weight in load_file(file).items()
+        }
+        save_file(held, file, metadata={"format": "pt"})
+        total_bytes += sum(weight.numel() * weight.element_size() for weight in held.values())
+    if (folder / INDEX).exists():
+        index = read_json(folder / INDEX)
+        index["metadata"]["total_size"] = total_bytes
+        (folder / INDEX).write_bytes(as_json(index))

@@ -9,6 +9,7 @@ Kept true (tests/oracle/test_generate.py)
     Token ids of texts and of conversations are those of ``AutoTokenizer``.
 """
 
+import dataclasses
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,7 +32,11 @@ def read_settings(files: ModelFiles) -> TokenizerFolder:
     with tempfile.TemporaryDirectory() as folder:
         contents = {name: each for name, each in files.contents.items() if name != TOKENIZER}
         write_files(contents, Path(folder))
-        return read_tokenizer_folder(Path(folder))
+        try:
+            settings = read_tokenizer_folder(Path(folder))
+        except DataError as error:
+            raise DataError(str(error).replace(folder, files.where)) from None
+    return dataclasses.replace(settings, folder=Path(files.where))
 
 
 class ModelTokenizer:

@@ -25,7 +25,7 @@ from typing import Any
 
 from equipoise.base.durable import write_whole
 from equipoise.base.errors import PlanError
-from equipoise.base.read import read_json
+from equipoise.base.read import read_json, reason
 from equipoise.spec.run.keys import RENAMED
 
 VERSION = 3
@@ -163,7 +163,7 @@ def read_plan(file: Path) -> Plan:
         row = read_json(file)
     except (OSError, ValueError) as error:
         raise PlanError(
-            f"{file} cannot be read as a plan.lock ({error}). Write one: "
+            f"{file} cannot be read as a plan.lock ({reason(error)}). Write one: "
             f'"equipoise plan --out {file.parent}".'
         ) from None
     version = row.get("version") if isinstance(row, dict) else None

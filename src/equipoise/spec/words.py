@@ -21,7 +21,7 @@ from typing import Literal, cast
 
 from equipoise.base.errors import LayoutError, ModelError, SpecError
 from equipoise.base.nearest import nearest
-from equipoise.base.read import read_json
+from equipoise.base.read import read_json, reason
 from equipoise.spec.cluster.spec import MOST_DEVICES
 from equipoise.spec.layout import Layout
 from equipoise.spec.limits import MOST_SIZE
@@ -165,8 +165,8 @@ def read_model(text: str) -> ModelSpec:
         config = read_json(file)
     except (OSError, ValueError) as error:
         raise ModelError(
-            f"model: {file} cannot be read as a config.json ({error}). Give the file that the "
-            f"model was published with."
+            f"model: {file} cannot be read as a config.json ({reason(error)}). Give the "
+            f"file that the model was published with."
         ) from None
     if not isinstance(config, dict):
         raise ModelError(

@@ -30,7 +30,7 @@ import numpy.typing as npt
 
 from equipoise.base.errors import DataError
 from equipoise.base.nearest import nearest
-from equipoise.base.read import parse_json, require_file
+from equipoise.base.read import parse_json, reason, require_file
 
 Lengths = npt.NDArray[np.int64]
 
@@ -120,8 +120,8 @@ def read_lengths(file: Path) -> Lengths:
         ) from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(
-            f"{file} cannot be read as text ({error}). Give CSV, JSON lines, Parquet, or one "
-            f"whole number per line."
+            f"{file} cannot be read as text ({reason(error)}). Give CSV, JSON lines, Parquet, or "
+            f"one whole number per line."
         ) from None
     if not len(lengths):
         raise DataError(f"{file} holds no document lengths. Give one whole number per line.")
@@ -236,7 +236,8 @@ def _read_parquet(file: Path) -> Lengths:
         name = _column(file, None, opened.schema_arrow.names)
         column = opened.read(columns=[name]).column(0)
     except (OSError, pyarrow.ArrowException) as error:
-        raise DataError(f"{file} is not a whole Parquet file ({error}). Write it again.") from None
+        said = str(error).rstrip(".")
+        raise DataError(f"{file} is not a whole Parquet file ({said}). Write it again.") from None
     if not (pyarrow.types.is_integer(column.type) or pyarrow.types.is_floating(column.type)):
         raise DataError(f"{file}  column {name} is of type {column.type}. Cast it to int64.")
     values = column.to_numpy()

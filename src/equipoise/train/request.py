@@ -10,16 +10,20 @@ Kept true (tests/multi/train/test_request.py)
 """
 
 import dataclasses
+import errno
 import importlib.util
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 
-from equipoise.base.arrays import Ints
+import numpy as np
+
 from equipoise.base.disk import explain_refusal
 from equipoise.base.errors import FitError, ModelError, SpecError
+from equipoise.base.read import real_path
 from equipoise.base.units import format_bytes
 from equipoise.checkpoint.manifest import find_checkpoints
 from equipoise.comm.group import choose_device
@@ -214,9 +218,10 @@ def _prepare(
         require_no_plan(plan)
         specs = compared_specs(resolved.spec, policies)
     spec = specs[0]
-    folder = Path(out or Path("runs") / spec.name).resolve()
+    folder = real_path(Path(out or Path("runs") / spec.name))
     require_same_sides(folder, policies)
     require_free_folder(folder)
+    _require_own_folder(folder)
     ranks = spec.layout.count_ranks(len(usable_cores()))
     if starts:
         _require_few(ranks)
@@ -228,8 +233,8 @@ def _prepare(
     if starts and choose_device(0).type == "cpu":
         _require_fit(spec, model, ranks, folder)
     wanted_sinks(spec.journal)
-    require_trained(spec, model)
     folder_of_init = init_folder(resolved)
+    require_trained(spec, model, Path(folder_of_init))
     if spec.model.engine == "transformers":
         from equipoise.parallel.theirs.tried import require_exact_folder
 
@@ -238,7 +243,7 @@ def _prepare(
     check_vocabulary(store, model.vocab)
     if store.left_out and not is_quiet:
         sys.stdout.write(f"{store.source_name}: {store.left_out}.\n")
-    if (cut := _cut_sentence(spec, store.doc_tokens)) and not is_quiet:
+    if (cut := _cut_sentence(spec, store)) and not is_quiet:
         sys.stdout.write(f"{store.source_name}: {cut}\n")
     for each in specs:
         require_step(each, model, ranks, store.doc_tokens, store.mixture)
@@ -284,14 +289,21 @@ def init_folder(resolved: ResolvedRun) -> str:
         )
     if model.init == "random":
         return ""
-    return str((resolved.base / Path(model.init.removeprefix("hf:")).expanduser()).resolve())
+    return str(real_path(resolved.base / Path(model.init.removeprefix("hf:")).expanduser()))
 
 
-def _cut_sentence(spec: RunSpec, doc_tokens: Ints) -> str:
+def _cut_sentence(spec: RunSpec, store: TokenStore) -> str:
     """What to say of conversations that are longer than a window; nothing where none is."""
     window = spec.pack.context_tokens
+    each_source = [store] if store.mixture is None else store.sources
+    doc_tokens = np.concatenate(
+        [
+            each.doc_tokens if is_whole else each.doc_tokens[:0]
+            for each, is_whole in zip(each_source, spec.data.whole, strict=True)
+        ]
+    )
     long = doc_tokens[doc_tokens > window]
-    if not spec.data.holds_conversations or not len(long):
+    if not len(long):
         return ""
     return (
         f"{len(long):,} of {len(doc_tokens):,} conversations are longer than pack.context_tokens = "
@@ -335,6 +347,27 @@ def _require_fit(spec: RunSpec, model: ModelSpec, ranks: int, folder: Path) -> N
             raise FitError(f"{row.what.capitalize()}: {row.found}, because {row.why} {row.fix}")
 
 
+def _require_own_folder(folder: Path) -> None:
+    """Refuse what cannot be a run's folder, before a corpus is read for it.
+
+    Raises:
+        SpecError: it cannot be written, or a run's files would replace somebody's model.
+    """
+    place = next(each for each in (folder, *folder.parents) if os.path.lexists(each))
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        reason = os.strerror(errno.EACCES if place.is_dir() else errno.ENOTDIR)
+        raise SpecError(
+            f"The run's folder {folder} cannot be written ({reason}). Make it writable, or choose "
+            f"another with --out."
+        )
+    kept = folder / HF
+    if kept.exists() and not (kept / KEPT).exists():
+        raise SpecError(
+            f"{kept} is not of a run, which would replace it by its own files. Choose another "
+            f"folder with --out."
+        )
+
+
 def _keep_files(folder: Path, settled: ResolvedFile, store: TokenStore) -> None:
     """Keep what must come back with the weights; once the run has a checkpoint, it stays.
 
@@ -346,7 +379,8 @@ def _keep_files(folder: Path, settled: ResolvedFile, store: TokenStore) -> None:
     if (kept / KEPT).exists() and any(find_checkpoints(folder / CHECKPOINTS)):
         return
     source = Path(settled.init_folder) if settled.init_folder else None
-    files = files_to_keep(source, store.tokenizer_file)
+    is_theirs = settled.spec.model.engine == "transformers"
+    files = files_to_keep(source, store.tokenizer_file, may_draw=is_theirs)
     try:
         keep_files(files, kept)
     except OSError as error:

@@ -17,13 +17,13 @@ import itertools
 import math
 import re
 from collections.abc import Iterable, Sequence
-
-from torch import nn
+from pathlib import Path
 
 from equipoise.base.errors import SpecError
 from equipoise.base.nearest import nearest
+from equipoise.nn.decoder import Decoder
 from equipoise.nn.hf.read import weight_shapes
-from equipoise.nn.lora import add_adapters
+from equipoise.nn.packed import PackedModel
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.run.keys import toml
 from equipoise.spec.run.spec import RunSpec
@@ -84,14 +84,29 @@ def _beginnings(name: str) -> Iterable[tuple[str, ...]]:
     return itertools.accumulate(((part,) for part in name.split(".")), lambda a, b: a + b)
 
 
-def require_trained(spec: RunSpec, model: ModelSpec) -> None:
-    """Refuse patterns that match nothing, or everything; modules of transformers do so themselves.
+def require_trained(spec: RunSpec, model: ModelSpec, folder: Path) -> None:
+    """Refuse patterns and targets that match nothing, and patterns that match everything.
+
+    Args:
+        spec: The run's keys.
+        model: Its sizes.
+        folder: Of its first weights, where transformers builds the model.
 
     Raises:
-        SpecError: as ``frozen_names``.
+        SpecError: as ``frozen_names``, or a target is the name of no layer.
+        ModelError: transformers cannot build the model.
     """
     if spec.model.engine == "equipoise":
         frozen_names(spec.train.freeze, list(weight_shapes(model)))
+    elif spec.train.freeze or spec.lora.rank:
+        # It takes seconds to import, and is an extra.
+        from equipoise.parallel.theirs.build import build_random, read_theirs_config
+        from equipoise.parallel.theirs.lora import adapted_layers
+
+        theirs = build_random(read_theirs_config(folder), seed=0, device="meta")
+        frozen_names(spec.train.freeze, [name for name, _ in theirs.named_parameters()])
+        if spec.lora.rank:
+            adapted_layers(theirs, spec.lora)
 
 
 def trained_names(spec: RunSpec, model: ModelSpec) -> set[str]:
@@ -100,7 +115,7 @@ def trained_names(spec: RunSpec, model: ModelSpec) -> set[str]:
     return set() if spec.lora.rank else set(names) - frozen_names(spec.train.freeze, names)
 
 
-def choose_trained(decoder: nn.Module, spec: RunSpec, model: ModelSpec) -> None:
+def choose_trained(decoder: PackedModel, spec: RunSpec, model: ModelSpec) -> None:
     """Add the adapters of a run, or freeze what it does not train, in place.
 
     Args:
@@ -109,10 +124,10 @@ def choose_trained(decoder: nn.Module, spec: RunSpec, model: ModelSpec) -> None:
         model: The whole model's sizes.
     """
     if spec.lora.rank:
-        add_adapters(decoder, spec.lora, spec.train.seed)
+        decoder.add_adapters(spec.lora, spec.train.seed)
     elif spec.train.freeze:
         held = {name.removeprefix(_THEIRS): each for name, each in decoder.named_parameters()}
-        is_ours = spec.model.engine == "equipoise"
+        is_ours = isinstance(decoder, Decoder)
         frozen = frozen_names(spec.train.freeze, list(weight_shapes(model) if is_ours else held))
         for name, weight in held.items():
             weight.requires_grad_(name not in frozen)

@@ -1,13 +1,14 @@
 """Models that transformers builds: any layout equals transformers' own model on one rank."""
 
+import dataclasses
 import json
 
-import pytest
-
-from equipoise.parallel.theirs.shrink import shrink_config, write_config
+from equipoise.parallel.theirs.shrink import name_frozen, shrink_config, write_config
 from equipoise.spec.model.other_config import model_from_other_config
+from equipoise.spec.model.presets import ModelSpec
 from equipoise.train.check.case import (
     Case,
+    Verdict,
     all_cases,
     context_cases,
     divided_cases,
@@ -15,52 +16,98 @@ from equipoise.train.check.case import (
     of_theirs,
     played_cases,
 )
+from equipoise.train.check.partial import masked_cases, trained_cases
 from equipoise.train.check.prove import run_cases
 from support.hf.models import FAMILIES, engine_config
 
+DOC_TOKENS = (73, 5, 1, 64, 140, 31, 8, 2, 40, 129)
+"""Fewer tokens than ``equipoise check`` has: some longer than a window of 128, and a single one."""
 
-def cases_of(kind: str, ranks: int, *, every: bool = False) -> list[Case]:
+
+def small(kind: str) -> tuple[ModelSpec, str]:
     config = shrink_config(engine_config(kind))
-    model = model_from_other_config(config.to_dict())
-    cases = [
-        make_case(model, ranks, zero=3, recompute="full"),
-        make_case(model, ranks, zero=2, policy="divided", context_tokens=128),
-        make_case(model, ranks, zero=3, cp=ranks, sharding="mixed"),
-        make_case(model, ranks, zero=1, cp=ranks, strategy="ulysses", recompute="every-2"),
+    return model_from_other_config(config.to_dict()), write_config(config)
+
+
+def in_short(cases: list[Case], text: str) -> list[Case]:
+    """The cases of a model that transformers builds, on fewer tokens."""
+    return [
+        dataclasses.replace(
+            case,
+            doc_tokens=DOC_TOKENS,
+            pack=dataclasses.replace(case.pack, step_tokens=sum(DOC_TOKENS)),
+        )
+        for case in of_theirs(cases, text)
     ]
-    if every:
-        cases = [
-            *all_cases(ranks, model),
-            *divided_cases(ranks, model),
-            *context_cases(ranks, model),
-        ]
-    return of_theirs(cases, write_config(config))
 
 
-def test_every_family_equals_one_rank_over_two() -> None:
-    """Four layouts of twenty architectures take a minute, since each is another model."""
-    cases = [case for kind in FAMILIES for case in cases_of(kind, 2)]
-    verdicts = run_cases(cases)
-    wrong = [
-        (json.loads(each.case.theirs)["model_type"], str(each.case), each.worst_parameter)
+def of_family(kind: str) -> list[Case]:
+    """Layouts whose differences lie in the model: what gathers, what is shared, what runs again."""
+    model, text = small(kind)
+    cases = [
+        make_case(model, 2, zero=3, recompute="full"),
+        make_case(model, 2, zero=2, policy="divided", context_tokens=128),
+        make_case(model, 2, zero=3, cp=2, sharding="mixed"),
+        make_case(model, 2, zero=1, cp=2, strategy="ulysses", recompute="every-2"),
+    ]
+    return in_short(cases, text)
+
+
+def partly_learned(kind: str) -> list[Case]:
+    """Masked labels, adapters and frozen weights."""
+    model, text = small(kind)
+    cases = masked_cases(2, model, is_theirs=True)
+    return in_short([*cases, *trained_cases(2, model, their_freeze=name_frozen(text))], text)
+
+
+def wrong(verdicts: list[Verdict]) -> list[tuple[str, str, float, str]]:
+    return [
+        (
+            json.loads(each.case.theirs)["model_type"],
+            str(each.case),
+            each.error,
+            each.worst_parameter,
+        )
         for each in verdicts
         if not each.is_exact
     ]
-    assert wrong == []
+
+
+def test_every_family_equals_one_rank_over_two() -> None:
+    """Four layouts of twenty architectures take a while, since each is another model."""
+    verdicts = run_cases([case for kind in FAMILIES for case in of_family(kind)])
+    assert wrong(verdicts) == []
     assert len(verdicts) == 4 * len(FAMILIES)
     assert max(each.micro_batches for each in verdicts) >= 3
     assert all(each.bytes > 0 for each in verdicts if each.case.layout.cp > 1)
 
 
-@pytest.mark.parametrize("kind", ["gemma2", "gpt_oss"])
-def test_every_layout_of_three_ranks_equals_one_rank(kind: str) -> None:
-    verdicts = run_cases(cases_of(kind, 3, every=True))
-    assert [each for each in verdicts if not each.is_exact] == []
+def test_adapters_frozen_weights_and_masked_labels_equal_one_rank_over_two() -> None:
+    """A plain model, one of transposed weights, and one whose layers have experts."""
+    verdicts = run_cases(
+        [case for kind in ("llama", "gpt2", "gpt_oss") for case in partly_learned(kind)]
+    )
+    assert wrong(verdicts) == []
+    assert {each.case.lora.rank for each in verdicts} == {0, 4}
+    assert any(each.case.masks for each in verdicts)
+    assert any(each.case.train.freeze for each in verdicts)
+
+
+def test_every_layout_of_three_ranks_equals_one_rank() -> None:
+    """One of capped scores and one of sinks; what context ranks share is proven for both."""
+    (capped, of_capped), (sunk, of_sunk) = small("gemma2"), small("gpt_oss")
+    cases = [
+        *in_short([*all_cases(3, capped), *divided_cases(3, capped)][0::2], of_capped),
+        *in_short([*all_cases(3, sunk), *divided_cases(3, sunk)][1::2], of_sunk),
+        *in_short(context_cases(3, capped), of_capped),
+        *in_short(context_cases(3, sunk), of_sunk),
+    ]
+    verdicts = run_cases(cases)
+    assert wrong(verdicts) == []
+    assert len({(str(each.case.layout), each.case.pack.policy) for each in verdicts}) >= 50
 
 
 def test_every_strategy_and_sharding_played_equals_one_rank() -> None:
-    config = shrink_config(engine_config("gpt_oss"))
-    model = model_from_other_config(config.to_dict())
-    cases = of_theirs(played_cases(3, model), write_config(config))
-    verdicts = run_cases(cases, over_gloo=False)
-    assert [each for each in verdicts if not each.is_exact] == []
+    model, text = small("gpt_oss")
+    verdicts = run_cases(in_short(played_cases(3, model), text), over_gloo=False)
+    assert wrong(verdicts) == []

@@ -1,4 +1,4 @@
-"""Conversations on ranks: steps without an answer, and answers on every axis."""
+"""Conversations on ranks: steps without an answer, answers on every axis, and text beside them."""
 
 import json
 from pathlib import Path
@@ -9,10 +9,9 @@ import torch
 from equipoise.checkpoint.export import read_checkpoint_weights
 from equipoise.checkpoint.manifest import newest_good
 from equipoise.nn.decoder import Decoder, initialize
-from equipoise.nn.hf.write import write_hf
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.train import run
-from support.chatml import tokenizer_files
+from support.chat.corpus import write_model, write_run, write_talks
 from support.read_run import events
 
 MODEL = ModelSpec(layers=2, hidden=32, heads=2, kv_heads=2, ffn=48, vocab=320, head_width=16)
@@ -20,44 +19,28 @@ MODEL = ModelSpec(layers=2, hidden=32, heads=2, kv_heads=2, ffn=48, vocab=320, h
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    decoder = Decoder(MODEL)
-    initialize(decoder, 0)
-    write_hf(
-        tmp_path / "model",
-        MODEL,
-        decoder.state_dict(),
-        files=tokenizer_files(tmp_path / "tokenizer"),
-    )
+    write_model(tmp_path / "model", MODEL)
     return tmp_path
 
 
-def write_run(folder: Path, *, steps: int, window: int, layout: str) -> Path:
-    file = folder / "run.toml"
-    file.write_text(f"""
-[data]
-source = "jsonl"
-path = "chat.jsonl"
-format = "messages"
-cache = "cache"
-[model]
-init = "hf:model"
-[pack]
-context_tokens = {window}
-step_tokens = {2 * window}
-[train]
-steps = {steps}
-warmup_steps = 0
-lr = 1e-3
-[layout]
-{layout}
-""")
-    return file
+def learn(folder: Path, layouts: tuple[str, ...], data: str = "") -> None:
+    """Three steps on each layout: the same labels, and the same losses."""
+    losses, labels = [], []
+    for number, layout in enumerate(layouts):
+        file = write_run(folder, steps=3, window=256, layout=layout, data=data)
+        out = folder / f"run-{number}"
+        losses.append(run(file, out=out).loss)
+        steps = [each for each in events(out) if each["name"] == "step"]
+        labels.append([each["labels"] for each in steps])
+    assert all(each == labels[0] for each in labels) and min(labels[0]) > 0
+    for each in losses[1:]:
+        assert torch.allclose(torch.tensor(each), torch.tensor(losses[0]), rtol=1e-5, atol=0)
 
 
 def test_steps_without_an_answer_change_no_weight(folder: Path, capfd) -> None:
     """One conversation whose question alone fills more than two steps."""
     talk = [{"role": "user", "content": "x" * 400}, {"role": "assistant", "content": "yes"}]
-    (folder / "chat.jsonl").write_text(json.dumps({"messages": talk}) + "\n")
+    write_talks(folder, [talk])
     file = write_run(folder, steps=2, window=64, layout="dp = 1")
     record = run(file, out=folder / "run", is_quiet=False)
     said = capfd.readouterr().out
@@ -81,17 +64,22 @@ def test_every_layout_learns_the_same_answers(folder: Path) -> None:
         [{"role": "user", "content": "ab" * n}, {"role": "assistant", "content": "cd" * (n % 7)}]
         for n in range(1, 60)
     ]
-    lines = (json.dumps({"messages": talk}) + "\n" for talk in talks)
-    (folder / "chat.jsonl").write_text("".join(lines))
-    losses, labels = [], []
-    for number, layout in enumerate(
-        ("dp = 1", "dp = 2\nzero = 3", "dp = 1\ncp = 2", "dp = 1\ntp = 2")
-    ):
-        file = write_run(folder, steps=3, window=256, layout=layout)
-        out = folder / f"run-{number}"
-        losses.append(run(file, out=out).loss)
-        steps = [each for each in events(out) if each["name"] == "step"]
-        labels.append([each["labels"] for each in steps])
-    assert labels[0] == labels[1] == labels[2] == labels[3] and min(labels[0]) > 0
-    for each in losses[1:]:
-        assert torch.allclose(torch.tensor(each), torch.tensor(losses[0]), rtol=1e-5, atol=0)
+    write_talks(folder, talks)
+    learn(folder, ("dp = 1", "dp = 2\nzero = 3", "dp = 1\ncp = 2", "dp = 1\ntp = 2"))
+
+
+def test_conversations_and_text_train_alike_on_any_ranks(folder: Path) -> None:
+    """Two short runs: some 10 s."""
+    answers = [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "cd" * 9}]
+    write_talks(folder, [answers] * 20)
+    text = "".join(json.dumps({"text": "a rank waits " * n}) + "\n" for n in range(1, 40))
+    (folder / "text.jsonl").write_text(text)
+    data = """
+[[data.mix]]
+path = "chat.jsonl"
+format = "messages"
+[[data.mix]]
+path = "text.jsonl"
+weight = 2
+"""
+    learn(folder, ("dp = 1", "dp = 2"), data)

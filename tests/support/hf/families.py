@@ -1,4 +1,4 @@
-"""A tiny, whole Hugging Face folder of each family that the decoder computes, made offline."""
+"""Tiny, whole Hugging Face folders, made offline: of families that the decoder computes or not."""
 
 import json
 from pathlib import Path
@@ -8,6 +8,7 @@ import torch
 import transformers
 
 from equipoise.data.text.tokenizer import END, train_tokenizer
+from support.hf.models import engine_config
 
 SIZES: dict[str, Any] = {
     "vocab_size": 320,
@@ -47,7 +48,40 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3": ("phi3", {"original_max_position_embeddings": 128}),
     "ernie4_5": ("ernie4_5", {}),
 }
-"""The model type of each family, and its further settings."""
+"""The model type of each family that the decoder computes, and its further settings."""
+
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+_LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0, 1.1, 1.2, 1.3],
+    "long_factor": [1.0, 2.0, 3.0, 4.0],
+    "original_max_position_embeddings": 64,
+}
+_LINEAR = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}
+ENGINE_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma": ("gemma", {}),
+    "gemma2": ("gemma2", {}),
+    "gemma3": ("gemma3_text", {}),
+    "gpt2": ("gpt2", {}),
+    "granite": ("granite", {"rope_parameters": _LINEAR}),
+    "gpt_oss": ("gpt_oss", {"rope_parameters": _YARN}),
+    "deepseek_v3": ("deepseek_v3", {"rope_parameters": _YARN}),
+    "olmo2": ("olmo2", {}),
+    "starcoder2": ("starcoder2", {}),
+    "cohere": ("cohere", {}),
+    "glm4": ("glm4", {}),
+    "smollm3": ("smollm3", {}),
+    "gpt_neox": ("gpt_neox", {}),
+    "phi3-longrope": ("phi3", {"rope_parameters": _LONG}),
+    "qwen2-windows": ("qwen2", {"use_sliding_window": True, "max_window_layers": 1}),
+}
+"""Likewise of families that only transformers' own modules compute."""
 
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}<|{{ message['role'] }}|>\n"
@@ -56,10 +90,15 @@ TEMPLATE = (
 )
 
 
-def build_family(family: str) -> Any:
+def build_family(family: str, **changed: Any) -> Any:
     """The family's model with weights of the scale of a trained one, in fp32."""
-    kind, further = FAMILIES[family]
-    config = transformers.AutoConfig.for_model(kind, **(SIZES | further))
+    kind, further = (FAMILIES | ENGINE_FAMILIES)[family]
+    further = further | changed
+    if family in FAMILIES:
+        config = transformers.AutoConfig.for_model(kind, **(SIZES | further))
+    else:
+        ends = {"bos_token_id": 1, "eos_token_id": [0, 1], "pad_token_id": None}
+        config = engine_config(kind, vocab_size=320, **ends, **further)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
@@ -73,9 +112,11 @@ def build_family(family: str) -> Any:
     return model
 
 
-def save_family(family: str, folder: Path, *, dtype: torch.dtype = torch.float32) -> Path:
+def save_family(
+    family: str, folder: Path, *, dtype: torch.dtype = torch.float32, **changed: Any
+) -> Path:
     """Write the family's folder, with a tokenizer, a chat template and a generation config."""
-    model = build_family(family).to(dtype)
+    model = build_family(family, **changed).to(dtype)
     model.generation_config = transformers.GenerationConfig(
         bos_token_id=1, eos_token_id=[0, 1], temperature=0.7, do_sample=True, max_length=77
     )

@@ -9,10 +9,8 @@ from equipoise.checkpoint.manifest import FORMAT, Manifest
 from equipoise.checkpoint.store import save
 from equipoise.comm.group import Ranks
 from equipoise.nn.decoder import Decoder, initialize
-from equipoise.nn.hf.read import load_hf
 from equipoise.parallel.zero.shard import ShardedDecoder
 from equipoise.spec.model.presets import ModelSpec, RopeScaling
-from equipoise.spec.run.resolved import read_resolved
 
 MODEL = ModelSpec(
     layers=2,
@@ -41,24 +39,3 @@ def save_steps(ranks: Ranks, root: str) -> None:
         with torch.no_grad():
             for weight in decoder.parameters():
                 weight.mul_(2)
-
-
-def save_first(ranks: Ranks, run: str) -> None:
-    """Save the weights that a prepared run begins from."""
-    resolved = read_resolved(Path(run))
-    decoder = Decoder(resolved.model)
-    load_hf(decoder, Path(resolved.init_folder))
-    manifest = Manifest(
-        FORMAT,
-        "0",
-        0,
-        0,
-        1,
-        dataclasses.asdict(resolved.model),
-        "c",
-        0,
-        resolved.spec.pack.context_tokens,
-        {},
-    )
-    optimizer = torch.optim.AdamW(decoder.parameters())
-    save(Path(run) / "checkpoint", decoder, optimizer, ranks, manifest, keep=1)

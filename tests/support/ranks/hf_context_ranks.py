@@ -427,6 +427,35 @@ def train_with_trainer(
     ranks: Ranks, folder: str, code: str, is_over_ranks: bool, is_bf16: bool = False
 ) -> tuple[list[float], list[Tensor]]:
     """Losses, and weights after three steps, of the Trainer whose class ``code`` defines."""
+    model = build("llama", torch.float32)
+    if is_over_ranks:
+        use_context_parallelism(model)
+    names = trainer_names(code, model)
+    arguments = trainer_arguments(ranks, folder, bf16=is_bf16)
+    trainer = names["ContextTrainer"](model, arguments, train_dataset=trainer_documents())
+    trainer.train()
+    losses = [each["loss"] for each in trainer.state.log_history if "loss" in each]
+    return losses, [weight.detach() for weight in trainer.model.parameters()]
+
+
+def trainer_documents() -> list[dict[str, list[int]]]:
+    source = torch.Generator().manual_seed(0)
+    drawn = (torch.randint(VOCAB, (length,), generator=source) for length in TRAINER_LENGTHS)
+    return [{"input_ids": each.tolist()} for each in drawn]
+
+
+def trainer_names(code: str, model: Any) -> dict[str, Any]:
+    """What a page's code defines, given a pack and a curve."""
+    names: dict[str, Any] = {
+        "pack": PackSpec(policy="by-work", context_tokens=128, step_tokens=256),
+        "curve": counted_curve(model_from_hf_config(model.config.to_dict())),
+    }
+    exec(code, names)
+    return names
+
+
+def trainer_arguments(ranks: Ranks, folder: str, **changed: Any) -> transformers.TrainingArguments:
+    """Three steps of plain gradient descent, on ranks that are already connected."""
     os.environ |= {
         "RANK": str(ranks.rank),
         "LOCAL_RANK": str(ranks.rank),
@@ -434,41 +463,81 @@ def train_with_trainer(
         "MASTER_ADDR": "127.0.0.1",  # read, not used: the ranks are already connected
         "MASTER_PORT": "1",
     }
-    source = torch.Generator().manual_seed(0)
-    documents = [
-        {"input_ids": torch.randint(VOCAB, (length,), generator=source).tolist()}
-        for length in TRAINER_LENGTHS
-    ]
-    model = build("llama", torch.float32)
-    sizes = model_from_hf_config(model.config.to_dict())
-    names: dict[str, Any] = {
-        "pack": PackSpec(policy="by-work", context_tokens=128, step_tokens=256),
-        "curve": counted_curve(sizes),
+    given: dict[str, Any] = {
+        "max_steps": 3,
+        "gradient_accumulation_steps": 2,
+        "learning_rate": 1.0,
+        "lr_scheduler_type": "constant",
+        "optim": "sgd",
+        "max_grad_norm": 1e9,
+        "use_cpu": True,
+        "ddp_backend": "gloo",
+        "report_to": "none",
+        "save_strategy": "no",
+        "logging_steps": 1,
+        "disable_tqdm": True,
+        "dataloader_pin_memory": False,
     }
-    exec(code, names)
+    return transformers.TrainingArguments(
+        output_dir=f"{folder}/{ranks.rank}", **{**given, **changed}
+    )
+
+
+def train_adapters(
+    ranks: Ranks, folder: str, code: str, is_over_ranks: bool
+) -> tuple[list[float], list[float], list[Tensor]]:
+    """Adapters of peft under Trainer: its losses, held-out losses, and the adapters at the end.
+
+    Over ranks Trainer evaluates after each step; on one rank the documents are run one by one.
+    """
+    lengths = (30, 1, 9, 64, 2, 17, 5)
+    ids, labels = draw(lengths, seed=5)
+    pairs = zip(ids.split(lengths), labels.split(lengths), strict=True)
+    documents = [{"input_ids": x.tolist(), "labels": y.tolist()} for x, y in pairs]
+    torch.manual_seed(2)
+    lora = peft.LoraConfig(
+        r=4, task_type="CAUSAL_LM", target_modules="all-linear", init_lora_weights=False
+    )
+    model = peft.get_peft_model(build("llama", torch.float32), lora)
     if is_over_ranks:
         use_context_parallelism(model)
-    arguments = transformers.TrainingArguments(
-        output_dir=f"{folder}/{ranks.rank}",
-        max_steps=3,
-        gradient_accumulation_steps=2,
-        learning_rate=1.0,
-        lr_scheduler_type="constant",
-        optim="sgd",
-        max_grad_norm=1e9,
-        use_cpu=True,
-        ddp_backend="gloo",
-        report_to="none",
-        save_strategy="no",
-        logging_steps=1,
-        disable_tqdm=True,
-        dataloader_pin_memory=False,
-        bf16=is_bf16,
-    )
-    trainer = names["ContextTrainer"](model, arguments, train_dataset=documents)
+    names = trainer_names(code, model)
+    held_out: list[float] = []
+
+    class Noting(transformers.TrainerCallback):
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            if not is_over_ranks:
+                with torch.no_grad():
+                    held_out.append(float(one_by_one_loss(model, ids, labels, lengths)))
+
+        def on_evaluate(self, *_: Any, metrics: dict[str, float], **__: Any) -> None:
+            held_out.append(metrics["eval_loss"])
+
+    class EvaluatingTrainer(ContextEvaluation, names["ContextTrainer"]):  # type: ignore[misc]
+        """As the page has it."""
+
+    evaluates = {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 3}
+    arguments = trainer_arguments(ranks, folder, **(evaluates if is_over_ranks else {}))
+    given: dict[str, Any] = {"train_dataset": trainer_documents(), "callbacks": [Noting()]}
+    if is_over_ranks:
+        collator = ContextCollator("ring", sharding="head-tail-document")
+        given |= {"data_collator": collator, "eval_dataset": documents}
+    kind = EvaluatingTrainer if is_over_ranks else names["ContextTrainer"]
+    trainer = kind(model, arguments, **given)
     trainer.train()
     losses = [each["loss"] for each in trainer.state.log_history if "loss" in each]
-    return losses, [weight.detach() for weight in trainer.model.parameters()]
+    trained = [weight.detach() for weight in trainer.model.parameters() if weight.requires_grad]
+    return losses, held_out, trained
+
+
+def one_by_one_loss(model: Any, ids: Tensor, labels: Tensor, lengths: tuple[int, ...]) -> Tensor:
+    """Mean loss over all labels of documents that are run alone."""
+    total, count = torch.zeros((), dtype=torch.float64), 0
+    for tokens, given in zip(ids.split(lengths), labels.split(lengths), strict=True):
+        scores = model(input_ids=tokens[None], use_cache=False).logits[0][:-1]
+        total = total + cross_entropy(scores.double(), given[1:], reduction="sum")
+        count += int((given[1:] != -100).sum())
+    return total / count
 
 
 def compare_eager_functions(ranks: Ranks, lengths: tuple[int, ...]) -> dict[str, float]:
@@ -543,13 +612,6 @@ def refused_collator() -> str:
 
 def evaluate_with_trainer(ranks: Ranks, folder: str) -> dict[int, tuple[float, float]]:
     """The loss of ``evaluate()`` and the right one, for several batch sizes."""
-    os.environ |= {
-        "RANK": str(ranks.rank),
-        "LOCAL_RANK": str(ranks.rank),
-        "WORLD_SIZE": str(ranks.world),
-        "MASTER_ADDR": "127.0.0.1",  # read, not used: the ranks are already connected
-        "MASTER_PORT": "1",
-    }
     lengths = (30, 1, 9, 64, 2, 17, 5)
     ids, labels = draw(lengths)
     pairs = zip(ids.split(lengths), labels.split(lengths), strict=True)
@@ -560,15 +622,7 @@ def evaluate_with_trainer(ranks: Ranks, folder: str) -> dict[int, tuple[float, f
     use_context_parallelism(model)
     told = {}
     for size in (1, 3, 7):
-        arguments = transformers.TrainingArguments(
-            output_dir=f"{folder}/{ranks.rank}",
-            per_device_eval_batch_size=size,
-            use_cpu=True,
-            ddp_backend="gloo",
-            report_to="none",
-            disable_tqdm=True,
-            dataloader_pin_memory=False,
-        )
+        arguments = trainer_arguments(ranks, folder, per_device_eval_batch_size=size)
         collator = ContextCollator("ring", sharding="head-tail-document")
         trainer = ContextTrainer(model, arguments, data_collator=collator, eval_dataset=documents)
         told[size] = (trainer.evaluate()["eval_loss"], float(wanted))
@@ -583,12 +637,7 @@ def compare_adapters(ranks: Ranks, kind: str) -> tuple[float, int]:
     torch.manual_seed(2)
     lora = peft.LoraConfig(r=4, task_type="CAUSAL_LM", **options)
     model = peft.get_peft_model(build(kind), lora).double()
-    total, count = torch.zeros((), dtype=torch.float64), 0
-    for tokens, given in zip(ids.split(lengths), labels.split(lengths), strict=True):
-        scores = model(input_ids=tokens[None], use_cache=False).logits[0][:-1]
-        total = total + cross_entropy(scores, given[1:], reduction="sum")
-        count += int((given[1:] != -100).sum())
-    wanted = total / count
+    wanted = one_by_one_loss(model, ids, labels, lengths)
     wanted.backward()
     adapters = [weight for weight in model.parameters() if weight.requires_grad]
     right = [weight.grad.clone() for weight in adapters]

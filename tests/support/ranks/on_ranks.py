@@ -206,6 +206,12 @@ def train_first(ranks: Ranks, folder: Path, resolved: ResolvedFile) -> None:
     train(ranks, folder, resolved, {})
 
 
+def train_all(ranks: Ranks, runs: dict[Path, ResolvedFile]) -> None:
+    """Runs one after another on the same ranks, in their own folders."""
+    for folder, run in runs.items():
+        train(ranks, folder, run, {})
+
+
 def train_each(ranks: Ranks, folder: Path, runs: dict[str, ResolvedFile]) -> dict[str, Ended]:
     """Runs one after another on the same ranks, each in a folder of its own."""
     return {name: train(ranks, folder / name, run, {}) for name, run in runs.items()}
@@ -327,10 +333,10 @@ def clip_made_up(
         decoder = Decoder(model)
         ShardedDecoder(decoder, ranks, zero=zero, precision="fp32")
         made_up_gradients(decoder)
-        before = global_norm(decoder)
+        before = float(global_norm(decoder))
         clip(decoder, before, 1.0)
         gradients = {name: whole(p.grad) for name, p in decoder.named_parameters()}
-        norms.append((float(before), float(global_norm(decoder)), gradients))
+        norms.append((before, float(global_norm(decoder)), gradients))
     return norms
 
 

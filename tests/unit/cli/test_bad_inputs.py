@@ -2,12 +2,17 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from equipoise.nn.decoder import Decoder, initialize
+from equipoise.nn.hf.write import write_hf
+from equipoise.spec.model.presets import ModelSpec
+from support.chat.template import tokenizer_files
 from support.verbs import run
 
 DEEP = "brackets are nested more than 64 deep"
@@ -68,8 +73,8 @@ def test_a_run_that_nobody_means(
 
 BAD_FLAGS = {
     ("config", "--train.steps=" + "9" * 5000): (
-        f'--train.steps: needs a whole number, got "{"9" * 23}...{"9" * 23}" (5,002 characters) '
-        "(text)."
+        f"--train.steps: {'9' * 24}...{'9' * 24} (5,000 characters) is too large; 64 bits do not "
+        "hold it."
     ),
     ("config", "--model.layers=1000000000"): (
         "--model.layers: 1000000000 is too large; it must be at most 4096."
@@ -81,6 +86,29 @@ BAD_FLAGS = {
         f"equipoise pack: argument --ranks: invalid int value: '{'9' * 23}...{'9' * 23}' "
         '(5,002 characters). See "equipoise pack --help".'
     ),
+    ("config", "--train.steps=18446744073709551616"): (
+        "--train.steps: 18446744073709551616 is too large; 64 bits do not hold it."
+    ),
+    ("config", "--json=1"): (
+        "equipoise config: argument --json: takes no value, but got '1'. See \"equipoise config "
+        '--help".'
+    ),
+    ("config", "run.toml", "--", "--json"): (
+        'equipoise config: "--json" is one argument too many. See "equipoise config --help".'
+    ),
+    ("check", "--in-process", "--ranks", "99999999999999999999"): (
+        "--ranks 99,999,999,999,999,999,999 is more than 1,024. Give 1,024 or less."
+    ),
+    ("generate", "nowhere", "a", "--tokens", "9223372036854775808"): (
+        "--tokens 9,223,372,036,854,775,808 is more than 1,048,576. Give 1,048,576 or less."
+    ),
+    (
+        "pack",
+        "--context-tokens",
+        "-1",
+        "--micro-batches",
+        "2",
+    ): "--pack.context_tokens: -1 is too small; it must be at least 2.",
     (
         "pack",
         "--ranks",
@@ -167,8 +195,11 @@ def test_a_pipe_that_nobody_writes_to(tmp_path: Path, capsys: pytest.CaptureFixt
     os.mkfifo(pipe)
     words = "it is a pipe, a socket or a device, not a file"
     assert run(capsys, "config", pipe)[::2] == (2, f"Cannot read {pipe}: {words}.\n")
-    code, _, err = run(capsys, "pack", "--lengths", pipe)
-    assert (code, "It is a pipe, a socket or a device, not a file" in err) == (2, True)
+    assert run(capsys, "pack", "--lengths", pipe)[::2] == (
+        2,
+        f"{pipe} cannot be read as text ({words}). Give CSV, JSON lines, Parquet, or one whole "
+        "number per line.\n",
+    )
 
 
 def test_a_host_with_a_line_break(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -237,3 +268,120 @@ def test_memory_that_is_not_there(tmp_path: Path) -> None:
     assert code == 1, err
     assert err.endswith('Free some, choose a smaller size, or raise "ulimit -v".\n'), err
     assert "Traceback" not in err
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Hugging Face folder with a tokenizer."""
+    root = tmp_path_factory.mktemp("model")
+    spec = ModelSpec(layers=1, hidden=32, heads=2, kv_heads=1, ffn=48, vocab=320, head_width=16)
+    decoder = Decoder(spec)
+    initialize(decoder, 0)
+    write_hf(root / "hf", spec, decoder.state_dict(), files=tokenizer_files(root / "tokenizer"))
+    return root / "hf"
+
+
+def test_a_folder_with_a_model_is_no_place_for_a_run(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(model, tmp_path / "hf")
+    before = {file.name: file.read_bytes() for file in (tmp_path / "hf").iterdir()}
+    assert run(capsys, "train", "--prepare", "--out", tmp_path) == (
+        2,
+        "",
+        f"{tmp_path}/hf is not of a run, which would replace it by its own files. Choose another "
+        "folder with --out.\n",
+    )
+    assert {file.name: file.read_bytes() for file in (tmp_path / "hf").iterdir()} == before
+
+
+DAMAGED = {
+    "a mark of byte order": ("config.json", lambda data: b"\xef\xbb\xbf" + data, None),
+    "an empty file": (
+        "generation_config.json",
+        lambda _: b"",
+        "hf/generation_config.json cannot be read: Expecting value: line 1 column 1 (char 0). "
+        "Correct it, or remove it.",
+    ),
+    "a list": (
+        "tokenizer_config.json",
+        lambda _: b"[]",
+        "hf/tokenizer_config.json does not hold a JSON object. Correct it, or remove it.",
+    ),
+    "templates of another form": (
+        "tokenizer_config.json",
+        lambda _: b'{"chat_template": ["a", 3], "additional_special_tokens": 3}',
+        None,
+    ),
+    "UTF-16": (
+        "config.json",
+        lambda data: data.decode().encode("utf-16"),
+        "hf/config.json cannot be read: it is not UTF-8 text: line 1.",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_a_damaged_model_is_named_by_the_file_that_is_damaged(
+    case: str,
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(model, "hf")
+    name, damage, message = DAMAGED[case]
+    file = Path("hf", name)
+    file.write_bytes(damage(file.read_bytes()))
+    code, _, err = run(capsys, "inspect", "hf")
+    assert (code, err) == ((0, "") if message is None else (2, f"{message}\n"))
+
+
+def test_weights_that_are_a_pipe(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(model, tmp_path / "hf")
+    (tmp_path / "hf" / "model.safetensors").unlink()
+    os.mkfifo(tmp_path / "hf" / "model.safetensors")
+    code, out, _ = run(capsys, "inspect", tmp_path / "hf", "--json")
+    assert (code, json.loads(out)["state"]) == (
+        0,
+        "model.safetensors cannot be read (it is a pipe, a socket or a device, not a file)",
+    )
+
+
+def test_a_loop_of_links(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    loop = tmp_path / "loop"
+    loop.symlink_to("loop")
+    for words in (("train", "--prepare", "--out", loop), ("report", loop), ("inspect", loop)):
+        code, _, err = run(capsys, *words)
+        assert (code, str(loop) in err, err.count("\n")) == (2, True, 1), err
+    code, _, err = run(capsys, "doctor", "--folder", loop)
+    assert code in (0, 5)
+    assert err == ""
+
+
+def test_packs_are_not_written_over_their_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text("[train]\nsteps = 3\n")
+    assert run(capsys, "pack", file, "--out", tmp_path / "." / "run.toml")[::2] == (
+        2,
+        f"--out {file} is the run.toml that is read. Give another file.\n",
+    )
+    assert file.read_text() == "[train]\nsteps = 3\n"
+
+
+def test_rows_with_many_long_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    row = {f"{'k' * 100}{number}": number for number in range(3000)}
+    (tmp_path / "a.jsonl").write_text(json.dumps(row))
+    data = [f"--data.path={tmp_path}/a.jsonl", "--data.source=jsonl", f"--data.cache={tmp_path}"]
+    code, _, err = run(capsys, "pack", *data, "--json")
+    key = f"{'k' * 24}...{'k' * 23}0 (101 characters)"
+    assert code == 2
+    assert err.startswith(f'{tmp_path}/a.jsonl:1 has no field "text" among its 3000 ({key}, ')
+    assert err.endswith(
+        f' and 2,988 more). Nearest: "{key}". Set data.field to the field that holds the text.\n'
+    )

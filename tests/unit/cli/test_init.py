@@ -7,14 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from equipoise.cli.main import main
-from equipoise.nn.decoder import Decoder, initialize
-from equipoise.nn.hf.write import write_hf
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.run.load import read_run
-from support.chatml import tokenizer_files
+from support.chat.corpus import write_model
 
 MODEL = ModelSpec(layers=1, hidden=32, heads=2, kv_heads=1, ffn=48, vocab=320, head_width=16)
 TALK = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}
@@ -23,15 +20,7 @@ TALK = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "c
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with a model in ``a model``."""
-    torch.manual_seed(0)
-    decoder = Decoder(MODEL)
-    initialize(decoder, 0)
-    write_hf(
-        tmp_path / "a model",
-        MODEL,
-        decoder.state_dict(),
-        files=tokenizer_files(tmp_path / "tokenizer"),
-    )
+    write_model(tmp_path / "a model", MODEL)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     return tmp_path

@@ -100,8 +100,8 @@ def test_a_fault_of_the_held_out_documents_names_their_keys(tmp_path, cache, con
     expected = {
         None: f"eval.path {tmp_path}/held does not exist. Set eval.path to a file or folder; a "
         f"relative one starts at {tmp_path}.",
-        "": f"eval.path {tmp_path} holds no text: in its 1 files (0 bytes) every document is "
-        "empty. Set eval.path to a corpus with text in it.",
+        "": f"eval.path {tmp_path}/held holds no text: every document is empty (0 bytes). "
+        "Set eval.path to a corpus with text in it.",
     }
     assert str(caught.value) == expected[content]
 

@@ -1,5 +1,7 @@
 """Every kind of corpus, whole and in order, from one shard or many; every error in full."""
 
+import dataclasses
+import gzip
 import json
 import os
 import pickle
@@ -131,6 +133,21 @@ def test_jsonl_lines_are_in_one_shard_each(tmp_path_factory, texts, shard_bytes)
         assert (json.loads(line)["text"] or "") == document.text
 
 
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_a_long_line_is_read_in_pieces(tmp_path, suffix):  # 17 MiB make a long line: 2 s
+    long, rest = "é\n" * 2_300_000, "y" * (17 << 20)
+    rows = [{"text": "short"}, {"more": "x" * 9, "text": long}, {"text": None, "more": rest}]
+    rows += [{"text": rest}, {"text": "last"}]
+    data = "\n".join(map(json.dumps, rows)).encode()
+    path = tmp_path / f"a.jsonl{suffix}"
+    path.write_bytes(gzip.compress(data, 1) if suffix else data)
+    shards = open_source(spec_of("jsonl", path), tmp_path).shards()
+    documents = [(d.row, list(d.blocks)) for shard in shards for d in shard.documents()]
+    assert ["".join(blocks) for _, blocks in documents] == [row["text"] or "" for row in rows]
+    assert [len(blocks) > 1 for _, blocks in documents] == [False, True, False, True, False]
+    assert [json.loads(data[row:].split(b"\n")[0]) for row, _ in documents] == rows
+
+
 def test_half_surrogates_of_jsonl_become_whole_or_the_replacement_character(tmp_path):
     (tmp_path / "a.jsonl").write_text(r'{"text": "a\ud83c\udf88b\ud83cc"}')
     assert read(open_source(spec_of("jsonl", "a.jsonl"), tmp_path)) == ["a🎈b\ufffdc"]
@@ -213,6 +230,14 @@ def test_paths_that_are_missing(message, tmp_path):
     assert message(DataError, open_source, spec_of("python-stdlib", "x"), tmp_path) == (
         'data.path is "x" but data.source is "python-stdlib", which reads no path. Set '
         'data.source to "text", "jsonl", "parquet" or "datasets", or remove data.path.'
+    )
+
+
+def test_conversations_that_have_no_rows(message, tmp_path):
+    spec = dataclasses.replace(spec_of("text", tmp_path), format="messages")
+    assert message(DataError, open_source, spec, tmp_path) == (
+        'data.format = "messages" needs rows with columns, but data.source is "text". Set '
+        'data.source to "jsonl", "parquet" or "datasets".'
     )
 
 

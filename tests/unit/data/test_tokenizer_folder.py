@@ -108,7 +108,7 @@ def test_files_that_cannot_be_read_are_refused(folder: Path) -> None:
     with pytest.raises(DataError) as caught:
         load_tokenizer(folder)
     assert str(caught.value) == (
-        f"{folder / 'tokenizer_config.json'} holds no JSON object. Correct it, or remove it."
+        f"{folder / 'tokenizer_config.json'} does not hold a JSON object. Correct it, or remove it."
     )
     (folder / "tokenizer.json").unlink()
     with pytest.raises(DataError) as caught:

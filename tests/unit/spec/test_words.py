@@ -136,9 +136,8 @@ def test_a_layout_of_words() -> None:
         ),
         (
             "nowhere/config.json",
-            "model: nowhere/config.json cannot be read as a config.json ([Errno 2] No such file "
-            "or directory: 'nowhere/config.json'). Give the file that the model was published "
-            "with.",
+            "model: nowhere/config.json cannot be read as a config.json (no such file or "
+            "directory). Give the file that the model was published with.",
         ),
     ],
 )

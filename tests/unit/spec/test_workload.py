@@ -324,8 +324,8 @@ def test_no_such_file_and_no_such_text(tmp_path, message):
         "pretrain-128k, prolong, python-stdlib, wikipedia."
     )
     assert message(read_lengths, tmp_path) == (
-        f"{tmp_path} cannot be read as text ([Errno 21] Is a directory: '{tmp_path}'). Give CSV, "
-        "JSON lines, Parquet, or one whole number per line."
+        f"{tmp_path} cannot be read as text (is a directory). Give CSV, JSON lines, Parquet, or "
+        "one whole number per line."
     )
     file.write_bytes(b"3\n\xff\xfe\n")
     assert message(read_lengths, file) == (

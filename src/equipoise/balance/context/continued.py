@@ -21,7 +21,7 @@ Kept true (tests/unit/balance/context/test_continued.py, by Hypothesis)
     home each; pairs of a long prompt are even.
 
 Sources
-    Persistent keys, of which only the new tokens are placed: Context Parallelism for Scalable
+    Persistent keys, beside which only new tokens are placed: Context Parallelism for Scalable
     Million-Token Inference, arXiv:2411.01783, section 3.4.
 """
 
@@ -129,8 +129,7 @@ def plan_continued(
         ranks_per_node=ranks_per_node,
         cached=tuple(map(_in_order, held)),
     )
-    # Rows of all new tokens: those of earlier texts come before, and earlier tokens of a text are
-    # no rows.
+    # Rows of all new tokens: those of earlier texts come before; cached tokens have none.
     shift = np.cumsum(counts) - counts - table.sum(axis=1)
     rows = tuple(_rows(each, shift) for each in pieces)
     return ContinuedPlan(schedule, rows, tuple(after.T))

@@ -138,7 +138,7 @@ def _judge(args: argparse.Namespace) -> None:
         flag = "--compare" if args.fit is None else "--fit"
         raise SpecError(
             f"{flag} {asked} measures nothing, so a run.toml, its keys and --plot say nothing to "
-            f"it. Leave them away."
+            f"it. Leave them out."
         )
     require_kind("plot", args.plot, "picture")
     require_folder_of("plot", args.plot)

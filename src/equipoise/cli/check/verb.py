@@ -18,7 +18,7 @@ from equipoise.spec.catalog import POLICIES
 if TYPE_CHECKING:
     from equipoise.spec.model.presets import ModelSpec
     from equipoise.spec.run.spec import LayoutSpec
-    from equipoise.train.check.case import Verdict
+    from equipoise.train.check.case import Case, Verdict
 
 HELP = "prove that every layout and packing gives one rank's loss and gradients"
 
@@ -78,12 +78,13 @@ def run(args: argparse.Namespace) -> int:
 
     worlds = read_worlds(args.ranks or [1, 2, 3, 4])
     resolved = run_from(args)
-    layout = resolved.spec.layout
+    layout, freeze = resolved.spec.layout, tuple[str, ...]()
     if resolved.spec.model.engine == "transformers":
-        from equipoise.parallel.theirs.shrink import read_small
+        from equipoise.parallel.theirs.shrink import name_frozen, read_small
         from equipoise.train.request import init_folder
 
         model, theirs = read_small(Path(init_folder(resolved)), is_whole=args.full_size)
+        freeze = name_frozen(theirs)
     else:
         # What a capacity drops follows from how documents are packed, and one rank packs otherwise.
         whole = dataclasses.replace(resolved.model, capacity_factor=0.0)
@@ -95,29 +96,18 @@ def run(args: argparse.Namespace) -> int:
         played = cases.of_theirs(played, theirs) if theirs else played
         verdicts += run_cases(played, progress, over_gloo=False)
     if not args.in_process:
-        real = [
-            case
-            for world in worlds
-            for case in [
-                *cases.all_cases(world, model),
-                *cases.divided_cases(world, model),
-                *cases.context_cases(world, model, layout.strategy, layout.sharding),
-            ]
-        ]
-        real = cases.of_theirs(real, theirs) if theirs else real
-        real += [
-            case
-            for world in worlds
-            if not theirs  # modules of transformers are not divided
-            for case in [
-                *cases.tensor_cases(world, model),
-                *cases.expert_cases(world, model),
-                *cases.pipeline_cases(world, model),
-                *partial.masked_cases(world, model),
-                *partial.trained_cases(world, model),
-            ]
-        ]
-        verdicts += run_cases(real, progress)
+        real: list[Case] = []
+        for world in worlds:
+            real += cases.all_cases(world, model)
+            real += cases.divided_cases(world, model)
+            real += cases.context_cases(world, model, layout.strategy, layout.sharding)
+            if not theirs:  # modules of transformers are not divided
+                real += cases.tensor_cases(world, model)
+                real += cases.expert_cases(world, model)
+                real += cases.pipeline_cases(world, model)
+            real += partial.masked_cases(world, model, is_theirs=bool(theirs))
+            real += partial.trained_cases(world, model, their_freeze=freeze)
+        verdicts += run_cases(cases.of_theirs(real, theirs) if theirs else real, progress)
     return _show(args, verdicts, model)
 
 

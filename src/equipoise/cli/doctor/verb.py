@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from equipoise.base.errors import LayoutError
+from equipoise.base.read import real_path
 from equipoise.cli.asked_run import add_asked_arguments, asked_from, cluster_from
 from equipoise.cli.counts import MOST_SHARING
 
@@ -62,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     facts = Facts(
         machine=read_machine(),
         network=read_network(args.port),
-        folder=read_folder((args.folder or asked.folder).resolve()),
+        folder=read_folder(real_path(args.folder or asked.folder)),
         links=None if args.ranks is None else _links(args.ranks),
     )
     rows = examine(facts, needs)

@@ -141,7 +141,7 @@ def first_pieces(
         seed=run.spec.train.seed,
         context_tokens=window,
         mixture=lengths.mixture,
-        whole=run.spec.data.holds_conversations and args.lengths is None,
+        whole=run.spec.data.whole if args.lengths is None else (),
     )
     return stream.step(0, tokens), f"first {unit} of {lengths.origin.partition(' (')[0]}"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from equipoise.base.errors import CheckpointError, DataError, SpecError
-from equipoise.base.read import read_json
+from equipoise.base.read import read_json, reason, require_file
 from equipoise.checkpoint.manifest import MANIFEST, Manifest, find_checkpoints, read_manifest
 from equipoise.cli.console import make_progress
 from equipoise.spec.model.presets import ModelSpec
@@ -192,13 +192,14 @@ def _hugging_face(folder: Path, _silent: bool) -> Facts:
     try:
         config = read_json(folder / "config.json")
     except (OSError, ValueError) as error:
-        raise SpecError(f"{folder / 'config.json'} is not JSON: {error}.") from None
+        raise SpecError(f"{folder / 'config.json'} cannot be read: {reason(error)}.") from None
     model = model_from_hf_config(config)
     params, tensors, state = 0, 0, OK
     dtypes: Counter[str] = Counter()
     files = sorted(folder.glob("*.safetensors"))
     for file in files:
         try:
+            require_file(file)
             with safe_open(file, framework="np") as opened:
                 for name in opened.keys():  # noqa: SIM118 - not a dict
                     part = opened.get_slice(name)
@@ -208,7 +209,7 @@ def _hugging_face(folder: Path, _silent: bool) -> Facts:
                     params, tensors = params + count, tensors + 1
                     dtypes[part.get_dtype()] += 1
         except (OSError, SafetensorError) as error:
-            state = f"{file.name} is torn ({error})"
+            state = f"{file.name} cannot be read ({reason(error)})"
     if state == OK and params != model.params:
         state = f"config.json calls for {model.params:,} parameters, the files hold {params:,}"
     return {

@@ -65,10 +65,12 @@ def tokenize_once(
 
 
 def _no_text(source: Source) -> DataError:
+    where, files = source.root, f"of its {len(source.names):,} files "
+    if len(source.names) == 1:
+        where, files = source.root / source.names[0], ""
     return DataError(
-        f"data.path {source.root} holds no text: in its {len(source.names):,} files "
-        f"({source.size_bytes:,} bytes) every document is empty. Set data.path to a corpus with "
-        "text in it."
+        f"data.path {where} holds no text: every document {files}is empty ({source.size_bytes:,} "
+        "bytes). Set data.path to a corpus with text in it."
     )
 
 

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from equipoise.base.errors import DataError
+from equipoise.base.read import reason
 from equipoise.base.units import format_bytes
 from equipoise.data.progress import Progress
 from equipoise.data.source import Source
@@ -87,7 +88,13 @@ def make_once(target: Path, progress: Progress) -> Iterator[bool]:
         yield False
         return
     _sweep(target.parent)
-    handle = _take(lock, block=False)
+    try:
+        handle = _take(lock, block=False)
+    except OSError as error:
+        raise DataError(
+            f"data.cache {lock.parent} cannot be written: {reason(error)}. Set data.cache to a "
+            "writable folder."
+        ) from None
     if handle is None:
         progress.start(f"wait for another process that builds {target.name}", 1)
         try:

@@ -13,6 +13,7 @@ import codecs
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import Any, NamedTuple
 
 from equipoise.base.errors import DataError
 from equipoise.base.read import parse_json
+from equipoise.data.cache.long_line import LongString, parse_long_line, read_line, skip_line
 from equipoise.data.chat.rows import (
     Row,
     RowError,
@@ -176,25 +178,58 @@ def _read_lines(shard: Shard, part: Part) -> Iterator[Document]:
         if part.start:
             # A line belongs to the part that has its first byte.
             file.seek(part.start - 1)
-            file.readline()
+            skip_line(file)
             offset = file.tell()
-        while offset < part.stop and (line := file.readline()):
+        while offset < part.stop and (line := read_line(file)):
             begin, offset = offset, offset + len(line)
-            if not begin:
-                line = line.removeprefix(codecs.BOM_UTF8)
-            if line.strip():
-                row = _row_of_line(path, begin, line, shard.column)
-                if shard.format == "text":
-                    text: str | Row = _field_of_row(path, begin, row, shard.column)
-                else:
-                    text = shard.pick(row, part.file, begin)
-                del line, row  # they may be as long as the text
-                yield Document(part.file, begin, text)
+            if not begin and line.startswith(codecs.BOM_UTF8):
+                line = line[len(codecs.BOM_UTF8) :]
+            if line.isspace() or not line:
+                continue
+            with _named(path, begin):
+                row, strings = _row_of_line(line, shard.format)
+            if not isinstance(row, dict):
+                raise DataError(
+                    f"{path}:{_line_number(path, begin)} is a JSON {_json_kind(row)}, not an "
+                    f"object. Write each line as {_form(shard)}."
+                )
+            if shard.format != "text":
+                text: str | Row | Iterator[str] = shard.pick(row, part.file, begin)
+            else:
+                text = _field_of_row(path, begin, row, shard.column)
+                text = _pieces(path, begin, text, strings) if strings else text
+            del line, row, strings  # they may be as long as the text
+            yield Document(part.file, begin, text)
 
 
-def _row_of_line(path: Path, offset: int, line: bytes, name: str) -> dict[str, Any]:
+def _row_of_line(line: bytes | bytearray, kind: str) -> tuple[Any, dict[str, LongString]]:
+    if isinstance(line, bytearray) and kind == "text":
+        return parse_long_line(line)
+    return parse_json(line.decode()), {}
+
+
+def _pieces(
+    path: Path, offset: int, text: str, strings: dict[str, LongString]
+) -> str | Iterator[str]:
+    """A field's text, in pieces if it is long; the row's other long strings are checked."""
+    for name, string in strings.items():
+        if name != text:
+            with _named(path, offset):
+                string.check()
+    return _sound(path, offset, strings[text]) if text in strings else text
+
+
+def _sound(path: Path, offset: int, string: LongString) -> Iterator[str]:
+    with _named(path, offset):
+        for piece in string.pieces():
+            yield _with_whole_pairs(piece)
+
+
+@contextmanager
+def _named(path: Path, offset: int) -> Iterator[None]:
+    """Turn what is wrong with a line into an error that says where it is."""
     try:
-        row = parse_json(line.decode())
+        yield
     except UnicodeDecodeError as error:
         raise _not_utf8(path, error, offset) from None
     except json.JSONDecodeError as error:
@@ -207,12 +242,16 @@ def _row_of_line(path: Path, offset: int, line: bytes, name: str) -> dict[str, A
             f"{path}:{_line_number(path, offset)} cannot be read: {error}. Correct the line or "
             "remove it."
         ) from None
-    if not isinstance(row, dict):
-        raise DataError(
-            f"{path}:{_line_number(path, offset)} is a JSON {_json_kind(row)}, not an object. "
-            f'Write each line as {{"{name}": "..."}}.'
-        )
-    return row
+
+
+def _form(shard: Shard) -> str:
+    """What a line of a shard looks like."""
+    if shard.format == "prompt-completion":
+        return '{"prompt": "...", "completion": "..."}'
+    if shard.format == "messages":
+        name = "messages" if shard.column == "text" else shard.column
+        return f'{{"{name}": [...]}}'
+    return f'{{"{shard.column}": "..."}}'
 
 
 def _field_of_row(path: Path, offset: int, row: dict[str, Any], name: str) -> str:
@@ -230,8 +269,12 @@ def _field_of_row(path: Path, offset: int, row: dict[str, Any], name: str) -> st
             f'{path}:{_line_number(path, offset)} has a JSON {_json_kind(text)} in field "{name}", '
             "not text. Set data.field to the field that holds the text."
         )
+    return _with_whole_pairs(text)
+
+
+def _with_whole_pairs(text: str) -> str:
+    """Replace halves of surrogate pairs, which JSON may escape and UTF-8 cannot encode."""
     if _SURROGATE.search(text):
-        # JSON may escape half of a surrogate pair, which UTF-8 cannot encode.
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return text
 

@@ -41,6 +41,7 @@ from numpy.typing import NDArray
 
 from equipoise.base.digest import digest
 from equipoise.base.errors import DataError
+from equipoise.base.read import reason
 from equipoise.data.cache.build import FIRST_FORMAT, tokenize_once, train_once
 from equipoise.data.cache.meta import (
     LEARNED,
@@ -63,7 +64,7 @@ from equipoise.data.chat.encode import Recipe
 from equipoise.data.learned import Learned
 from equipoise.data.mixture import Mixture
 from equipoise.data.progress import Progress
-from equipoise.data.source import is_mixed, members, open_source
+from equipoise.data.source import open_source
 from equipoise.spec.run.spec import DataSpec
 
 _NAME = re.compile("tokens-[0-9a-f]{32}")
@@ -234,19 +235,21 @@ def prepare(
         cache.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DataError(
-            f"data.cache {cache} cannot be created: {error.strerror}. Set data.cache to a writable "
+            f"data.cache {cache} cannot be created: {reason(error)}. Set data.cache to a writable "
             "folder."
         ) from None
-    sources = [open_source(each, base) for each in members(spec)]
+    members = spec.members
+    sources = [open_source(each, base) for each in members]
     if spec.tokenizer == "train":
         tokenizer = train_once(sources, spec.vocab, cache, progress)
     else:
         tokenizer = base / Path(spec.tokenizer).expanduser()
-    recipe = Recipe(tokenizer, spec.format, spec.loss)
+    recipes = [Recipe(tokenizer, each.format, each.loss) for each in members]
     folders = [
-        tokenize_once(source, recipe, cache, progress, workers or _cores()) for source in sources
+        tokenize_once(source, recipe, cache, progress, workers or _cores())
+        for source, recipe in zip(sources, recipes, strict=True)
     ]
-    if not is_mixed(spec):
+    if not spec.is_mixed:
         return open_store(folders[0])
     return open_store(write_mix(cache, folders, [row.weight for row in spec.mix]))
 
@@ -329,6 +332,7 @@ def _open_mix(folder: Path) -> TokenStore:
                 for store, before in zip(stores, files_before, strict=True)
             ]
         ),
+        vocab=max(store.vocab for store in stores),
         folder=folder,
         digest=content,
         first_digest=content,

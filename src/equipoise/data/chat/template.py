@@ -21,7 +21,7 @@ Sources
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
@@ -30,6 +30,7 @@ import jinja2
 import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
+import jinja2.runtime
 import jinja2.sandbox
 import jinja2.utils
 
@@ -41,6 +42,9 @@ Span = tuple[int, int]
 """Characters [start, stop) of a rendered conversation."""
 
 _MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_MOST_REPEATED = 1 << 20
+"""Characters of a text that a template makes by ``*``."""
+_MOST_POWER = 64
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
@@ -135,8 +139,25 @@ def _now(form: str) -> str:
     return datetime.now().strftime(form)
 
 
+class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    """One in which products stay small: a text repeated 10^10 times would fill the memory."""
+
+    intercepted_binops = frozenset({"*", "**"})
+
+    def call_binop(
+        self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any
+    ) -> Any:
+        for text, times in ((left, right), (right, left)):
+            is_repeated = isinstance(text, Sized) and isinstance(times, int)
+            if operator == "*" and is_repeated and len(text) * times > _MOST_REPEATED:
+                raise OverflowError(f"a text is repeated {times:,} times")
+        if operator == "**" and abs(right) > _MOST_POWER:
+            raise OverflowError(f"a power has the exponent {shorten(str(right))}")
+        return super().call_binop(context, operator, left, right)
+
+
 def _environment() -> jinja2.Environment:
-    made = jinja2.sandbox.ImmutableSandboxedEnvironment(
+    made = _Sandbox(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Marks, jinja2.ext.loopcontrols]
     )
     made.filters["tojson"] = _to_json

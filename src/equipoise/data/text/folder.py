@@ -23,7 +23,7 @@ from typing import Any
 import tokenizers
 
 from equipoise.base.errors import DataError
-from equipoise.base.read import read_json, read_text
+from equipoise.base.read import read_json, read_text, reason
 from equipoise.spec.names import TOKENIZER_FILE
 
 _NAMED = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
@@ -116,7 +116,7 @@ def read_tokenizer_folder(folder: Path) -> TokenizerFolder:
         if (text := _content(config.get(f"{name}_token"))) is not None
     }
     more = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
-    extra = more.values() if isinstance(more, dict) else more
+    extra = more.values() if isinstance(more, dict) else more if isinstance(more, list) else []
     return TokenizerFolder(
         folder=folder,
         special_tokens=special,
@@ -134,10 +134,11 @@ def _read_table(file: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        words = getattr(error, "strerror", None) or error
-        raise DataError(f"{file} cannot be read: {words}. Correct it, or remove it.") from None
+        raise DataError(
+            f"{file} cannot be read: {reason(error)}. Correct it, or remove it."
+        ) from None
     if not isinstance(value, dict):
-        raise DataError(f"{file} holds no JSON object. Correct it, or remove it.")
+        raise DataError(f"{file} does not hold a JSON object. Correct it, or remove it.")
     return value
 
 
@@ -153,14 +154,15 @@ def _read_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     try:
         templates = {name: read_text(file) for name, file in files.items()}
     except (OSError, ValueError) as error:
-        raise DataError(f"A chat template of {folder} cannot be read: {error}.") from None
+        raise DataError(f"A chat template of {folder} cannot be read: {reason(error)}.") from None
     if templates:
         return templates
     given = config.get("chat_template")
     if isinstance(given, str):
         return {_DEFAULT: given}
     if isinstance(given, list):
-        given = {each.get("name"): each.get("template") for each in given}
+        rows = [each for each in given if isinstance(each, dict)]
+        given = {each.get("name"): each.get("template") for each in rows}
     if isinstance(given, dict):
         return {str(name): text for name, text in given.items() if isinstance(text, str)}
     return {}

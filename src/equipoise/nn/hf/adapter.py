@@ -12,7 +12,7 @@ Sources
     peft 0.21, ``utils/save_and_load.py`` for the names.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -58,13 +58,49 @@ def merge_adapters(
 def write_adapter(
     folder: Path, adapters: Mapping[str, Tensor], lora: LoraSpec, *, base: str
 ) -> None:
-    """Write a folder that ``peft.PeftModel.from_pretrained`` loads, whole or not at all.
+    """Write the adapters of our own decoder for peft, whole or not at all.
 
     Args:
         folder: The folder to make; must not exist.
         adapters: A and B of each adapter, by our names.
         lora: Rank, scale and layers.
         base: The Hugging Face folder that the run began from.
+
+    Raises:
+        ModelError: the folder exists or cannot be written, or peft is not installed.
+    """
+    named = {}
+    for name, weight in adapters.items():
+        stem, _, kind = name.rpartition(f".{ADAPTER}.")
+        named[f"{hf_names(f'{stem}.weight')[0].removesuffix('.weight')}.{kind}"] = weight
+    held = last_words(named)  # layers with experts have none at their feed-forwards
+    targets = [TARGETS[each] for each in lora.layers if TARGETS[each] in held]
+    write_peft(folder, named, lora, targets, base=base)
+
+
+def last_words(names: Iterable[str]) -> set[str]:
+    """The last words of the layers of ``NAME.lora_A`` and ``NAME.lora_B``."""
+    return {name.split(".")[-2] for name in names}
+
+
+def write_peft(
+    folder: Path,
+    adapters: Mapping[str, Tensor],
+    lora: LoraSpec,
+    targets: Sequence[str],
+    *,
+    base: str,
+    is_transposed: bool = False,
+) -> None:
+    """Write a folder that ``peft.PeftModel.from_pretrained`` loads, whole or not at all.
+
+    Args:
+        folder: The folder to make; must not exist.
+        adapters: ``NAME.lora_A`` and ``NAME.lora_B``, by transformers' names of the layers.
+        lora: Rank and scale.
+        targets: Names by which peft finds the layers.
+        base: The Hugging Face folder that the run began from.
+        is_transposed: Whether the weights beside them are stored [in, out], as GPT-2's are.
 
     Raises:
         ModelError: the folder exists or cannot be written, or peft is not installed.
@@ -78,18 +114,18 @@ def write_adapter(
         ) from error
     if folder.exists():
         raise ModelError(f"{folder} already exists. Name a new folder, or delete it.")
-    state = {}
-    for name, weight in adapters.items():
-        stem, _, kind = name.rpartition(f".{ADAPTER}.")
-        theirs = hf_names(f"{stem}.weight")[0].removesuffix(".weight")
-        state[f"base_model.model.{theirs}.{kind}.weight"] = weight.detach().cpu().contiguous()
+    state = {
+        f"base_model.model.{name}.weight": weight.detach().cpu().contiguous()
+        for name, weight in adapters.items()
+    }
     config = LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,  # type: ignore[arg-type]
-        target_modules=[TARGETS[each] for each in lora.layers],
+        target_modules=list(targets),
         lora_dropout=0.0,
         bias="none",
         task_type=TaskType.CAUSAL_LM,
+        fan_in_fan_out=is_transposed,
         base_model_name_or_path=base,
         inference_mode=True,
     )

@@ -24,7 +24,7 @@ from typing import Any
 
 from equipoise.base.digest import digest_bytes
 from equipoise.base.errors import ModelError
-from equipoise.base.read import parse_json, read_bytes, read_json
+from equipoise.base.read import parse_json, read_bytes, read_json, reason
 
 KEPT = "kept.json"
 """What lies in the folder of kept files, with digests."""
@@ -82,9 +82,9 @@ class ModelFiles:
         if name not in self.contents:
             return {}
         try:
-            value = parse_json(self.contents[name].decode())
+            value = parse_json(self.contents[name])
             if not isinstance(value, dict):
-                raise ValueError("it holds no table")
+                raise ValueError("it does not hold a JSON object")
         except ValueError as error:
             raise ModelError(f"{self.where}/{name} cannot be read: {error}.") from None
         return value
@@ -192,7 +192,7 @@ def read_kept(folder: Path) -> KeptFiles | None:
         source, remarks = str(described["source"]), tuple(map(str, described["remarks"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(
-            f"{folder} cannot be read ({getattr(error, 'strerror', None) or error}). Restore it "
+            f"{folder} cannot be read ({reason(error)}). Restore it "
             f"from a copy of the run, or delete it to convert by the sizes alone."
         ) from None
     if changed:

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -91,6 +92,23 @@ def write_hf(
     with whole_folder(folder) as partial:
         write_files(files, partial)
         _write_weights(partial, weights_of(model, model_type), state, max_shard_bytes)
+
+
+def cast_weight(name: str, weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """A weight in another dtype; numbers that are not floats stay.
+
+    Raises:
+        ModelError: a finite value is infinite there.
+    """
+    if not weight.is_floating_point():
+        return weight
+    cast = weight.to(dtype)
+    if dtype == torch.float16 and not torch.equal(cast.isfinite(), weight.isfinite()):
+        raise ModelError(
+            f"{name} reaches {float(weight.abs().max()):,.0f}, and fp16 holds at most 65,504. "
+            "Write it with --dtype bf16 or --dtype fp32."
+        )
+    return cast
 
 
 def _new_files(

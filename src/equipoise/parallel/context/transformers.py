@@ -10,7 +10,7 @@ What it decides
     windows, biases on scores, dropout of attention weights, caches, and layers other than
     attention that mix tokens.
 
-Kept true (tests/oracle/test_hf_context.py, tests/oracle/test_hf_models.py)
+Kept true (tests/oracle/hf/test_hf_context.py, tests/oracle/hf/test_hf_models.py)
     Loss, logits and all gradients equal those of the model's documents one by one; the whole
     text of each refusal.
 

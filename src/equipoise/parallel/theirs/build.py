@@ -101,13 +101,13 @@ def read_theirs_config(folder: Path) -> PreTrainedConfig:
     return config
 
 
-def build_random(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
-    """A model with random weights, in fp32.
+def build_random(config: PreTrainedConfig, seed: int, *, device: str = "cpu") -> PreTrainedModel:
+    """A model with random weights, in fp32; on the device ``meta`` it has only names and shapes.
 
     Raises:
         ModelError: transformers cannot build it.
     """
-    with said(config.model_type), torch.random.fork_rng(devices=[]):
+    with said(config.model_type), torch.random.fork_rng(devices=[]), torch.device(device):
         torch.manual_seed(seed)
         theirs: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
             config, dtype=torch.float32, attn_implementation="eager", trust_remote_code=False
@@ -115,8 +115,8 @@ def build_random(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
     return theirs
 
 
-def load_theirs(folder: Path, *, seed: int) -> PreTrainedModel:
-    """The model of a folder in fp32, with eager attention.
+def load_theirs(folder: Path, *, seed: int, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """The model of a folder, with eager attention; without any weights a random one, in fp32.
 
     Raises:
         ModelError: transformers cannot build it, or its weights are not all there.
@@ -138,7 +138,7 @@ def load_theirs(folder: Path, *, seed: int) -> PreTrainedModel:
     with said(folder):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,
-            dtype=torch.float32,
+            dtype=dtype,
             attn_implementation="eager",
             local_files_only=True,
             trust_remote_code=False,
@@ -169,14 +169,22 @@ def _require_whole(folder: Path, told: dict[str, Any]) -> None:
 @contextmanager
 def said(what: object) -> Iterator[None]:
     """Errors of transformers in one sentence, as a ``ModelError``; its bars stay unsaid."""
+    try:
+        with silenced():
+            yield
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:300].rstrip(".")
+        raise ModelError(f"transformers cannot build the model of {what}: {reason}.") from error
+
+
+@contextmanager
+def silenced() -> Iterator[None]:
+    """Warnings and progress bars of transformers stay unsaid."""
     verbosity, has_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         yield
-    except Exception as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:300].rstrip(".")
-        raise ModelError(f"transformers cannot build the model of {what}: {reason}.") from error
     finally:
         logging.set_verbosity(verbosity)
         if has_bars:

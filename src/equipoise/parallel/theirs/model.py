@@ -37,8 +37,11 @@ from equipoise.nn.loss import IGNORED, head_loss
 from equipoise.nn.packed import PackedModel
 from equipoise.parallel.context.attention import attend_in_one_process
 from equipoise.parallel.theirs.head import Head
+from equipoise.parallel.theirs.layers import count_weights, find_layers
+from equipoise.parallel.theirs.lora import add_their_adapters, require_used
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.recompute import layer_recompute
+from equipoise.spec.run.lora import LoraSpec
 from equipoise.spec.run.spec import Recompute
 
 CONFIG = "config.json"
@@ -79,7 +82,7 @@ class TransformersModel(PackedModel):
     @property
     def params(self) -> int:
         """Weights of the whole model, counted."""
-        return _count_weights([self.theirs])
+        return count_weights([self.theirs])
 
     @property
     def texts(self) -> dict[str, str]:
@@ -161,6 +164,17 @@ class TransformersModel(PackedModel):
                 )
             vars(layer).update(gradient_checkpointing=True, _gradient_checkpointing_func=run_again)
 
+    def add_adapters(self, lora: LoraSpec, seed: int) -> None:
+        """Give linear layers their adapters, in place, and let nothing else train.
+
+        Raises:
+            SpecError: a target is the name of no linear layer.
+            ModelError: a layer's adapter would not be used.
+        """
+        adapters = add_their_adapters(self.theirs, lora, seed)
+        tokens = torch.zeros(2, dtype=torch.int64, device=self.theirs.device)
+        require_used(lambda: self(tokens, (len(tokens),)), adapters)
+
 
 def _sometimes_used(layer: nn.Module) -> list[nn.Parameter]:
     """Weights of modules in lists, such as experts of their own, which some tokens may not use."""
@@ -170,9 +184,10 @@ def _sometimes_used(layer: nn.Module) -> list[nn.Parameter]:
 
 def _touch(layer: nn.Module, _args: Any, out: Any) -> Any:
     """Give every weight a gradient, if of zero: ranks must reduce the same ones."""
-    if not torch.is_grad_enabled():
+    weights = _sometimes_used(layer)
+    if not weights or not torch.is_grad_enabled():
         return out
-    nothing = 0 * torch.stack([weight.sum() for weight in _sometimes_used(layer)]).sum()
+    nothing = 0 * torch.stack([weight.sum() for weight in weights]).sum()
     if isinstance(out, tuple):
         return (out[0] + nothing.to(out[0].dtype), *out[1:])
     return out + nothing.to(out.dtype)
@@ -230,35 +245,6 @@ def attend_alone(
     return attend_in_one_process(
         q_THE, k_TGE, v_TGE, plan, softcap=scoring.softcap, sinks_H=scoring.sinks_H
     )
-
-
-def find_layers(theirs: PreTrainedModel) -> list[nn.Module]:
-    """The decoder layers of a model of transformers, in order.
-
-    Raises:
-        ModelError: no list of its modules is that of its layers, or two of them share a weight.
-    """
-    name, config = type(theirs).__name__, theirs.config.get_text_config()
-    count = int(config.num_hidden_layers)
-    lists = [list(each) for each in theirs.modules() if isinstance(each, nn.ModuleList)]
-    fitting = [each for each in lists if len(each) == count]
-    if not fitting:
-        raise ModelError(
-            f"{name} has no list of {count} layers, which ZeRO gathers one by one. Choose another "
-            f"model."
-        )
-    layers = max(fitting, key=_count_weights)
-    inside = [{id(weight) for weight in layer.parameters()} for layer in layers]
-    if sum(map(len, inside)) != len(set().union(*inside)):
-        raise ModelError(
-            f"The layers of {name} share weights, which ZeRO cannot gather layer by layer. Choose "
-            f"another model."
-        )
-    return layers
-
-
-def _count_weights(modules: Sequence[nn.Module]) -> int:
-    return sum(weight.numel() for module in modules for weight in module.parameters())
 
 
 def reference_loss(

@@ -24,7 +24,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from equipoise.base.errors import ModelError
-from equipoise.parallel.theirs.build import build_random, read_theirs_config
+from equipoise.parallel.theirs.build import build_random, read_theirs_config, silenced
+from equipoise.parallel.theirs.layers import find_layers
 from equipoise.spec.model.other_config import model_from_other_config
 from equipoise.spec.model.presets import ModelSpec
 
@@ -86,6 +87,17 @@ def read_small(folder: Path, *, is_whole: bool = False) -> tuple[ModelSpec, str]
     return model_from_other_config(config.to_dict()), write_config(config)
 
 
+def name_frozen(text: str) -> tuple[str, ...]:
+    """What a check freezes of a model: its table of tokens and its first layer.
+
+    Args:
+        text: As ``write_config`` wrote it.
+    """
+    theirs = build_random(read_config(text), seed=0, device="meta")
+    words, first = theirs.get_input_embeddings(), find_layers(theirs)[0]
+    return tuple(name for name, part in theirs.named_modules() if part is words or part is first)
+
+
 def shrink_config(config: PreTrainedConfig) -> PreTrainedConfig:
     """The smallest configuration of an architecture that transformers builds and runs.
 
@@ -95,8 +107,9 @@ def shrink_config(config: PreTrainedConfig) -> PreTrainedConfig:
     fault: Exception | None = None
     for data in _candidates(config.to_dict()):
         try:
-            small: PreTrainedConfig = type(config).from_dict(data)
-            _run(build_random(small, seed=0))
+            with silenced():
+                small: PreTrainedConfig = type(config).from_dict(data)
+                _run(build_random(small, seed=0))
         except Exception as error:
             fault = fault or error
         else:

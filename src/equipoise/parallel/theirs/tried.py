@@ -21,7 +21,7 @@ from equipoise.parallel.context.transformers_trial import (
     show_compared,
 )
 from equipoise.parallel.theirs.build import build_random, read_theirs_config, require_trainable
-from equipoise.parallel.theirs.model import find_layers
+from equipoise.parallel.theirs.layers import find_layers
 from equipoise.parallel.theirs.shrink import shrink_config
 
 TOLERANCE = 1e-3

@@ -64,7 +64,7 @@ class RunSteps:
             seed=spec.train.seed,
             context_tokens=spec.pack.context_tokens,
             mixture=mixture,
-            whole=spec.data.holds_conversations,
+            whole=spec.data.whole,
         )
         size = spec.pack.step_tokens
         self._pieces = [stream.step(step * size, size) for step in range(STEPS)]

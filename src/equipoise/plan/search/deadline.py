@@ -33,6 +33,9 @@ _Answer = TypeVar("_Answer")
 _LEAST_S = 1e-6
 """An alarm of 0 s never rings."""
 
+_ENDLESS_S = 1e8
+"""Three years; an alarm that is much later overflows the system's clock."""
+
 _WHOLE = ("importlib", "_frozen_importlib", "numba")
 """Packages whose functions are not stopped."""
 
@@ -81,7 +84,7 @@ class Deadline:
             TimeOver: it came.
         """
         left_s, is_main = self.left_s, threading.current_thread() is threading.main_thread()
-        if math.isinf(left_s) or not is_main or not hasattr(signal, "setitimer"):
+        if left_s > _ENDLESS_S or not is_main or not hasattr(signal, "setitimer"):
             yield
             return
         if left_s == 0.0:

@@ -90,7 +90,7 @@ def require_step(
         seed=spec.train.seed,
         context_tokens=pack.context_tokens,
         mixture=mixture,
-        whole=spec.data.holds_conversations,
+        whole=spec.data.whole,
     )
     data_ranks = ranks // layout.sharing
     meets = layout.of_ranks(ranks).meets_each_turn

@@ -20,7 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from equipoise.base.durable import write_whole
 from equipoise.base.errors import SpecError
-from equipoise.base.read import read_json
+from equipoise.base.read import read_json, reason
 from equipoise.spec.device.parts import Measured, ModelParts
 from equipoise.spec.device.spec import Dtype
 
@@ -117,7 +117,9 @@ def read_device_file(path: Path) -> DeviceFile:
         data: Any = read_json(path)
     except FileNotFoundError:
         raise SpecError(f"No such device file: {path}. {again}") from None
-    except (OSError, ValueError):
+    except OSError as error:
+        raise SpecError(f"{path} cannot be read: {reason(error)}. {again}") from None
+    except ValueError:
         raise SpecError(f"{path} is not a device file: it is not JSON. {again}") from None
     form = data.get("form") if isinstance(data, dict) else None
     if form != FORM:

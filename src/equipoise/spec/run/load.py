@@ -45,10 +45,10 @@ from equipoise.spec.run.keys import (
     toml,
 )
 from equipoise.spec.run.mix import read_rows
-from equipoise.spec.run.other_words import key_meant
+from equipoise.spec.run.other_words import key_meant, why_absent
 from equipoise.spec.run.render import render, schema, template
 from equipoise.spec.run.resolve import ResolvedRun, resolve
-from equipoise.spec.run.spec import Source
+from equipoise.spec.run.spec import Format, Loss, Source
 from equipoise.spec.run.toml_lines import BARE_KEY, TomlPath, locate
 
 __all__ = [
@@ -227,8 +227,10 @@ def _collect(
         return Origin(f"{label}:{lines[path]}", (order, lines[path]))
 
     def refuse(path: tuple[str, ...], names: Sequence[str] = ()) -> None:
-        meant = nearest(path[-1], names) if names else nearest_key(".".join(path))
-        faults.append(Fault(origin(*path), _dotted(path), f"no such key. Nearest: {meant}"))
+        name = ".".join(path)
+        meant = nearest(path[-1], names) if names else nearest_key(name)
+        message = why_absent(name) or f"no such key. Nearest: {meant}"
+        faults.append(Fault(origin(*path), _dotted(path), message))
 
     for name, value in table.items():
         if name in section_names():
@@ -254,7 +256,8 @@ def _read_flags(overrides: Sequence[tuple[str, str]], faults: list[Fault]) -> di
         origin = Origin(f"--{name}", (_FLAGS, place))
         if name not in keys() and name not in RENAMED:
             meant = nearest(name, keys()) if name in section_names() else nearest_key(name)
-            faults.append(Fault(origin, name, f"no such key. Nearest: --{meant}"))
+            message = why_absent(name) or f"no such key. Nearest: --{meant}"
+            faults.append(Fault(origin, name, message))
             continue
         allowed = choices(keys()[RENAMED.get(name, name)])
         is_text = all(each is str or isinstance(each, str) for each in allowed)
@@ -286,7 +289,8 @@ _UNLIMITED = ("train.seed",)
 def _judge(key: Key, value: Any) -> tuple[Any, str | None]:
     """A value in its key's type, or what is wrong with it."""
     if key.name == "data.mix":
-        return read_rows(value, get_args(Source))
+        kinds = {"source": Source, "format": Format, "loss": Loss}
+        return read_rows(value, {name: get_args(kind) for name, kind in kinds.items()})
     allowed = choices(key)
     if isinstance(value, str) and not value.isprintable() and _has_lone_surrogate(value):
         return None, "the value has bytes that are not UTF-8."
@@ -338,6 +342,8 @@ _BOUNDS = {
     "less_than_equal": ("le", "large; it must be at most"),
     "less_than": ("lt", "large; it must be less than"),
 }
+_LONG_NUMBER = re.compile(r"-?\d{19,}")
+"""A flag's whole number that TOML could not hold, and that therefore stayed text."""
 _WANTED = {
     int: "a whole number",
     float: "a number",
@@ -362,6 +368,8 @@ def explain_fault(allowed: Sequence[Any], value: Any, kind: str, context: Mappin
             f'{shorten(toml(value))} is not a name. Use letters, digits, ".", "_" and "-", '
             "and begin with a letter or a digit."
         )
+    if int in allowed and isinstance(value, str) and _LONG_NUMBER.fullmatch(value):
+        return f"{shorten(value)} is too large; 64 bits do not hold it."
     wanted = " or ".join(_WANTED.get(each) or toml(each) for each in allowed)
     return f"needs {wanted}, got {_describe(value)}.{_hint(allowed, value)}"
 

@@ -37,7 +37,8 @@ class LoraSpec:
         tuple[str, ...],
         Field(
             description="layers with an adapter: query, key, value, output, gate, up, down, or "
-            "q_proj, ...; all of them unless given"
+            'q_proj, ...; all of them unless given. With model.engine = "transformers", any '
+            "names of linear layers"
         ),
     ] = ()
 

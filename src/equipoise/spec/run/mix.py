@@ -24,14 +24,18 @@ class MixRow:
     weight: Annotated[float, Field(gt=0, description="share of trained tokens, relative")] = 1.0
     source: Annotated[str | None, Field(description="as data.source, which it is else")] = None
     field: Annotated[str | None, Field(description="as data.field, which it is else")] = None
+    format: Annotated[str | None, Field(description="as data.format, which it is else")] = None
+    loss: Annotated[str | None, Field(description="as data.loss, which it is else")] = None
 
 
-def read_rows(value: Any, sources: tuple[str, ...]) -> tuple[tuple[MixRow, ...], str | None]:
+def read_rows(
+    value: Any, options: Mapping[str, tuple[str, ...]]
+) -> tuple[tuple[MixRow, ...], str | None]:
     """The rows of a value in run.toml, or what is wrong with the first wrong one.
 
     Args:
         value: What was given.
-        sources: The kinds of source that there are.
+        options: What ``source``, ``format`` and ``loss`` may be.
     """
     if isinstance(value, tuple) and all(isinstance(row, MixRow) for row in value):
         return value, None
@@ -41,27 +45,27 @@ def read_rows(value: Any, sources: tuple[str, ...]) -> tuple[tuple[MixRow, ...],
         return (), f"{len(value):,} sources are too many; there may be at most {MOST_ROWS}."
     rows = []
     for number, row in enumerate(value, start=1):
-        message = _fault(row, sources)
+        message = _fault(row, options)
         if message is not None:
             return (), f"source {number}: {message}"
         rows.append(MixRow(**{**row, "weight": float(row.get("weight", 1.0))}))
     return tuple(rows), None
 
 
-def _fault(row: Mapping[str, Any], sources: tuple[str, ...]) -> str | None:
+def _fault(row: Mapping[str, Any], options: Mapping[str, tuple[str, ...]]) -> str | None:
     names = [each.name for each in fields(MixRow)]
     for name in row:
         if name not in names:
             return f"{shown(name)}: no such key. Nearest: {nearest(name, names)}"
-    for name in ("path", "source", "field"):
+    for name in ("path", "field", *options):
         if name in row and (not isinstance(row[name], str) or "\0" in row[name]):
             return f"{name} needs text, got {shown(row[name])}."
-    if row.get("source", sources[0]) not in sources:
-        options = ", ".join(map(shown, sources))
-        return (
-            f"source = {shown(row['source'])} is not one of {options}. Nearest: "
-            f'"{nearest(row["source"], sources)}".'
-        )
+    for name, allowed in options.items():
+        if row.get(name, allowed[0]) not in allowed:
+            return (
+                f"{name} = {shown(row[name])} is not one of {', '.join(map(shown, allowed))}. "
+                f'Nearest: "{nearest(row[name], allowed)}".'
+            )
     weight = row.get("weight", 1.0)
     is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
     if not is_number or not 0 < weight < float("inf"):

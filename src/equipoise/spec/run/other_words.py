@@ -33,6 +33,7 @@ _WORDS = """
     data.path             dataset dataset_name dataset_path train_file train_files data_path
     data.field            dataset_text_field text_field text_column text_key json_keys
     data.tokenizer        tokenizer_name tokenizer_path tokenizer_name_or_path tokenizer_model
+    data.loss             assistant_only_loss completion_only_loss train_on_inputs
     model.init            model_name model_name_or_path base_model pretrained
     model.hidden          hidden_size d_model n_embd
     model.layers          num_layers num_hidden_layers n_layer n_layers
@@ -49,6 +50,9 @@ _WORDS = """
     layout.pp             pipeline_parallel_degree
     layout.ep             expert_parallel_size expert_model_parallel_size ep_size
     layout.zero           zero_stage
+    lora.rank             lora_r lora_rank
+    lora.alpha            lora_alpha
+    lora.targets          lora_targets lora_target_modules target_modules lora_target_linear
     checkpoint.every_steps  save_steps save_interval save_every
     checkpoint.keep       save_total_limit keep_latest_k
     journal.wandb         use_wandb wandb_project enable_wandb report_to
@@ -63,6 +67,23 @@ OTHER_WORDS: dict[str, str] = {
     for word in words
 }
 """Keys of run.toml by other trainers' words for them."""
+
+
+_NO_DROPOUT = (
+    "adapters have no dropout, because a random mask would have to be the same on every layout. "
+    "Remove it; weight decay (train.weight_decay) also keeps adapters small."
+)
+
+
+def why_absent(name: str) -> str | None:
+    """Why there is no key for what other trainers call by this dotted name, if that is known.
+
+    >>> why_absent("train.lr") is None
+    True
+    """
+    section, _, last = name.replace("-", "_").lower().rpartition(".")
+    is_dropout = last == "lora_dropout" or (section, last) == ("lora", "dropout")
+    return _NO_DROPOUT if is_dropout else None
 
 
 def key_meant(name: str) -> str | None:

@@ -147,27 +147,47 @@ def _judge_together(wish: Wish) -> None:
     _judge_pipeline(wish)
 
 
+_WITHOUT_COLUMNS = (*PYTHON_SOURCES, "text")
+"""Sources whose documents are files, without columns."""
+
+
 def _judge_conversations(wish: Wish) -> None:
     """Refuse a format that the source cannot have, and keys of conversations where are none."""
-    if not wish.is_sound("data.source", "data.format", "data.loss"):
+    if not wish.is_sound("data.source", "data.format", "data.loss", "data.mix"):
         return
-    kind = wish["data.format"]
-    sources = [row.source or wish["data.source"] for row in wish["data.mix"]]
-    if kind == "text" and wish["data.loss"] == "last-answer":
+    kind, rows = wish["data.format"], wish["data.mix"]
+    kinds = [row.format or kind for row in rows] or [kind]
+    if wish["data.loss"] == "last-answer" and set(kinds) == {"text"}:
         wish.tell(
             "data.loss",
             f"{toml(wish['data.loss'])} needs conversations, but {wish.cite('data.format')}. Set "
             'data.format = "messages" or "prompt-completion", or remove data.loss.',
         )
-    if kind != "text" and {*PYTHON_SOURCES, "text"} & set(sources or [wish["data.source"]]):
+    if kind != "text" and not rows and wish["data.source"] in _WITHOUT_COLUMNS:
         wish.tell(
             "data.format",
             f"{toml(kind)} needs rows with columns, but {wish.cite('data.source')}. Set "
             'data.source = "jsonl", "parquet" or "datasets".',
         )
-    if kind == "messages" and wish["data.tokenizer"] == "train" and wish["model.init"] == "random":
+    for number, (row, each) in enumerate(zip(rows, kinds, strict=False), start=1):
+        source = row.source or wish["data.source"]
+        if each != "text" and source in _WITHOUT_COLUMNS:
+            wish.tell(
+                "data.mix",
+                f"source {number}: format = {toml(each)} needs rows with columns, but its source "
+                f'is {toml(source)}. Set its source to "jsonl", "parquet" or "datasets", or its '
+                'format to "text".',
+            )
+        if each == "text" and row.loss == "last-answer":
+            wish.tell(
+                "data.mix",
+                f"source {number}: loss = {toml(row.loss)} needs conversations, but its format is "
+                '"text". Set its format to "messages" or "prompt-completion", or remove its loss.',
+            )
+    is_from_folder = wish["data.tokenizer"] != "train" or wish["model.init"] != "random"
+    if "messages" in kinds and not is_from_folder:
         wish.tell(
-            "data.format",
+            "data.mix" if rows else "data.format",
             '"messages" needs the chat template of a model\'s folder. Set data.tokenizer to that '
             'folder, or model.init = "hf:DIR".',
         )
@@ -250,6 +270,12 @@ def _judge_evaluation(wish: Wish) -> None:
             f'"{wish["eval.source"]}" reads no path, but {wish.cite("eval.path")} is given. Set '
             f'eval.source to "text", "jsonl", "parquet" or "datasets", or remove it.',
         )
+    if wish["eval.source"] == "text" and wish["data.format"] != "text":
+        wish.tell(
+            "eval.source",
+            f'"text" has no rows with columns, but {wish.cite("data.format")}. Set eval.source to '
+            f'"jsonl", "parquet" or "datasets", or remove it.',
+        )
 
 
 def _judge_lora(wish: Wish) -> None:
@@ -257,7 +283,8 @@ def _judge_lora(wish: Wish) -> None:
     if not wish.is_sound("lora.rank", "lora.targets", "model.init", "train.freeze"):
         return
     names = [*TARGETS, *TARGETS.values()]
-    for target in wish["lora.targets"]:
+    is_theirs = wish["model.engine"] == "transformers"  # whose layers have names of their own
+    for target in () if is_theirs else wish["lora.targets"]:
         if target not in names:
             wish.tell(
                 "lora.targets",
@@ -274,12 +301,6 @@ def _judge_lora(wish: Wish) -> None:
             f"{wish.cite('model.init')}. Set model.init to a Hugging Face folder, or remove "
             f"lora.rank.",
         )
-    if wish["model.engine"] == "transformers":
-        wish.tell(
-            "lora.rank",
-            f"{wish['lora.rank']} trains adapters, which join equipoise's own layers, but "
-            f"{wish.cite('model.engine')}. Remove one of them.",
-        )
     if wish["train.freeze"]:
         wish.tell(
             "train.freeze",
@@ -292,6 +313,8 @@ def _judge_experts_of_lora(wish: Wish, model: ModelSpec) -> None:
     """Refuse adapters of feed-forwards where layers have experts instead."""
     if not wish["lora.rank"] or not model.experts or not wish.is_sound("lora.targets"):
         return
+    if wish["model.engine"] == "transformers":
+        return  # there, experts are not linear layers, and no target matches them
     layers = LoraSpec(targets=wish["lora.targets"]).layers
     if wish["lora.targets"] and any(each in FEED_FORWARD for each in layers):
         wish.tell(

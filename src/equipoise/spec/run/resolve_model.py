@@ -218,7 +218,7 @@ def _resolve_hf(wish: Wish, base: Path, folder: str) -> tuple[ModelSpec, dict[st
     try:
         config = read_json(base / Path(folder).expanduser() / "config.json")
         if not isinstance(config, dict):
-            raise ValueError("it holds no table")
+            raise ValueError("it does not hold an object")
         model = (model_from_other_config if is_theirs else model_from_hf_config)(config)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
@@ -229,7 +229,7 @@ def _resolve_hf(wish: Wish, base: Path, folder: str) -> tuple[ModelSpec, dict[st
         )
         return fallback, {}
     except ValueError as error:
-        wish.tell("model.init", f"{folder}/config.json is not JSON: {error}.")
+        wish.tell("model.init", f"{folder}/config.json cannot be read: {error}.")
         return fallback, {}
     except ModelError as error:
         way = "" if is_theirs else ' To train it as it is, set model.engine = "transformers".'
@@ -256,7 +256,9 @@ def _resolve_hf(wish: Wish, base: Path, folder: str) -> tuple[ModelSpec, dict[st
 
 def _take_tokenizer(wish: Wish, base: Path, folder: str) -> None:
     """Use the tokenizer of the model's folder unless another is named."""
-    if wish.is_given("data.tokenizer") or not wish.is_sound("data.tokenizer", "data.format"):
+    if wish.is_given("data.tokenizer") or not wish.is_sound(
+        "data.tokenizer", "data.format", "data.mix"
+    ):
         return
     whole = base / Path(folder).expanduser()
     if (whole / TOKENIZER_FILE).is_file():
@@ -271,9 +273,14 @@ def _take_tokenizer(wish: Wish, base: Path, folder: str) -> None:
             f"read. Write it with transformers: AutoTokenizer.from_pretrained({folder!r})"
             f".save_pretrained({folder!r}).",
         )
-    elif wish["data.format"] != "text":
+    else:
+        kinds = [each.format or wish["data.format"] for each in wish["data.mix"]]
+        kind = next((each for each in kinds or [wish["data.format"]] if each != "text"), None)
+        if kind is None:
+            return
+        asked = f"data.mix with format = {toml(kind)}" if kinds else wish.cite("data.format")
         wish.tell(
             "model.init",
-            f"{folder} has no {TOKENIZER_FILE}, and {wish.cite('data.format')} needs the model's "
-            "own. Copy it there, or set data.tokenizer to the folder that has it.",
+            f"{folder} has no {TOKENIZER_FILE}, and {asked} needs the model's own. Copy it there, "
+            "or set data.tokenizer to the folder that has it.",
         )

@@ -5,6 +5,7 @@ Kept true (tests/unit/spec/run/test_load.py)
     description; ``spec.run.load`` refuses everything that is not written here.
 """
 
+import dataclasses
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -64,7 +65,7 @@ class DataSpec:
         tuple[MixRow, ...],
         Field(
             description="sources instead of data.path, mixed by weight: a [[data.mix]] table for "
-            "each, with path, weight and, unless as above, source and field"
+            "each, with path, weight and, unless as above, source, field, format and loss"
         ),
     ] = ()
     tokenizer: Annotated[
@@ -82,14 +83,32 @@ class DataSpec:
     )
 
     @property
-    def holds_conversations(self) -> bool:
-        """Whether rows are conversations, or prompts with completions, rather than texts."""
-        return self.format != "text"
+    def is_mixed(self) -> bool:
+        """Whether sources are mixed; a path beside them is another corpus, in their tokens."""
+        return bool(self.mix) and not self.path
+
+    @property
+    def members(self) -> tuple["DataSpec", ...]:
+        """The sources of a corpus, each as the only one."""
+        return tuple(self._member(row) for row in self.mix) if self.is_mixed else (self,)
+
+    @property
+    def whole(self) -> tuple[bool, ...]:
+        """Whether each source's documents are whole in a step: all but texts are.
+
+        Rows are then conversations, or prompts with completions.
+        """
+        return tuple(each.format != "text" for each in self.members)
 
     @property
     def masks(self) -> bool:
         """Whether only some tokens are learned."""
-        return self.holds_conversations and self.loss != "all"
+        return any(each.format != "text" and each.loss != "all" for each in self.members)
+
+    def _member(self, row: MixRow) -> "DataSpec":
+        own = {name: getattr(row, name) for name in ("source", "field", "format", "loss")}
+        given = {name: value for name, value in own.items() if value is not None}
+        return dataclasses.replace(self, path=row.path, mix=(), **given)
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ from equipoise.nn.packed import PackedModel
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.pack import MicroBatch, PackedStep, Pieces
 from equipoise.spec.run.lora import LoraSpec
-from equipoise.train.check.case import DOCUMENT_TOKENS, Case, Precision
+from equipoise.train.check.case import Case, Precision
 from equipoise.train.trained import choose_trained
 
 Row = tuple[int, int, int]
@@ -139,25 +139,22 @@ class Reference:
         return max(errors)
 
 
-def make_theirs(model: ModelSpec, config: str) -> PackedModel:
-    """The model of transformers that the reference and every case begin with, in fp64.
-
-    Args:
-        model: Its sizes.
-        config: As ``Case.theirs``.
-    """
+def make_theirs(case: Case) -> PackedModel:
+    """The model of transformers that the reference and every case begin with, in fp64."""
     # They take seconds to import, and are an extra.
     from equipoise.parallel.theirs.build import build_random, wrap_theirs
     from equipoise.parallel.theirs.shrink import read_config
 
-    theirs = build_random(read_config(config), seed=0)
+    theirs = build_random(read_config(case.theirs), seed=0)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for weight in theirs.parameters():  # biases begin as zeros, norms as ones
             weight.add_(torch.randn(weight.shape, generator=generator), alpha=0.02)
     if getattr(theirs.config, "_experts_implementation", None) is not None:
         theirs.set_experts_implementation("eager")  # the others have no fp64
-    return wrap_theirs(theirs.double(), model, context_tokens=max(DOCUMENT_TOKENS))
+    wrapped = wrap_theirs(theirs.double(), case.model, context_tokens=max(case.doc_tokens))
+    _choose_trained(wrapped, case)
+    return wrapped
 
 
 def make_decoder(case: Case, labels: int) -> Decoder:
@@ -173,11 +170,16 @@ def make_decoder(case: Case, labels: int) -> Decoder:
     for balance in balances(decoder):
         balance.state_X.copy_(torch.arange(model.experts))
     set_loss_scale(decoder, 1 / labels)
-    choose_trained(decoder, case.resolved.spec, model)
+    _choose_trained(decoder, case)
+    return decoder.double() if case.precision == "fp64" else decoder
+
+
+def _choose_trained(decoder: PackedModel, case: Case) -> None:
+    """As a run does, but adapters have done some steps."""
+    choose_trained(decoder, case.resolved.spec, case.model)
     for at, (name, weight) in enumerate(decoder.named_parameters()):
         if name.endswith("lora_B"):
             nn.init.normal_(weight, std=0.02, generator=torch.Generator().manual_seed(at))
-    return decoder.double() if case.precision == "fp64" else decoder
 
 
 def compute_reference(decoder: PackedModel, sample: Sample, rows: Sequence[Row]) -> Reference:
@@ -254,9 +256,7 @@ class References:
         key = self._model(case)
         if key not in self._decoders:
             labels = self.sample(case).labels
-            self._decoders[key] = (
-                make_theirs(case.model, case.theirs) if case.theirs else make_decoder(case, labels)
-            )
+            self._decoders[key] = make_theirs(case) if case.theirs else make_decoder(case, labels)
         return self._decoders[key]
 
     def _model(self, case: Case) -> _Model:

@@ -80,7 +80,7 @@ def test_fitting_twice_multiplies() -> None:
         (
             ["--fit", "runs/x", "--train.steps", "5"],
             "--fit runs/x measures nothing, so a run.toml, its keys and --plot say nothing to it. "
-            "Leave them away.",
+            "Leave them out.",
         ),
         (
             ["--plot", "curves.txt"],

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from equipoise.cli.doctor.table import print_rows
 from equipoise.cli.main import main
-from equipoise.launch.doctor.facts import Needs
+from equipoise.launch.doctor.facts import Needs, Row
 from equipoise.launch.doctor.needs import needs_of
 from equipoise.launch.forms import Nodes
 from equipoise.spec.cluster.spec import ClusterSpec, find_cluster
@@ -126,3 +127,40 @@ def test_what_a_run_needs_of_a_device() -> None:
     assert found.rank_bytes == sum(found.terms.values())
     whole = needs(LayoutSpec(dp=16), "llama3-8b", 16, nodes, cluster)
     assert found.rank_bytes < whole.rank_bytes
+
+
+def test_sentences_go_on_below_their_beginning(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = f"/{'a' * 70}"
+    rows = [
+        Row("torch", "2.13.0", "ok", "", ""),
+        Row("cores", "2 usable", "warn", "a quota stops all ranks " * 4, "Start one rank here."),
+        Row("folder", f"{path} is full", "breaks", "it is written there.", "Make room."),
+    ]
+    monkeypatch.setenv("COLUMNS", "60")
+    print_rows(rows)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [
+        "ok     torch   2.13.0",
+        "warn   cores   2 usable",
+        "               A quota stops all ranks a quota stops all",
+        "               ranks a quota stops all ranks a quota stops",
+        "               all ranks",
+        "               Fix: Start one rank here.",
+        f"breaks folder  {path}",  # a path is never broken
+        "               is full",
+        "               It is written there.",
+        "               Fix: Make room.",
+    ]
+    monkeypatch.setenv("COLUMNS", "40")
+    print_rows(rows[1:2])
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "       A quota stops all ranks a quota",
+        "       stops all ranks a quota stops all",
+        "       ranks a quota stops all ranks",
+        "       Fix: Start one rank here.",
+    ]
+    monkeypatch.delenv("COLUMNS")
+    print_rows(rows)
+    assert len(capsys.readouterr().out.splitlines()) == 7

@@ -442,7 +442,7 @@ def test_a_corpus_without_text(message, store, tmp_path, tokenizer):
         tokenizer=tokenizer if tokenizer == "train" else str(store.tokenizer_file),
     )
     assert message(DataError, prepare, spec, tmp_path, progress=SILENT) == (
-        f"data.path {tmp_path} holds no text: in its 1 files (0 bytes) every document is empty. "
+        f"data.path {tmp_path}/a.txt holds no text: every document is empty (0 bytes). "
         "Set data.path to a corpus with text in it."
     )
     assert list((tmp_path / "cache").iterdir()) == []
@@ -460,7 +460,7 @@ def test_a_cache_that_cannot_be_made(message, corpus: Path, tmp_path):
     (tmp_path / "file").touch()
     spec = spec_of(corpus, tmp_path / "file" / "cache")
     assert message(DataError, prepare, spec, tmp_path, progress=SILENT) == (
-        f"data.cache {tmp_path}/file/cache cannot be created: Not a directory. Set data.cache to "
+        f"data.cache {tmp_path}/file/cache cannot be created: not a directory. Set data.cache to "
         "a writable folder."
     )
 

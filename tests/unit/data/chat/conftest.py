@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from support.chatml import write_tokenizer
+from support.chat.template import write_tokenizer
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 from equipoise.data.chat.answers import write_conversation
 from equipoise.data.chat.rows import Conversation, RowError
 from equipoise.data.chat.template import ChatTemplate
-from support.chatml import CHATML
+from support.chat.template import CHATML
 
 TALK = (
     {"role": "system", "content": "Be kind."},

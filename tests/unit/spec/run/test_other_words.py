@@ -1,5 +1,7 @@
 """Other trainers' words lead to the keys of run.toml."""
 
+from pathlib import Path
+
 import pytest
 
 from equipoise.base.errors import SpecError
@@ -25,12 +27,31 @@ def test_every_word_leads_to_a_key_and_none_is_one() -> None:
         ("train.warmup_ratio", "train.warmup_steps"),
         ("journal.sinks", "journal.tensorboard"),
         ("train.step", "train.steps"),
+        ("lora.lora_alpha", "lora.alpha"),
+        ("lora.target-modules", "lora.targets"),
     ],
 )
 def test_a_wrong_key_names_the_right_one(name: str, meant: str) -> None:
     with pytest.raises(SpecError) as caught:
         read_run(None, [(name, "1")])
     assert str(caught.value) == f"--{name}: no such key. Nearest: --{meant}"
+
+
+def test_what_is_absent_says_why(tmp_path: Path) -> None:
+    reason = (
+        "adapters have no dropout, because a random mask would have to be the same on every "
+        "layout. Remove it; weight decay (train.weight_decay) also keeps adapters small."
+    )
+    (tmp_path / "run.toml").write_text("[lora]\nrank = 4\ndropout = 0.05\n")
+    with pytest.raises(SpecError) as caught:
+        read_run(tmp_path / "run.toml")
+    assert str(caught.value).splitlines()[-1] == f"run.toml:3  lora.dropout: {reason}"
+    with pytest.raises(SpecError) as caught:
+        read_run(None, [("lora.lora-dropout", "0.05")])
+    assert str(caught.value) == f"--lora.lora-dropout: {reason}"
+    with pytest.raises(SpecError) as caught:
+        read_run(None, [("train.dropout", "0.05")])
+    assert "no such key" in str(caught.value)
 
 
 def test_in_a_file_and_as_a_bare_flag(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -140,3 +140,14 @@ def test_shipped_documents_are_not_held_out() -> None:
         '--eval.source: "python-stdlib" reads no path, but eval.path = "held" (--eval.path) is '
         'given. Set eval.source to "text", "jsonl", "parquet" or "datasets", or remove it.'
     )
+
+
+def test_held_out_conversations_have_rows() -> None:
+    flags = [("data.source", "jsonl"), ("data.path", "a.jsonl"), ("data.tokenizer", "folder")]
+    flags += [("data.format", "messages"), ("eval.path", "held"), ("eval.source", "text")]
+    with pytest.raises(SpecError) as caught:
+        read_run(None, flags)
+    assert str(caught.value) == (
+        '--eval.source: "text" has no rows with columns, but data.format = "messages" '
+        '(--data.format). Set eval.source to "jsonl", "parquet" or "datasets", or remove it.'
+    )

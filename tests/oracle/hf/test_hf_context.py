@@ -24,6 +24,7 @@ from equipoise.schedule.attention.strategies import STRATEGIES
 # Ranks are other processes: they import by name what these tests hand to ``run_ranks``.
 from support.ranks import hf_context_ranks
 from support.ranks.hf_context_ranks import CONFIGS, SIZES, VOCAB, Case, build, draw
+from support.trainers.page import page_trainers
 
 LENGTHS = (1, 40, 7, 97, 2)
 SHARDINGS = ["contiguous", "head-tail", "head-tail-document", "mixed"]
@@ -113,22 +114,9 @@ def test_losses_of_training_are_those_of_one_rank() -> None:
         assert losses == pytest.approx(wanted, rel=1e-5)
 
 
-def trainers() -> tuple[str, str]:
-    """The class that docs/your-code/transformers.md shows, over ranks, and as one rank packs."""
-    pytest.importorskip("accelerate", reason="transformers.Trainer needs accelerate")
-    page = (Path(__file__).parents[2] / "docs" / "your-code" / "transformers.md").read_text()
-    code, *_ = re.findall(r"```py\n(.*?)```", page, re.DOTALL)
-    last = 'ContextCollator("needed-kv")'
-    assert last in code
-    apart = code.replace(last, 'ContextCollator("ring", sharding="head-tail-document")')
-    packed = code.replace(last, "collate_for_transformers").replace(
-        "import PackedLoader", "import PackedLoader, collate_for_transformers"
-    )
-    return apart, packed
-
-
 def test_trainer_over_ranks_equals_trainer_on_one(tmp_path: Path) -> None:
-    apart, packed = trainers()
+    pytest.importorskip("accelerate", reason="transformers.Trainer needs accelerate")
+    apart, packed = page_trainers()
     folder, run = str(tmp_path), hf_context_ranks.train_with_trainer
     ((wanted, wanted_weights),) = run_ranks(1, run, folder, packed, False)
     assert len(wanted) == 3
@@ -139,7 +127,8 @@ def test_trainer_over_ranks_equals_trainer_on_one(tmp_path: Path) -> None:
 
 
 def test_trainer_in_bf16_over_ranks_equals_trainer_on_one(tmp_path: Path) -> None:
-    apart, packed = trainers()
+    pytest.importorskip("accelerate", reason="transformers.Trainer needs accelerate")
+    apart, packed = page_trainers()
     folder, run = str(tmp_path), hf_context_ranks.train_with_trainer
     ((exact, exact_weights),) = run_ranks(1, run, folder, packed, False)
     ((wanted, wanted_weights),) = run_ranks(1, run, folder, packed, False, True)

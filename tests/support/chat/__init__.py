@@ -1,0 +1,1 @@
+"""Conversations to train on, and the template that writes them out."""
