@@ -344,6 +344,8 @@ function lossFigure() {
   figure.legend.append(...lines.map((line) => key("line", line.color, line.name)));
   const events = data.runs.flatMap((run) => (run.events ?? []).map((event) => ({ ...event, at: event.tokens })));
   drawLines(figure, lines, { events, x: { format: formatCount, axis: countFormatter }, xTitle: "tokens seen", y: { fromZero: false, format: formatLoss, axis: () => (value) => value.toLocaleString("en", { maximumFractionDigits: 3 }) }, label: "Training loss of each run against tokens seen." });
+  if (events.some((event) => event.kind === "evaluation")) figure.legend.append(key("diamond", "var(--by-tokens)", "evaluation"));
+  if (events.some((event) => event.kind === "fault")) figure.legend.append(key("line", "var(--fault)", "fault"));
   if (lines.some((line) => line.spikes.x.length)) {
     figure.legend.append(key("ring", "var(--fault)", "spike"));
     figure.hint("A spike lies more than 6 times the usual scatter above the median of the 16 steps before it; the scatter is the median distance from such a median, times 1.4826.");

@@ -122,6 +122,7 @@ function key(kind, color, text) {
     shape("rect", { x: 5, y: 0, width: 12, height: 12, fill: "var(--wait)" }),
     shape("path", { d: "M5 6 L11 0 M5 12 L17 0 M11 12 L17 6", stroke: color, "stroke-width": 1, "stroke-opacity": 0.6 }),
   );
+  else if (kind === "diamond") mark.append(shape("path", { d: "M11 1 l5 5 l-5 5 l-5 -5 z", fill: color }));
   else if (kind === "dot") mark.append(shape("circle", { cx: 11, cy: 6, r: 4, fill: color }));
   else if (kind === "ring") mark.append(shape("circle", { cx: 11, cy: 6, r: 4, fill: "var(--paper)", stroke: color, "stroke-width": 2 }));
   else mark.append(shape("line", { x1: 0, x2: 22, y1: 6, y2: 6, stroke: color, "stroke-width": 2, "stroke-dasharray": kind === "dashes" ? "5 4" : null }));

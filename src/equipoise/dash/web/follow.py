@@ -29,7 +29,7 @@ from equipoise.observe.journal_lines import Event, JournalLines, journal_files
 from equipoise.observe.reader import make_record
 from equipoise.observe.run_record import RunRecord
 
-_CELLS = 1 << 15
+_CELLS = 1 << 14
 """Most step lines of a run, over all ranks: some 64 MiB."""
 _LEAST_STEPS = 512
 _NEWEST_STEPS = 64
@@ -76,7 +76,7 @@ class Follower:
 
     @property
     def is_behind(self) -> bool:
-        """Whether there is more to read."""
+        """Whether there is more to read than a look reads."""
         return any(tail.has_more for tail in self._tails.values())
 
     @property

@@ -12,6 +12,8 @@ What it decides
 
 Kept true (tests/unit/dash/web/test_serving.py)
     Without requests in a minute there is no latency, not zero; bytes and tokens are never negative.
+    The gap between tenants is the server's own if it has one, else the most less the least that a
+    tenant was served in the minute, of those that were served.
 """
 
 import json
@@ -170,6 +172,7 @@ def _point(before: Look | None, now: Look) -> Table:
         recent = whole.since(before.histograms.get(key)) if before else None
         for name, share in (("p50", 0.5), ("p99", 0.99)):
             point[f"{key}_{name}_s"] = recent.quantile(share) if recent else math.nan
+        point[f"{key}_mean_s"] = recent.sum / recent.count if recent and recent.count else math.nan
     rates: tuple[tuple[Callable[[Look], Mapping[str, float]], str], ...] = (
         (lambda each: each.counters, ""),
         (lambda each: each.tenants, "tenant "),
@@ -180,6 +183,9 @@ def _point(before: Look | None, now: Look) -> Table:
         for key, value in values(now).items():
             known = before is not None and took_s > 0
             point[prefix + key] = (value - then.get(key, 0.0)) / took_s if known else math.nan
+    served = [rate for key, rate in point.items() if key.startswith("tenant ") and rate > 0]
+    if len(served) > 1:
+        point["served_gap"] = max(served) - min(served)
     return point
 
 

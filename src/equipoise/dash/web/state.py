@@ -7,7 +7,8 @@ What it decides
     step, while it measures and compiles, for ten.
 
 Kept true (tests/unit/dash/web/test_state.py)
-    Every journal has exactly one state.
+    Every journal has exactly one state; a run that was never read to its end has
+    no numbers yet.
 """
 
 import time
@@ -41,12 +42,12 @@ def state_of(follower: Follower, record: RunRecord | None) -> State:
 
     Args:
         follower: The run, read as far as it was written.
-        record: The same as arrays; None if it has not started.
+        record: The same as arrays; None if it has not started, or was never read to its end.
     """
     if follower.refusal:
         return State("unreadable", follower.refusal)
-    if follower.is_behind and follower.read_share < 0.99:
-        return State("reading", f"Read to {follower.read_share:.0%}.")
+    if follower.is_behind and record is None:
+        return State("reading", f"{follower.read_share:.0%} of its journals are read.")
     if follower.stop == "done":
         return State("finished", f"Finished after step {follower.newest_step:,}.")
     if follower.stop:

@@ -43,7 +43,7 @@ MOST_COMPARED = 8
 _MOST_LISTED = 200
 
 
-_UNREAD = State("reading", "Not read yet.")
+_UNREAD = State("reading", "Its journals are not read yet.")
 
 
 @dataclass(slots=True)
@@ -161,15 +161,16 @@ class Watch:
                 return run.row
             run.follower, run.version = Follower(run.folder), -1
         follower = run.follower
-        now_s = time.monotonic()
-        if run.version < 0 and now_s > until_s:
+        if run.version < 0 and time.monotonic() > until_s:
             return {"id": key} | card(follower, None, _UNREAD, run.label)
         follower.advance(until_s)
-        is_new = run.version != follower.version and now_s >= run.until_s
-        if is_new:
-            run.record, run.version = _record(follower), follower.version
+        now_s = time.monotonic()
         state = state_of(follower, run.record)
-        if is_new or run.row is None or state != run.state:
+        is_due = run.version != follower.version and now_s >= run.until_s
+        if is_due or run.row is None or state != run.state:
+            if state.kind != "reading":  # what was read in part alone has no numbers
+                run.record, run.version = _record(follower), follower.version
+                state = state_of(follower, run.record)
             run.row = {"id": key} | card(follower, run.record, state, run.label)
             run.until_s = time.monotonic() + _SHARE * (time.monotonic() - now_s)
         run.state, run.size_bytes = state, follower.size_bytes

@@ -138,10 +138,10 @@ def test_a_run_of_many_steps_is_thinned_but_not_its_spikes(tmp_path: Path) -> No
     follower = read_all(Follower(tmp_path))
     record = follower.record()
     assert follower.is_thinned and follower.newest_step == steps
-    assert record.step.size <= 1 << 15
+    assert record.step.size <= 1 << 14
     assert record.loss[record.step == spike].tolist() == [9.0]
     assert record.step[-64:].tolist() == list(range(steps - 63, steps + 1))
-    assert np.diff(record.step).max() == 2
+    assert np.diff(record.step).max() in (2, 4, 8, 16)
     assert record.tokens_seen[-1] == 10 * steps
 
 

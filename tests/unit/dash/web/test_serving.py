@@ -45,6 +45,17 @@ def test_rates_are_of_the_last_minute_and_ours_come_before_theirs() -> None:
     assert [each["tokens"] for each in told["tenants"]] == [1_210, 50]
     assert [each["tokens_per_s"] for each in told["tenants"]] == [20, 0]
     assert told["context"][0]["line"] == [None, 200, 150]
+    assert "served_gap" not in columns  # one tenant alone was served
+
+
+def test_the_gap_is_between_tenants_that_are_served() -> None:
+    name = "equipoise_generation_tokens_total"
+    pages = [
+        "".join(f'{name}{{tenant="{each}"}} {rate * at}\n' for each, rate in served.items())
+        for at in (0, 60, 120)
+        for served in [{"a": 5, "b": 2, "idle": 0}]
+    ]
+    assert tell(series(*pages, every_s=60.0))["columns"]["served_gap"] == [None, 3, 3]
 
 
 def test_a_quiet_minute_has_no_latency() -> None:

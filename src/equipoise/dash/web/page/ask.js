@@ -28,9 +28,9 @@ function tile(name, value, below = "") {
   return element("div", { class: "tile" }, element("dt", {}, name), element("dd", {}, value, element("span", { class: "below" }, below)));
 }
 
-const stateWords = { running: "running", reading: "reading", finished: "finished", interrupted: "interrupted", fault: "ended by a fault", silent: "silent", unreadable: "not readable" };
+const stateWords = { running: "running", reading: "reading", finished: "finished", interrupted: "interrupted", fault: "ended by a fault", silent: "silent", lost: "no answer", unreadable: "not readable" };
 
-function pill(state) { return element("span", { class: `pill ${state}` }, stateWords[state] ?? state); }
+function pill(state, more = "") { return element("span", { class: `pill ${state}` }, `${stateWords[state] ?? state}${more}`); }
 
 // A figure of lines over one minute-by-minute axis or over steps; none without a point.
 function liveLines(id, title, lines, { format, axis, isWhole = false, fromZero = true, xTitle, label, x, marks = ["measured"], wide = false }) {

@@ -66,11 +66,10 @@ function card(run, choose) {
     ["loss", formatLoss(run.loss)],
     ["a step", formatSeconds(run.step_s)],
     ["tokens/s", formatCount(run.tokens_per_s)],
-    isKnown(run.left_s) ? ["left", formatAbout(run.left_s)] : null,
-  ].filter(isKnown);
+  ];
   return element(
     "article", { class: `card ${run.state}`, "data-id": run.id },
-    element("div", { class: "top" }, element("h2", {}, element("a", { href: `#/run/${run.id}` }, run.label)), pill(run.state), element("label", { class: "pick" }, box)),
+    element("div", { class: "top" }, element("h2", {}, element("a", { href: `#/run/${run.id}` }, run.label)), pill(run.state, isKnown(run.left_s) ? `, ${formatAbout(run.left_s)} left` : ""), element("label", { class: "pick" }, box)),
     element("div", { class: "spark" }, spark(run.spark)),
     element("dl", { class: "facts" }, ...facts.map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, value)))),
     element("p", { class: "said" }, ["fault", "silent", "unreadable", "reading"].includes(run.state) ? run.state_sentence : run.sentence || run.state_sentence),
@@ -92,9 +91,11 @@ function spark({ x, y, spikes }) {
   if (!y.length) return svg;
   const [low, high] = extent([...y, ...spikes.map((each) => each[1])], { fromZero: false, room: 0 });
   const [first, last] = [x[0], Math.max(x.at(-1), ...spikes.map((each) => each[0]))];
+  // Medians leave a spike out: the line passes through it all the same.
+  const line = [...x.map((at, index) => [at, y[index]]), ...spikes].sort((one, other) => one[0] - other[0]);
   const toX = (at) => room + ((at - first) / (last - first || 1)) * (width - 2 * room);
   const toY = (value) => height - room - ((value - low) / (high - low || 1)) * (height - 2 * room);
-  const points = x.map((at, index) => `${toX(at).toFixed(1)},${toY(y[index]).toFixed(1)}`);
+  const points = line.map(([at, value]) => `${toX(at).toFixed(1)},${toY(value).toFixed(1)}`);
   if (points.length === 1) points.push(`${width - room},${toY(y[0]).toFixed(1)}`);
   svg.append(shape("polyline", { points: points.join(" "), fill: "none", stroke: "var(--by-work)", "stroke-width": 1.6, "stroke-linejoin": "round", "vector-effect": "non-scaling-stroke" }));
   // Dots are lines without length, so that stretching the picture leaves them round.

@@ -134,6 +134,8 @@ function showEvents(log, live) {
   log.dataset.text = text;
   const isOpen = log.querySelector("details")?.open ?? false;
   const faults = rows.filter((row) => row.kind === "fault");
+  // Faults stand above the figures, what went as it should below them.
+  if (faults.length) document.getElementById("head").after(log); else document.getElementById("figures").after(log);
   const line = (row) => element(
     "li", { class: row.kind },
     element("span", { class: "when" }, `step ${formatWhole(row.step)}`), element("span", { class: "what" }, eventWords[row.kind] ?? row.kind),

@@ -16,10 +16,10 @@ function servingView(view) {
       const now = (name) => columns[name]?.at(-1) ?? null;
       document.title = `${formatWhole(now("running") ?? 0)} running · serving · equipoise`;
       head.replaceChildren(
-        element("div", { class: "title" }, element("h1", {}, "Serving"), pill(sentence ? "silent" : "running")),
+        element("div", { class: "title" }, element("h1", {}, "Serving"), pill(sentence ? "lost" : "running")),
         element("p", { class: "about" }, url),
         sentence ? element("p", { class: "state silent" }, sentence) : "",
-        element("dl", { class: "tiles" }, ...servingTiles(now, tenants)),
+        element("dl", { class: sentence ? "tiles stale" : "tiles" }, ...servingTiles(now, tenants)),
       );
       servingFigures(served);
       settleRows();
@@ -31,35 +31,30 @@ function servingView(view) {
 function servingTiles(now, tenants) {
   const hits = now("prefix_queries_per_s") > 0 ? now("prefix_hits_per_s") / now("prefix_queries_per_s") : null;
   const tiles = [
-    tile("First token", formatSeconds(now("first_token_p50_s")), `99%: ${formatSeconds(now("first_token_p99_s"))}`),
-    tile("Between tokens", formatSeconds(now("next_token_p50_s")), `99%: ${formatSeconds(now("next_token_p99_s"))}`),
+    tile("First token (TTFT)", formatSeconds(now("first_token_p50_s")), `p99 ${formatSeconds(now("first_token_p99_s"))}`),
+    tile("Between tokens", formatSeconds(now("next_token_p50_s")), `p99 ${formatSeconds(now("next_token_p99_s"))}`),
     tile("Running", formatWhole(now("running")), `${formatWhole(now("waiting"))} waiting`),
     tile("Tokens a second", formatCount(now("generation_tokens_per_s")), `${formatCount(now("prompt_tokens_per_s"))} of prompts`),
     tile("KV cache", formatPercent(now("kv_share")), "of its pages"),
     isKnown(hits) ? tile("Prefix hits", formatPercent(hits), "of prompt tokens") : null,
     isKnown(now("fairness_gap")) ? tile("Fairness gap", formatCount(now("fairness_gap")), "as the server counts it") : null,
-    tenants.length > 1 ? tile("Tenants", formatWhole(tenants.length), `${formatCount(gapOf(tenants))} tokens/s apart`) : null,
+    tenants.length > 1 ? tile("Tenants", formatWhole(tenants.length), isKnown(now("served_gap")) ? `${formatCount(now("served_gap"))} tokens/s apart` : "") : null,
   ];
   return tiles.filter(isKnown);
 }
 
-// How far the most and the least served of those that are served now are apart [tokens/s].
-function gapOf(tenants) {
-  const rates = tenants.map((tenant) => tenant.tokens_per_s).filter((rate) => rate > 0);
-  return rates.length ? Math.max(...rates) - Math.min(...rates) : null;
-}
-
-function servingFigures({ t, columns, tenants, tenants_left_out: leftOut, context }) {
+function servingFigures({ t, sentence, columns, tenants, tenants_left_out: leftOut, context }) {
   const minutes = t.map((at) => (at - t.at(-1)) / 60);
   const line = (name, values, color, more = {}) => {
     const at = (values ?? []).map((_, index) => index).filter((index) => isKnown(values[index]));
     return { name, color, x: at.map((index) => minutes[index]), y: at.map((index) => values[index]), steps_a_point: 1, ...more };
   };
-  const minute = (value) => (Math.abs(value) < 0.05 ? "now" : `−${Math.abs(value).toLocaleString("en", { maximumFractionDigits: 1 })} min`);
+  const minute = (value) => (Math.abs(value) < 0.05 ? (sentence ? "last answer" : "now") : `−${Math.abs(value).toLocaleString("en", { maximumFractionDigits: 1 })} min`);
   const over = { x: { format: minute, axis: () => minute }, xTitle: "" };
-  const pair = (name) => [line("half of them", columns[`${name}_p50_s`], servingColors[0]), line("99 of 100", columns[`${name}_p99_s`], servingColors[1])];
-  liveLines("first-token", "Until the first token", pair("first_token"), { ...over, format: formatSeconds, axis: secondsFormatter, label: "Median and 99th percentile of the time to the first token." });
-  liveLines("next-token", "Between two tokens", pair("next_token"), { ...over, format: formatSeconds, axis: secondsFormatter, label: "Median and 99th percentile of the time between two tokens." });
+  const pair = (name) => [line("median", columns[`${name}_p50_s`], servingColors[0]), line("mean", columns[`${name}_mean_s`], servingColors[0], { dashed: true }), line("p99", columns[`${name}_p99_s`], servingColors[1])];
+  liveLines("first-token", "Time to first token", pair("first_token"), { ...over, format: formatSeconds, axis: secondsFormatter, label: "Median, mean and 99th percentile of the time to the first token." });
+  const next = liveLines("next-token", "Time between tokens", pair("next_token"), { ...over, format: formatSeconds, axis: secondsFormatter, label: "Median, mean and 99th percentile of the time between two tokens." });
+  next?.hint("The mean over all tokens is the time per output token (TPOT).");
   liveLines("queue", "Requests", [line("running", columns.running, servingColors[0]), line("waiting", columns.waiting, servingColors[1])], { ...over, format: formatCount, axis: countFormatter, isWhole: true, label: "Requests that run and that wait." });
   liveLines("tokens", "Tokens per second", [line("generated", columns.generation_tokens_per_s, servingColors[0]), line("of prompts", columns.prompt_tokens_per_s, servingColors[2])], { ...over, format: formatCount, axis: countFormatter, label: "Tokens a second, generated and of prompts." });
   liveLines("kv", "KV cache in use", [line("in use", columns.kv_share, servingColors[0])], { ...over, format: formatPercent, axis: () => formatPercentTick, label: "Share of the cache's pages that requests hold." });
@@ -73,7 +68,9 @@ function servingFigures({ t, columns, tenants, tenants_left_out: leftOut, contex
       addTable(figure, ["tenant", "tokens in all", "tokens/s now"], () => tenants.map((tenant) => [tenant.name, formatWhole(tenant.tokens), formatCount(tenant.tokens_per_s)]));
     }
   }
-  liveLines("fairness", "Fairness gap", [line("gap", columns.fairness_gap, servingColors[3])], { ...over, format: formatCount, axis: countFormatter, label: "The gap in service between backlogged tenants, as the server counts it." });
+  const isTheirs = (columns.fairness_gap ?? []).some(isKnown);
+  const gap = liveLines("fairness", "Fairness gap", [line("gap", isTheirs ? columns.fairness_gap : columns.served_gap, servingColors[3])], { ...over, format: formatCount, axis: countFormatter, label: "How far tenants are apart in what they are served." });
+  gap?.hint(isTheirs ? "As the server counts it, between tenants that wait." : "Tokens a second of the tenant that was served most, less the one that was served least, over the last minute. Weights and queues are not in the metrics.");
   // Ticks are round in the unit that they are read in.
   const most = Math.max(0, ...context.flatMap((each) => each.line.filter(isKnown)));
   const unit = 1024 ** Math.max(0, Math.floor(Math.log2(most || 1) / 10));
