@@ -45,6 +45,9 @@ function showTooltip(pageX, pageY, title, rows) {
 function hideTooltip() { tooltip.hidden = true; }
 
 let figuresDrawn = 0;
+// The figure that the next one follows, on a page that draws its figures again and again; null at
+// the first. Undefined where each is drawn once, below the others.
+let drawnLast;
 
 // A figure: heading, marks, finding, controls, body, and its numbers as a table.
 function addFigure({ id, title, marks = [], wide = false }) {
@@ -70,7 +73,10 @@ function addFigure({ id, title, marks = [], wide = false }) {
   );
   const before = document.getElementById(id);
   if (before) renew(before, node);
+  else if (drawnLast) drawnLast.after(node);
+  else if (drawnLast === null) document.getElementById("figures").prepend(node);
   else document.getElementById("figures").append(node);
+  if (drawnLast !== undefined) drawnLast = node;
   figuresDrawn += before ? 0 : 1;
   return { node, controls, legend, body, title, hint: (text) => hints.append(hints.textContent ? ` ${text}` : text) };
 }

@@ -54,7 +54,6 @@ _HEADERS = {
     "X-Frame-Options": "DENY",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
-    "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-cache",
 }
 _TIMEOUT_S = 30.0
@@ -79,7 +78,7 @@ class Dashboard(ThreadingHTTPServer):
     def __init__(self, host: str, port: int, watch: Watch, serving: Serving | None = None) -> None:
         self.watch, self.serving, self.host = watch, serving, host
         self.is_over = False
-        self._fixed = _read_page(has_serving=serving is not None)
+        self._fixed = _read_page(has_serving=serving is not None, has_runs=bool(watch.folders))
         try:
             place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
             self.address_family = place[0]
@@ -241,7 +240,7 @@ def _own_names(host: str) -> frozenset[str]:
     return frozenset(names)
 
 
-def _read_page(*, has_serving: bool) -> dict[str, Answer]:
+def _read_page(*, has_serving: bool, has_runs: bool) -> dict[str, Answer]:
     """The page, its style and its script."""
     home = resources.files("equipoise.dash")
 
@@ -250,6 +249,7 @@ def _read_page(*, has_serving: bool) -> dict[str, Answer]:
 
     page = (home / "web/page/index.html").read_text(encoding="utf-8")
     page = page.replace("{{serving}}", "yes" if has_serving else "no")
+    page = page.replace("{{runs}}", "yes" if has_runs or not has_serving else "no")
     script = f'(() => {{\n"use strict";\n{join(_SCRIPTS)}\n}})();\n'
     texts = {
         "/": (page, "text/html"),

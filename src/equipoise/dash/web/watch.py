@@ -15,6 +15,7 @@ Kept true (tests/unit/dash/web/test_watch.py)
 
 import hashlib
 import json
+import os
 import threading
 import time
 from collections import Counter
@@ -92,7 +93,7 @@ class Watch:
         with self._lock:
             self._find()
             until_s = time.monotonic() + _READ_S
-            rows = [self._card(key, run, until_s) for key, run in self._runs.items()]
+            rows = [self._row(key, run, until_s) for key, run in self._runs.items()]
             newest = [-run.changed_s for run in self._runs.values()]
             order = {"running": 0, "reading": 1}
             ranked = sorted(
@@ -121,7 +122,7 @@ class Watch:
             chosen = [self._runs[key] for key in dict.fromkeys(keys)]
             for run in chosen:
                 run.shown_s = time.monotonic()
-            rows = [self._card(key, self._runs[key], until_s) for key in dict.fromkeys(keys)]
+            rows = [self._row(key, self._runs[key], until_s) for key in dict.fromkeys(keys)]
             versions = tuple((run.version, run.state) for run in chosen)
             page = self._pages.get(tuple(keys))
             if page and (page.versions == versions or time.monotonic() < page.until_s):
@@ -150,6 +151,15 @@ class Watch:
         ]
         is_behind = any(row["state"] == "reading" for row in rows)
         return {"live": live, "data": data, "is_behind": is_behind}
+
+    def _row(self, key: str, run: _Run, until_s: float) -> Table:
+        """A run's row; one whose journals hold what no run writes does not hide the others."""
+        try:
+            return self._card(key, run, until_s)
+        except Exception as fault:
+            run.state = State("unreadable", f"Its journals are damaged: {fault}")
+            run.record, run.follower = None, run.follower or Follower(run.folder)
+            return {"id": key} | card(run.follower, None, run.state, run.label)
 
     def _card(self, key: str, run: _Run, until_s: float) -> Table:
         """A run's row, read further until a time [monotonic seconds]."""
@@ -185,7 +195,7 @@ class Watch:
         self._left_out = max(0, len(folders) - _MOST_LISTED)
         before, self._runs = self._runs, {}
         for folder in folders[:_MOST_LISTED]:
-            key = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]
+            key = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:12]
             self._runs[key] = before.get(key) or _Run(folder, self._label(folder))
         # Folders that were given apart may have runs of one name.
         labels = Counter(run.label for run in self._runs.values())

@@ -1,6 +1,7 @@
 // Which view is shown, and the beat that keeps it new.
 
 const BEAT_MS = 1000, LOST_MS = 3000, HASTE_MS = 30;
+const hasRuns = document.body.dataset.runs === "yes";
 const trouble = document.getElementById("trouble");
 let shown = null, turn = 0;
 
@@ -10,9 +11,10 @@ function open() {
   forget();
   hideTooltip();
   if (where === "run" || where === "runs") shown = runView(view, what.split(",").filter(Boolean));
-  else if (where === "serving" && hasServing) shown = servingView(view);
+  else if (hasServing && (where === "serving" || !hasRuns)) shown = servingView(view);
   else shown = listView(view);
-  const links = [["Runs", "#/", where !== "serving"], ...(hasServing ? [["Serving", "#/serving", where === "serving"]] : [])];
+  const isServing = where === "serving" || !hasRuns;
+  const links = [...(hasRuns ? [["Runs", "#/", !isServing]] : []), ...(hasServing ? [["Serving", "#/serving", isServing]] : [])];
   document.getElementById("nav").replaceChildren(
     element("span", { class: "brand" }, "equipoise"),
     ...links.map(([word, href, isHere]) => element("a", { href, "aria-current": isHere ? "page" : null }, word)),

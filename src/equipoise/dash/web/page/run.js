@@ -25,7 +25,9 @@ function runView(view, ids) {
       showEvents(log, live);
       if (!drawn.runs) { figures.replaceChildren(element("p", { class: "empty" }, "Figures appear with the first step.")); return; }
       figures.querySelector(".empty")?.remove();
+      drawnLast = null;
       if (!timeline?.refresh()) timeline = timelineFigure({ isLive: true });
+      else drawnLast = document.getElementById("timeline");
       lossFigure();
       stepTimeFigure();
       if (live.some((run) => run.is_thinned)) thinnedHint(live);

@@ -21,6 +21,7 @@ function servingView(view) {
         sentence ? element("p", { class: "state silent" }, sentence) : "",
         element("dl", { class: sentence ? "tiles stale" : "tiles" }, ...servingTiles(now, tenants)),
       );
+      drawnLast = null;
       servingFigures(served);
       settleRows();
       pointer();
