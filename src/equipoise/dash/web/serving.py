@@ -54,7 +54,7 @@ _GAUGES = {
         "vllm:kv_cache_usage_perc",
         "vllm:gpu_cache_usage_perc",
     ),
-    "fairness_gap": ("equipoise_fairness_gap", "equipoise_fairness_gap_tokens"),
+    "fairness_gap": ("equipoise_fairness_gap",),
 }
 _COUNTERS = {
     "prompt_tokens_per_s": ("equipoise_prompt_tokens_total", "vllm:prompt_tokens_total"),
@@ -91,7 +91,7 @@ _LATENCIES = {
 }
 _SERVICE = ("equipoise_prompt_tokens_total", "equipoise_generation_tokens_total")
 """Counters whose sum is what a tenant was served."""
-_CONTEXT = ("equipoise_context_bytes_total", "equipoise_cp_bytes_total")
+_CONTEXT = ("equipoise_context_bytes_total",)
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,21 +109,23 @@ function headOfOne(head, run) {
 }
 
 function headOfMany(head, live, drawn) {
+  const wasScrolled = head.querySelector(".scroll")?.scrollLeft ?? 0;
   const colorOf = (run) => drawn.runs?.find((each) => each.label === run.label)?.color ?? "var(--line)";
   head.replaceChildren(
     back(),
     element("h1", {}, drawn.headline ?? "Runs side by side"),
     scrolled(element(
       "table", { class: "runs side" },
-      element("thead", {}, element("tr", {}, ...["run", "", "step", "loss", "a step", "predicted", "tokens/s", "waiting", "memory"].map((word, at) => element("th", { scope: "col", class: at > 1 ? "number" : "" }, word)))),
+      element("thead", {}, element("tr", {}, ...["run", "state", "step", "loss", "a step", "predicted", "tokens/s", "waiting", "memory"].map((word, at) => element("th", { scope: "col", class: at > 1 ? "number" : at ? "doing" : "" }, word)))),
       element("tbody", {}, ...live.map((run) => element(
         "tr", {},
         element("th", { scope: "row" }, element("span", { class: "swatch", style: { background: colorOf(run) } }), element("a", { href: `#/run/${run.id}` }, run.label)),
-        element("td", {}, pill(run.state)),
+        element("td", { class: "doing" }, pill(run.state)),
         ...[formatWhole(run.step), formatLoss(run.loss), formatSeconds(run.step_s), formatSeconds(run.predicted_step_s), formatCount(run.tokens_per_s), formatPercent(run.wait_share), formatBytes(run.peak_memory_bytes)].map((text) => element("td", { class: "number" }, text)),
       ))),
     )),
   );
+  head.querySelector(".scroll").scrollLeft = wasScrolled;
 }
 
 const eventWords = { start: "start", evaluation: "evaluation", fault: "fault", stop: "stop" };
