@@ -1,4 +1,7 @@
-"""The live dashboard in a real Chromium, while runs are written."""
+"""The live dashboard in a real Chromium, while runs are written.
+
+A test waits for several beats of the page, of a second each.
+"""
 
 import json
 import shutil
