@@ -61,7 +61,7 @@ _TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Response:
     """What a request gets."""
 
     status: HTTPStatus
@@ -118,12 +118,12 @@ class Dashboard(ThreadingHTTPServer):
             return False
         return True  # an address cannot be pointed elsewhere
 
-    def answer(self, target: str) -> Answer:
+    def answer(self, target: str) -> Response:
         """What a path and its query get."""
         parts = urllib.parse.urlsplit(target)
         if parts.path in self._fixed:
             return self._fixed[parts.path]
-        lives: dict[str, Callable[[str], Answer]] = {
+        lives: dict[str, Callable[[str], Response]] = {
             "/api/runs": lambda _: _json(self.watch.list_runs()),
             "/api/run": self._runs,
             "/api/serving": self._serving,
@@ -132,7 +132,7 @@ class Dashboard(ThreadingHTTPServer):
             return lives[parts.path](parts.query)
         return _refuse(HTTPStatus.NOT_FOUND, "There is nothing here. The dashboard is at /.")
 
-    def _runs(self, query: str) -> Answer:
+    def _runs(self, query: str) -> Response:
         try:
             keys = urllib.parse.parse_qs(query, max_num_fields=MOST_COMPARED).get("id", [])
         except ValueError:
@@ -142,7 +142,7 @@ class Dashboard(ThreadingHTTPServer):
             return _refuse(HTTPStatus.NOT_FOUND, "There is no such run (any more).")
         return _json(shown)
 
-    def _serving(self, _: str) -> Answer:
+    def _serving(self, _: str) -> Response:
         if self.serving is None:
             return _refuse(HTTPStatus.NOT_FOUND, "No server is watched. Give --metrics URL.")
         return _json(self.serving.as_json())
@@ -205,7 +205,7 @@ class _Handler(BaseHTTPRequestHandler):
                 answer = _refuse(HTTPStatus.INTERNAL_SERVER_ERROR, words)
         self._write(answer, self.headers.get("If-None-Match"), has_body=has_body)
 
-    def _write(self, answer: Answer, known: str | None = None, *, has_body: bool = True) -> None:
+    def _write(self, answer: Response, known: str | None = None, *, has_body: bool = True) -> None:
         """Write an answer, or only that the browser has it already."""
         tag = f'"{hashlib.sha256(answer.body).hexdigest()[:24]}"'
         is_known = answer.status == HTTPStatus.OK and known == tag
@@ -225,12 +225,12 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(answer.body)
 
 
-def _json(body: bytes) -> Answer:
-    return Answer(HTTPStatus.OK, body, "application/json")
+def _json(body: bytes) -> Response:
+    return Response(HTTPStatus.OK, body, "application/json")
 
 
-def _refuse(status: HTTPStatus, sentence: str) -> Answer:
-    return Answer(status, json.dumps({"error": sentence}).encode(), "application/json")
+def _refuse(status: HTTPStatus, sentence: str) -> Response:
+    return Response(status, json.dumps({"error": sentence}).encode(), "application/json")
 
 
 def _own_names(host: str) -> frozenset[str]:
@@ -240,7 +240,7 @@ def _own_names(host: str) -> frozenset[str]:
     return frozenset(names)
 
 
-def _read_page(*, has_serving: bool, has_runs: bool) -> dict[str, Answer]:
+def _read_page(*, has_serving: bool, has_runs: bool) -> dict[str, Response]:
     """The page, its style and its script."""
     home = resources.files("equipoise.dash")
 
@@ -257,6 +257,6 @@ def _read_page(*, has_serving: bool, has_runs: bool) -> dict[str, Answer]:
         "/dash.js": (script, "text/javascript"),
     }
     return {
-        path: Answer(HTTPStatus.OK, text.encode(), f"{kind}; charset=utf-8")
+        path: Response(HTTPStatus.OK, text.encode(), f"{kind}; charset=utf-8")
         for path, (text, kind) in texts.items()
     }

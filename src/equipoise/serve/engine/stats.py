@@ -23,7 +23,7 @@ class EngineStats:
     asked_tokens: int
     """Tokens that were looked up in it."""
     prompt_tokens: int
-    """Of requests that have ended."""
+    """What requests that have ended had; the next one likewise."""
     generated_tokens: int
     """Likewise."""
     preemptions: int

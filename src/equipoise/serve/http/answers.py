@@ -18,7 +18,7 @@ from equipoise.base.errors import FaultError, FitError, SpecError
 from equipoise.schedule.batching.request import QueueFullError
 from equipoise.serve.engine.request import Event, Handle, PromptScored, TokenEvent
 from equipoise.serve.http.asked import Asked, refusal
-from equipoise.serve.http.choice import Choice, Part
+from equipoise.serve.http.choice import ChoicePart, StreamedChoice
 from equipoise.serve.http.fault import overloaded
 from equipoise.serve.http.metrics import Metrics
 from equipoise.serve.http.served import ServedModel
@@ -70,7 +70,7 @@ class Answers:
         self._tokens = [0] * len(asked.requests)
         self._is_closed = self._is_answered = False
         self.choices = [
-            Choice(model.vocabulary, self._end_rule(model, number))
+            StreamedChoice(model.vocabulary, self._end_rule(model, number))
             for number in range(len(asked.requests))
         ]
         self._handles: list[Handle] = []
@@ -172,7 +172,7 @@ class Answers:
         """Tokens of all answers."""
         return sum(choice.tokens for choice in self.choices)
 
-    async def parts(self) -> AsyncIterator[tuple[int, Part | PromptScored]]:
+    async def parts(self) -> AsyncIterator[tuple[int, ChoicePart | PromptScored]]:
         """What becomes certain, answer by number.
 
         Raises:

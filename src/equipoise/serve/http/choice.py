@@ -29,7 +29,7 @@ class Scored:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ChoicePart:
     """What became certain at once."""
 
     text: str
@@ -51,7 +51,7 @@ class Offsets:
         return at
 
 
-class Choice:
+class StreamedChoice:
     """One answer while it grows."""
 
     def __init__(self, vocabulary: Vocabulary, is_end: Callable[[int], bool]) -> None:
@@ -75,7 +75,7 @@ class Choice:
         """Mean over its tokens; the higher, the better the answer."""
         return self._logprobs / max(1, self.tokens)
 
-    def push(self, event: TokenEvent) -> Part:
+    def push(self, event: TokenEvent) -> ChoicePart:
         """What a further event makes certain."""
         self.finish, self.error = event.finish, event.error
         if event.token is not None:
@@ -93,4 +93,4 @@ class Choice:
         if event.finish is None or was_cut:
             ready = [each for each in self._held if each.at < self._characters]
         self._held = self._held[len(ready) :]
-        return Part(event.text, tuple(ready), event.finish)
+        return ChoicePart(event.text, tuple(ready), event.finish)

@@ -16,7 +16,7 @@ from equipoise.serve.engine.request import PromptScored
 from equipoise.serve.http.answers import Answers, SlowReaderError
 from equipoise.serve.http.asked import Asked, ask_chat, ask_completion, render, tokenize
 from equipoise.serve.http.body import read_body
-from equipoise.serve.http.choice import Part
+from equipoise.serve.http.choice import ChoicePart
 from equipoise.serve.http.fault import HttpError, failed, invalid, overloaded
 from equipoise.serve.http.fields import (
     ChatBody,
@@ -34,7 +34,7 @@ from equipoise.serve.http.send import (
     while_connected,
 )
 from equipoise.serve.http.server_state import ServerState
-from equipoise.serve.http.shape import ChatShape, CompletionShape, Head, Json, Shape, usage
+from equipoise.serve.http.shape import AnswerHead, ChatShape, CompletionShape, Json, Shape, usage
 
 _MOST_DETOKENIZED = 1_000_000
 
@@ -211,8 +211,8 @@ class Endpoints:
         tenant: str = request.scope["state"]["tenant"]
         return tenant
 
-    def _head(self) -> Head:
-        return Head(self.model.name, self.model.fingerprint)
+    def _head(self) -> AnswerHead:
+        return AnswerHead(self.model.name, self.model.fingerprint)
 
     def _card(self) -> Json:
         return {
@@ -260,7 +260,7 @@ async def _events(answers: Answers, shape: Shape, *, shows_usage: bool) -> Async
         yield {**shape.envelope([], is_chunk=True), "usage": _usage(answers)}
 
 
-def _require_whole(answers: Answers, number: int, part: Part) -> None:
+def _require_whole(answers: Answers, number: int, part: ChoicePart) -> None:
     if part.finish == "error":
         raise failed(answers.choices[number].error)
     if part.finish == "abort":

@@ -14,7 +14,7 @@ from equipoise.serve.engine.request import Answered, GenerateRequest, Score
 from equipoise.serve.engine.tiles import find_rows
 from equipoise.serve.sample import Sampling
 from equipoise.spec.model.presets import ModelSpec
-from support.engine import SMALL, make_engine, small_decoder
+from support.serving.engine import SMALL, make_engine, small_decoder
 from support.serving.loop import LinearPrice
 
 MODELS = {
