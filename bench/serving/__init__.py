@@ -1,1 +1,1 @@
-"""Serving: who waits for whom, and how fast the simulator is."""
+"""Benches of serving: the scheduler, the simulator, the engine."""

@@ -94,3 +94,5 @@ class ServeOutcome:
     """Its last token was sampled, or its prompt was scored and nothing was to be sampled."""
     page_keys: tuple[bytes, ...] = ()
     """Contents of further whole pages, behind all that were given before; see ``ServeRequest``."""
+    failed: bool = False
+    """Whether the rows of its chunk are wrong, so that no page of them may be cached."""

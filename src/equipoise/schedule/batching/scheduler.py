@@ -230,6 +230,10 @@ class Scheduler:
             raise RuntimeError("decide() must come before done()")
         self._current = None
         self._residents.memory.end_iteration()
+        outcomes = list(outcomes)
+        for outcome in outcomes:
+            if outcome.failed:
+                self._sequences[outcome.request].keys = ()
         left = repeats - self._residents.decodes.advance(repeats)
         while left:
             self._residents.grow_decodes([])
