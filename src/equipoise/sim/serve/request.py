@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from equipoise.base.errors import SpecError
+from equipoise.base.nearest import nearest
 from equipoise.cost.serving import CurvePrice
 from equipoise.cost.step.request import Precision
 from equipoise.data.progress import Progress
@@ -79,6 +80,13 @@ def simulate_serving(request: ServingRequest, progress: Progress | None = None) 
     make_policy = find_policy(request.fair)
     given = request.requests
     trace = read_request_trace(Path(given)) if isinstance(given, str | Path) else tuple(given)
+    tenants = {each.tenant for each in trace}
+    for name in request.objectives:
+        if name and name not in tenants:
+            raise SpecError(
+                f'An objective is for tenant "{name}", and the trace has no request of theirs. '
+                f"Nearest: {nearest(name, sorted(tenants)) or '(none)'}."
+            )
     model = read_model(request.model) if isinstance(request.model, str) else request.model
     layout = request.layout
     if isinstance(layout, str):

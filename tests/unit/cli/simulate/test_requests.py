@@ -82,6 +82,10 @@ def test_a_document(capsys: pytest.CaptureFixture[str], trace: Path) -> None:
             "--slo tpot=1: an objective is given twice. Give it once.",
         ),
         (
+            ["--slo", "ab:ttft=1"],
+            'An objective is for tenant "ab", and the trace has no request of theirs. Nearest: a.',
+        ),
+        (
             ["--layout=pp=2"],
             "layout: pp is 2, and pipeline parallelism is not priced in serving yet. Give tp and "
             "dp.",
