@@ -5,6 +5,7 @@
 # make map     write docs/map.md from the tree
 # make docs    build the documentation
 # make bench   measure and write the numbers as JSON (about forty minutes, a quiet machine)
+# make gpu     test and measure the first CUDA device of this machine, in under ten minutes
 
 PYTHON ?= python3
 VENV := .venv
@@ -18,7 +19,7 @@ PEERS := torchtitan torchdata tyro docstring_parser spmd_types megatron-core sky
 	verl tensordict ray omegaconf pyvers msgpack jsonschema jsonschema-specifications \
 	referencing rpds-py attrs
 
-.PHONY: demo test quick check lint docs map bench clean
+.PHONY: demo test quick check lint docs map bench gpu clean
 
 $(VENV)/.train: pyproject.toml constraints.txt
 	@echo "Installing equipoise and torch into $(VENV) (about a minute) ..."
@@ -76,6 +77,9 @@ docs: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m bench.run
+
+gpu: $(VENV)/.dev
+	@$(BIN)/python -m bench.gpu.run
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache docs/_build dist

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,70 +20,16 @@ import torch
 import torch.distributed as dist
 
 from bench.lib.corpus import lognormal_step, open_corpus, recut
+from bench.lib.sides import our_side, transformers_side
 from bench.lib.stamp import LoadStamp, environment, spread
-from equipoise.comm.group import Ranks, join
+from equipoise.comm.group import join
 from equipoise.cost.work import count_work
-from equipoise.data.cache.store import TokenStore
-from equipoise.nn.decoder import Decoder, initialize
 from equipoise.nn.measure import gemm_flop_per_s
-from equipoise.observe.journal import Journal
-from equipoise.optim.adamw import make_adamw
-from equipoise.parallel.zero.shard import ShardedDecoder
-from equipoise.spec.model.hf_config import hf_config
 from equipoise.spec.model.presets import preset
-from equipoise.spec.pack import MicroBatch, PackedStep
-from equipoise.spec.run.spec import TrainSpec
 from equipoise.train.process import settle
-from equipoise.train.step import StepRunner
 
 TOKENS, ROUNDS = 4096, 7
 MODEL = preset("7m")
-
-
-def _our_side(store: TokenStore, ranks: Ranks, precision: str, folder: Path) -> Callable[[], None]:
-    decoder = Decoder(MODEL)
-    initialize(decoder, 0)
-    sharded = ShardedDecoder(decoder, ranks, zero=1, precision=precision)
-    runner = StepRunner(
-        sharded, make_adamw(decoder, TrainSpec()), store, ranks, Journal(folder / precision, 0)
-    )
-    index = np.arange(store.documents, dtype=np.int64)
-    pieces = np.stack((index, np.zeros_like(index), store.doc_tokens), axis=1)
-    packed = PackedStep("by-work", ((MicroBatch(pieces),),))
-
-    def step() -> None:
-        runner.run(
-            packed, step=1, rate=1e-3, clip_norm=1.0, last_good=lambda: None, stop_asked=False
-        )
-
-    return step
-
-
-def _their_side(store: TokenStore, precision: str, *, flattened: bool) -> Callable[[], None]:
-    import transformers
-
-    config = transformers.AutoConfig.for_model(**hf_config(MODEL))
-    config._attn_implementation = "sdpa"
-    model = transformers.AutoModelForCausalLM.from_config(config)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-    rows = [
-        {"input_ids": torch.from_numpy(store.tokens[a:b].astype(np.int64)).tolist()}
-        for a, b in zip(store.offsets[:-1], store.offsets[1:], strict=True)
-    ]
-    collator = transformers.DataCollatorWithFlattening(return_tensors="pt")
-    batches = [collator(rows)] if flattened else [collator([row]) for row in rows]
-    labels = sum(int((batch["labels"] >= 0).sum()) for batch in batches)
-
-    def step() -> None:
-        for batch in batches:
-            with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
-                loss = model(**batch, use_cache=False, num_items_in_batch=labels).loss
-            loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-
-    return step
 
 
 def measure() -> dict[str, object]:
@@ -91,16 +38,17 @@ def measure() -> dict[str, object]:
     lengths = lognormal_step(TOKENS, seed=2, median=600, sigma=1.0)
     store = recut(open_corpus(), lengths)
     useful = count_work(lengths, MODEL).flop
+    theirs = partial(transformers_side, store, MODEL, device=torch.device("cpu"))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         file_store = dist.FileStore(str(folder / "store"), 1)
         with join(file_store, 0, 1, torch.device("cpu")) as ranks:
             sides: dict[str, Callable[[], None]] = {
-                "ours fp32": _our_side(store, ranks, "fp32", folder),
-                "ours bf16": _our_side(store, ranks, "bf16", folder),
-                "transformers flattened fp32": _their_side(store, "fp32", flattened=True),
-                "transformers one at a time fp32": _their_side(store, "fp32", flattened=False),
-                "transformers one at a time bf16": _their_side(store, "bf16", flattened=False),
+                "ours fp32": our_side(store, ranks, MODEL, "fp32", folder),
+                "ours bf16": our_side(store, ranks, MODEL, "bf16", folder),
+                "transformers flattened fp32": theirs("fp32", flattened=True),
+                "transformers one at a time fp32": theirs("fp32", flattened=False),
+                "transformers one at a time bf16": theirs("bf16", flattened=False),
             }
             stamp = LoadStamp()
             wall: dict[str, list[float]] = {side: [] for side in sides}

@@ -11,7 +11,8 @@ the same optimizer, in windows that hold the longest conversation.
   and no masks, the fastest of its settings on a CPU. Ours is scored against the better of both.
 
 TRL's template is marked by ``{% generation %}``. Sides take turns, run by run, in fresh processes;
-the first step of each run warms up. Tokens are those of conversations, without padding. The loss
+the first step of each run warms up. Tokens are those of conversations, without padding; seconds
+are of the clock, and of the CPU, which a busy machine disturbs less. The loss
 of ours is also compared with a plain loop of transformers over the same conversations one by one.
 
 TRL and the model are dependencies of the tests. Run: ``python -m bench.run peers.sft``
@@ -20,6 +21,7 @@ TRL and the model are dependencies of the tests. Run: ``python -m bench.run peer
 import ast
 import importlib.metadata
 import importlib.util
+import itertools
 import json
 import os
 import random
@@ -42,7 +44,7 @@ RANKS, CONVERSATIONS, WINDOW = 2, 200, 1408
 MOST_CHARACTERS = 5_000
 """The longest conversation. It has 1,384 tokens; windows of 8,192 take a process of TRL more than
 this machine's 23 GB, and windows of 2,048 take it 8.7 GB."""
-STEPS, WARM, REPEATS = 3, 1, 2
+STEPS, WARM, REPEATS = 3, 1, 1
 LOSS_STEPS = 2
 TRL_SETTINGS: dict[str, dict[str, Any]] = {
     "trl packed": {"packing": True, "per_device_train_batch_size": 1},
@@ -130,14 +132,53 @@ dp = {RANKS}
 
 
 def ours(folder: Path, repeat: int) -> list[dict[str, float]]:
-    """Seconds, tokens and labels of each step, its loss, and the memory of rank 0."""
+    """Seconds, tokens and labels of each step, its loss, and the memory of rank 0.
+
+    CPU seconds of all ranks are those between the ends of two steps; the first has none.
+    """
     out = folder / f"ours-{repeat}"
     train = ["train", str(folder / "run.toml"), "--out", str(out), "--quiet"]
-    subprocess.run([*EQUIPOISE, *train], check=True, stdout=2)
-    events = map(json.loads, (out / "journal" / "rank-00000.jsonl").read_text().splitlines())
-    steps = [each for each in events if (each.get("kind"), each.get("name")) == ("scalar", "step")]
+    process, ends_s, steps = subprocess.Popen([*EQUIPOISE, *train], stdout=2), [], []
+    while process.poll() is None:
+        time.sleep(0.05)
+        steps = steps_of(out / "journal" / "rank-00000.jsonl")
+        ends_s += [tree_cpu_s(process.pid)] * (len(steps) - len(ends_s))
+    if process.returncode:
+        raise SystemExit(process.returncode)
+    cpu_s = [0.0, *(b - a for a, b in itertools.pairwise(ends_s))]
+    return [row | {"cpu_s": each} for row, each in zip(steps, cpu_s, strict=True)]
+
+
+def steps_of(journal: Path) -> list[dict[str, float]]:
+    """The steps that a journal holds so far."""
+    if not journal.is_file():
+        return []
+    whole = journal.read_text().rpartition("\n")[0].splitlines()
+    events = map(json.loads, whole)
     names = ("step_s", "tokens", "labels", "loss", "peak_memory_bytes")
-    return [{name: each[name] for name in names} for each in steps]
+    return [
+        {name: each[name] for name in names}
+        for each in events
+        if (each.get("kind"), each.get("name")) == ("scalar", "step")
+    ]
+
+
+def tree_cpu_s(root: int) -> float:
+    """CPU seconds of a process and of all that descend from it and still run."""
+    parents, ticks = dict[int, int](), dict[int, int]()
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = file.read_text().rpartition(")")[2].split()
+        except OSError:  # it has just ended
+            continue
+        process = int(file.parent.name)
+        parents[process], ticks[process] = int(fields[1]), int(fields[11]) + int(fields[12])
+    total, below = 0, [root]
+    while below:
+        process = below.pop()
+        total += ticks.get(process, 0)
+        below += [each for each, parent in parents.items() if parent == process]
+    return total / os.sysconf("SC_CLK_TCK")
 
 
 def theirs(setting: str, folder: Path, repeat: int) -> list[dict[str, float]]:
@@ -154,6 +195,7 @@ def theirs(setting: str, folder: Path, repeat: int) -> list[dict[str, float]]:
             "step_s": max(each["step_s"] for each in rows),
             "tokens": sum(each["tokens"] for each in rows),
             "labels": sum(each["labels"] for each in rows),
+            "cpu_s": sum(each["cpu_s"] for each in rows),
             "peak_memory_bytes": max(each["peak_memory_bytes"] for each in rows),
         }
         for rows in zip(*ranks, strict=True)
@@ -184,10 +226,12 @@ def run_trl(setting: str, folder: Path, out: Path) -> None:
 
     class Clock(transformers.TrainerCallback):  # type: ignore[misc]
         def on_step_begin(self, *_: Any, **__: Any) -> None:
-            rows.append({"tokens": 0, "labels": 0, "step_s": -time.perf_counter()})
+            clocks = {"step_s": -time.perf_counter(), "cpu_s": -time.process_time()}
+            rows.append({"tokens": 0, "labels": 0, **clocks})
 
         def on_step_end(self, *_: Any, **__: Any) -> None:
             rows[-1]["step_s"] += time.perf_counter()
+            rows[-1]["cpu_s"] += time.process_time()
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             rows[-1]["peak_memory_bytes"] = peak * 1024
 
@@ -288,19 +332,25 @@ def measure() -> dict[str, Any]:
             for side in list(sides)[:: 1 if repeat % 2 == 0 else -1]:
                 runs[side].append(sides[side](folder, repeat))
         plain = plain_losses(folder)
+    measured = {side: [row for run in each for row in run[WARM:]] for side, each in runs.items()}
     rates = {
-        side: [row["tokens"] / row["step_s"] for run in each for row in run[WARM:]]
-        for side, each in runs.items()
+        side: [row["tokens"] / row["step_s"] for row in each] for side, each in measured.items()
+    }
+    cpu_rates = {
+        side: [row["tokens"] / row["cpu_s"] for row in each] for side, each in measured.items()
     }
     mine = [row["loss"] for row in runs["ours"][0][:LOSS_STEPS]]
     medians = {side: statistics.median(each) for side, each in rates.items()}
-    best = max(TRL_SETTINGS, key=lambda setting: medians[setting])
+    by_cpu = {side: statistics.median(each) for side, each in cpu_rates.items()}
+    best = max(TRL_SETTINGS, key=lambda setting: by_cpu[setting])
     return {
         "what": f"SmolLM2-135M, {CONVERSATIONS} conversations, {RANKS} ranks, fp32, windows of "
         f"{WINDOW}; only answers are learned",
         "tokens_per_s": {side: spread(each) for side, each in rates.items()},
+        "tokens_per_cpu_s": {side: spread(each) for side, each in cpu_rates.items()},
         "ours over trl's own packing (goal 1.5)": medians["ours"] / medians["trl packed"],
         f"ours over the best of trl ({best})": medians["ours"] / medians[best],
+        "the same by CPU seconds": [by_cpu["ours"] / by_cpu[each] for each in ("trl packed", best)],
         "peak memory of a rank [bytes]": {
             side: max(row["peak_memory_bytes"] for run in each for row in run)
             for side, each in runs.items()

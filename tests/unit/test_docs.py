@@ -39,7 +39,7 @@ def _journal_words() -> tuple[set[str], set[str]]:
                 assert isinstance(node.value, ast.Dict)
                 fields |= {ast.literal_eval(key) for key in node.value.keys if key is not None}
             if not isinstance(node, ast.Call) or not ast.unparse(node.func).startswith(
-                ("self.journal.", "journal.")
+                ("self.journal.", "journal.", "spans.")
             ):
                 continue
             names |= {

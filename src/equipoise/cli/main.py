@@ -38,12 +38,14 @@ VERBS = {
     "plan": "search the layout that trains a model fastest on a cluster; needs no torch",
     "train": "train a model; the same command again resumes",
     "report": "write runs as one HTML page: predicted beside measured, and each rank's timeline",
+    "dash": "show runs and a server live in a browser, predicted beside measured",
     "trace": "write steps of a run as a trace for Perfetto, predicted beneath measured",
     "check": "prove that every layout and packing gives one rank's loss and gradients",
     "calibrate": "measure this machine, so that this-cpu is priced by what it does",
     "convert": "turn a checkpoint or a GGUF file into a Hugging Face folder",
     "completion": "print a script with which bash, zsh or fish completes verbs, flags and keys",
     "generate": "continue a text, or chat, with a run, a checkpoint or a Hugging Face folder",
+    "serve": "serve a model over HTTP with OpenAI's API, to one user or to many tenants",
     "inspect": "say what a file or a folder of a run holds",
     "launch": "print a run as torchrun, Slurm or Kubernetes starts it; --submit hands it over",
     "doctor": "say what of this machine would break a run, and what to do about it",
@@ -58,6 +60,9 @@ _EXTRAS = {
     "ortools": "exact",
     "scipy": "exact",
     "matplotlib": "plot",
+    "starlette": "serve",
+    "uvicorn": "serve",
+    "prometheus_client": "serve",
 }
 
 
@@ -75,8 +80,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         with guard_stdout():
             return _answer(sys.argv[1:] if argv is None else list(argv))
     except OutputError as error:
-        sys.stderr.write(f"{error}\n" if str(error) else "")
+        _say(f"{error}\n" if str(error) else "")
         return error.exit_code
+
+
+def _say(message: str) -> None:
+    """Write to stderr; where that is full, the exit code says it."""
+    try:
+        sys.stderr.write(message)
+        sys.stderr.flush()
+    except OSError:
+        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
 
 
 def _answer(words: Sequence[str]) -> int:
@@ -113,7 +127,7 @@ def _answer(words: Sequence[str]) -> int:
 
 def _fail(message: str, code: int, words: Sequence[str]) -> int:
     """Say what is wrong on stderr, and under --json also as the one document on stdout."""
-    sys.stderr.write(f"{message}\n")
+    _say(f"{message}\n")
     if "--json" in words:
         import json
 

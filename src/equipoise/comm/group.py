@@ -85,6 +85,11 @@ def choose_device(local_rank: int) -> torch.device:
     return torch.device("cpu")
 
 
+def name_device(device: torch.device) -> str:
+    """The product that a device is, or its kind."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
 @contextmanager
 def join(store: dist.Store, rank: int, world: int, device: torch.device) -> Iterator[Ranks]:
     """Join ``world`` ranks for the duration of the block."""

@@ -10,6 +10,7 @@ import torch
 from equipoise.base.arrays import Ints
 from equipoise.base.errors import ModelError
 from equipoise.data.cache.store import TokenStore
+from equipoise.nn.device.send import send
 from equipoise.nn.loss import IGNORED
 from equipoise.spec.pack import MicroBatch, Pieces
 
@@ -71,7 +72,8 @@ def make_batch(store: TokenStore, micro_batch: MicroBatch, device: torch.device)
         labels[at + len(following) : at + length] = IGNORED
         at += length
     lengths = tuple(int(length) for length in micro_batch.doc_tokens)
-    return Batch(torch.from_numpy(tokens).to(device), torch.from_numpy(labels).to(device), lengths)
+    tokens_T, labels_T = (send(torch.from_numpy(each), device) for each in (tokens, labels))
+    return Batch(tokens_T, labels_T, lengths)
 
 
 def check_vocabulary(store: TokenStore, vocab: int) -> None:

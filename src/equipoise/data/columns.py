@@ -48,8 +48,8 @@ def open_parquet(path: Path) -> Iterator[Any]:
             parquet = stack.enter_context(pyarrow.parquet.ParquetFile(file))
         except pyarrow.ArrowInvalid as error:
             raise DataError(
-                f"{path} is not a parquet file: {error} Write the file again or move it out of "
-                "data.path."
+                f"{path} is not a parquet file: {str(error).rstrip('.')}. Write the file again or "
+                "move it out of data.path."
             ) from None
         try:
             yield parquet

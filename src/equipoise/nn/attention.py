@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from equipoise.base.errors import LayoutError
+from equipoise.nn.device.send import send
 from equipoise.nn.tile_plain import backward_plain, forward_plain
 from equipoise.spec.mask import CAUSAL, Mask
 
@@ -242,7 +243,7 @@ def attend_documents(
         )
     if q_THE.is_cuda and q_THE.dtype in FLASH_DTYPES and len(q_THE):
         if bounds_D is None:
-            bounds_D = torch.tensor(bounds, dtype=torch.int32, device=q_THE.device)
+            bounds_D = send(torch.tensor(bounds, dtype=torch.int32), q_THE.device)
         return _attend_on_cuda(q_THE, k_TGE, v_TGE, bounds_D, max(doc_tokens))
     out: Tensor = _AttendEach.apply(q_THE, k_TGE, v_TGE, tuple(bounds))
     return out
@@ -260,11 +261,12 @@ def pack_attention(doc_tokens: Sequence[int], device: torch.device) -> PackAtten
     """
     lengths_D = torch.tensor([0, *doc_tokens])
     bounds_D = lengths_D.cumsum(0)
-    starts_T = torch.repeat_interleave(bounds_D[:-1], lengths_D[1:])
-    positions_T = (torch.arange(len(starts_T)) - starts_T).to(device)
+    tokens = sum(doc_tokens)
+    starts_T = torch.repeat_interleave(bounds_D[:-1], lengths_D[1:], output_size=tokens)
+    positions_T = send(torch.arange(tokens) - starts_T, device)
     attend = partial(
         attend_documents,
         doc_tokens=tuple(doc_tokens),
-        bounds_D=bounds_D.to(device, torch.int32),
+        bounds_D=send(bounds_D.to(torch.int32), device),
     )
     return PackAttention(positions_T, attend)

@@ -8,7 +8,7 @@ What it decides
     Attention forward and backward at a geometric ladder of lengths, on the model's own heads;
     the linear layers from decoders of one and two layers over many short documents: the
     difference is a layer, the remainder is embedding and head. The clock is the one of a run's
-    ``busy_s`` (``nn.clock``).
+    ``busy_s`` (``nn.device.clock``).
 """
 
 import dataclasses
@@ -23,8 +23,8 @@ from torch import Tensor
 
 from equipoise.cost.curve import LoadCurve
 from equipoise.nn.attention import attend_documents
-from equipoise.nn.clock import busy_clock
 from equipoise.nn.decoder import Decoder, initialize
+from equipoise.nn.device.clock import busy_clock
 from equipoise.nn.loss import IGNORED
 from equipoise.nn.packed import PackedModel
 from equipoise.spec.model.presets import ModelSpec

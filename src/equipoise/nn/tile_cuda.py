@@ -18,6 +18,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from equipoise.nn.device.send import send
+
 _forward = torch.ops.aten._flash_attention_forward
 _backward = torch.ops.aten._flash_attention_backward
 
@@ -36,7 +38,8 @@ class TileRuns:
     def of(cls, queries: Sequence[int], keys: Sequence[int], device: torch.device) -> "TileRuns":
         """TileRuns of these lengths, each >= 1."""
         bounds = [
-            torch.tensor([0, *each]).cumsum(0).to(device, torch.int32) for each in (queries, keys)
+            send(torch.tensor([0, *each]).cumsum(0).to(torch.int32), device)
+            for each in (queries, keys)
         ]
         return cls(tuple(queries), tuple(keys), *bounds)
 

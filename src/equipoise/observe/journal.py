@@ -80,11 +80,18 @@ class EventSink:
         """Take one event; ``t`` is now unless given."""
 
     @contextmanager
+    def phase(self, name: str, **fields: Any) -> Iterator[None]:
+        """Be in a block whose time is measured elsewhere; nothing is written here."""
+        del name, fields
+        yield
+
+    @contextmanager
     def span(self, name: str, **fields: Any) -> Iterator[Span]:
         """Append how long the block took, even if it fails; ``Span`` has it afterwards."""
         span, wall, start = Span(), time.time(), time.perf_counter()
         try:
-            yield span
+            with self.phase(name, **fields):
+                yield span
         finally:
             span.duration_s = time.perf_counter() - start
             self.write("span", name, t=wall, duration_s=span.duration_s, **fields)

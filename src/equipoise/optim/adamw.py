@@ -80,9 +80,9 @@ def global_norm(
     return total.sqrt_()
 
 
-def clip(module: nn.Module, norm: Tensor, largest: float) -> None:
+def clip(module: nn.Module, norm: float, largest: float) -> None:
     """Scale all gradients by ``min(1, largest / norm)``."""
-    scale = float((largest / (norm + 1e-6)).clamp_(max=1.0))
+    scale = min(1.0, largest / (norm + 1e-6))
     if scale == 1.0:
         return
     local = [

@@ -236,7 +236,8 @@ def _read_parquet(file: Path) -> Lengths:
         name = _column(file, None, opened.schema_arrow.names)
         column = opened.read(columns=[name]).column(0)
     except (OSError, pyarrow.ArrowException) as error:
-        raise DataError(f"{file} is not a whole Parquet file ({error}). Write it again.") from None
+        said = str(error).rstrip(".")
+        raise DataError(f"{file} is not a whole Parquet file ({said}). Write it again.") from None
     if not (pyarrow.types.is_integer(column.type) or pyarrow.types.is_floating(column.type)):
         raise DataError(f"{file}  column {name} is of type {column.type}. Cast it to int64.")
     values = column.to_numpy()

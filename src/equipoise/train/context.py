@@ -28,6 +28,7 @@ from equipoise.comm.mesh import Mesh
 from equipoise.cost.curve import LoadCurve
 from equipoise.data.batch import Batch
 from equipoise.nn.attention import Attend, PackAttention, Scoring
+from equipoise.nn.device.send import send
 from equipoise.parallel.context.attention import attend_by_plan, attend_in_one_process
 from equipoise.schedule.attention.count import Wire, count_attention
 from equipoise.sim.rank_loads import ContextPlanner, RankLoads
@@ -86,7 +87,7 @@ class AttendPlanned:
         plan = self.plan_for(q.shape[1], k.shape[1], scoring.mask)
         options: dict[str, Any] = {"softcap": scoring.softcap, "sinks_H": scoring.sinks_H}
         if self.is_alone:
-            return attend_alone(plan, **options)(q, k, v)
+            return attend_alone(plan, q.device, **options)(q, k, v)
         options |= {"ledger": self.ledger, "links": self.links}
         return attend_by_plan(q, k, v, plan, self.group, **options)
 
@@ -101,8 +102,7 @@ def take(
 ) -> Share:
     """Some rows of a micro-batch, which stand at these positions and attend so."""
     device = batch.tokens_T.device
-    taken = torch.from_numpy(rows).to(device)
-    places = torch.from_numpy(positions).to(device)
+    taken, places = (send(torch.from_numpy(each), device) for each in (rows, positions))
     pack = PackAttention(places, attend, attend_scored, longest_tokens)
     return Share(batch.tokens_T[taken], batch.labels_T[taken], pack, taken)
 
@@ -200,11 +200,11 @@ def require_context(context: int, ranks: Ranks) -> None:
 
 
 def attend_alone(
-    plan: ContextPlan, *, softcap: float = 0.0, sinks_H: Tensor | None = None
+    plan: ContextPlan, device: torch.device, *, softcap: float = 0.0, sinks_H: Tensor | None = None
 ) -> Attend:
-    """Attention of all ranks of a plan in this process; rows are in the order of their ranks."""
-    order = torch.from_numpy(np.concatenate(plan.shares.rows))
-    back = torch.argsort(order)
+    """Attention of all ranks of a plan on this device; rows are in the order of their ranks."""
+    rows = torch.from_numpy(np.concatenate(plan.shares.rows))
+    order, back = send(rows, device), send(torch.argsort(rows), device)
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         out = attend_in_one_process(

@@ -31,7 +31,7 @@ import torch
 
 from equipoise.base.digest import digest
 from equipoise.base.read import read_json
-from equipoise.comm.group import Ranks
+from equipoise.comm.group import Ranks, name_device
 from equipoise.cost.curve import LoadCurve
 from equipoise.nn.measure import MeasuredModel, measure_curve
 from equipoise.observe.machine import cpu_name, usable_cores
@@ -106,9 +106,7 @@ def activation_dtype(spec: RunSpec) -> torch.dtype:
 
 
 def _curve_name(spec: RunSpec, model: ModelSpec, ranks: Ranks, measured: Measured) -> str:
-    machine = (
-        torch.cuda.get_device_name(ranks.device) if ranks.device.type == "cuda" else cpu_name()
-    )
+    machine = cpu_name() if ranks.device.type == "cpu" else name_device(ranks.device)
     return digest(
         {
             "model": model,

@@ -38,12 +38,12 @@ from equipoise.cost.curve import LoadCurve
 from equipoise.data.batch import check_vocabulary
 from equipoise.data.cache.store import open_store
 from equipoise.data.held_out import find_trained
-from equipoise.nn.clock import busy_clock
+from equipoise.nn.device.clock import busy_clock
+from equipoise.nn.device.memory import forget_peak
 from equipoise.nn.moe.layer import Router
 from equipoise.nn.packed import PackedModel
 from equipoise.observe.console import StepView
 from equipoise.observe.journal import Journal
-from equipoise.observe.machine import forget_peak
 from equipoise.sim.rank_loads import ContextPlanner
 from equipoise.spec.run.resolved import ResolvedFile
 from equipoise.train.held_out import forward_curve, open_held_out, pack_held_out
@@ -177,7 +177,7 @@ class Evaluator:
         text_bytes = int(self._held.counts[3].sum())
         bits = float(sums.sum()) / math.log(2) / text_bytes if text_bytes else None
         return_freed_memory()
-        forget_peak()  # the peak that is compared with the forecast is that of steps
+        forget_peak(self._ranks.device)  # the forecast is compared with the peak of steps
         return HeldOutLoss(
             step,
             float(sums.sum() / labels.sum()),

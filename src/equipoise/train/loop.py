@@ -30,10 +30,10 @@ from equipoise.cost.curve import LoadCurve, price_labels
 from equipoise.data.batch import check_vocabulary, label_counter
 from equipoise.data.cache.store import TokenStore, open_store
 from equipoise.data.mixture import open_stream
+from equipoise.nn.device.memory import forget_peak
 from equipoise.nn.measure import touch_libraries
 from equipoise.observe.console import StepView, summary_line
 from equipoise.observe.journal import Journal
-from equipoise.observe.machine import forget_peak
 from equipoise.optim.rate import learning_rate
 from equipoise.sim.rank_loads import RankLoads
 from equipoise.spec.catalog import POLICIES
@@ -96,7 +96,7 @@ class Trainer:
         touch_libraries(ranks.device, activation_dtype(self.spec))
         spare_small_chunks()
         return_freed_memory()
-        forget_peak()
+        forget_peak(ranks.device)
         self.position = Position()
         self._has_doubted = self._save_was_refused = False
         self.sides = build_sides(resolved, ranks, journals, self.store, self.curve, self.stream)
@@ -396,5 +396,5 @@ class Trainer:
             self.ground.keep(path)
         finally:
             return_freed_memory()
-            forget_peak()  # a save copies shards; the forecast's peak is that of steps
+            forget_peak(self.ranks.device)  # a save copies shards, and steps do not
         return self.position.step

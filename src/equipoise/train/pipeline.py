@@ -8,20 +8,21 @@ Kept true (tests/multi/train/test_pipeline.py)
     Trained weights equal those of one rank, with every schedule and beside every other axis.
 """
 
-import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from equipoise.comm.group import Ranks
 from equipoise.data.batch import make_batch
 from equipoise.data.cache.store import TokenStore
-from equipoise.nn.clock import busy_clock
 from equipoise.nn.decoder import Decoder
+from equipoise.nn.device.clock import make_marks
 from equipoise.observe.journal import EventSink
-from equipoise.parallel.pipeline.executor import StageBatch
+from equipoise.parallel.pipeline.executor import PipelineOutcome, StageBatch
 from equipoise.parallel.pipeline.part import DecoderPart, make_part
 from equipoise.parallel.pipeline.pipeline import Pipeline
 from equipoise.parallel.pipeline.slices import Slices
@@ -30,6 +31,12 @@ from equipoise.parallel.zero.shard import ShardedDecoder
 from equipoise.sim.stages import StagePlanner
 from equipoise.spec.pack import MicroBatch, PackedStep
 from equipoise.train.context import ContextGroup
+
+
+def read_losses(losses: Sequence[Tensor]) -> list[float]:
+    """Scalars of a device on the host, all of them in one copy."""
+    numbers: list[float] = torch.stack(list(losses)).tolist() if losses else []
+    return numbers
 
 
 def held_stages(sharing: ContextGroup, stages: StagePlanner) -> list[int]:
@@ -86,21 +93,28 @@ class PipelineRunner:
         turns = self.sharing.turns(packed)
         batches = self._batches(packed, self.store)
         planned = self.stages.plan_rank(packed, self.sharing.data_rank)
-        clock, began = busy_clock(self.ranks.device), time.perf_counter()
-        begun = clock()
+        marks = make_marks(self.ranks.device)
+        begin = marks.mark()
         is_lossy = self.sharing.planner.layout.skip > 0  # only by the run's own word
         run = self.pipeline.run(planned.schedule, batches, divisor=labels, allow_lossy=is_lossy)
-        busy_s, passed_s = clock() - begun, time.perf_counter() - began
+        end = marks.mark()
+        moments = marks.read()
         ran_s = float((run.timeline.end_ns - run.timeline.begin_ns).sum()) * 1e-9
         write_spans(self.journal, run.timeline, step=step, predicted=planned.timeline)
-        losses = [float(run.losses.get(at, 0.0)) for at in range(len(turns))]
-        return losses, busy_s, passed_s - ran_s
+        idle_s = moments.passed_s(begin, end) - ran_s
+        busy_s = moments.busy_s(begin, end) - (idle_s if moments.counts_idle else 0.0)
+        return self._losses(run, len(turns)), busy_s, idle_s
 
     def evaluate(self, packed: PackedStep, store: TokenStore) -> list[float]:
         """Summed loss of each micro-batch, forward only; 0 but on the rank with the last stage."""
         batches = self._batches(packed, store)
         run = self.pipeline.evaluate(self.stages.rank_of, batches)
-        return [float(run.losses.get(at, 0.0)) for at in range(len(batches))]
+        return self._losses(run, len(batches))
+
+    def _losses(self, run: PipelineOutcome, batches: int) -> list[float]:
+        """The loss of each micro-batch, 0 where its last stage is elsewhere."""
+        here = dict(zip(run.losses, read_losses(list(run.losses.values())), strict=True))
+        return [here.get(at, 0.0) for at in range(batches)]
 
     @property
     def group(self) -> dist.ProcessGroup | None:

@@ -28,7 +28,7 @@ import equipoise
 from equipoise.base.digest import digest
 from equipoise.base.durable import write_whole
 from equipoise.base.errors import CheckError, LayoutError
-from equipoise.comm.group import Ranks
+from equipoise.comm.group import Ranks, name_device
 from equipoise.observe.journal import Journal
 from equipoise.plan.space.accepted import require_step
 from equipoise.spec.catalog import LOSSY, POLICIES
@@ -65,7 +65,7 @@ def prove_layout(
     Raises:
         CheckError: the layout does not equal one rank; with the table of errors.
     """
-    devices = sorted(set(ranks.gather_objects(_device(ranks.device))))
+    devices = sorted(set(ranks.gather_objects(name_device(ranks.device))))
     if cache is None:
         if ranks.rank == 0:
             journal.write("instant", "unproven", devices=devices, message=_UNPROVEN)
@@ -129,10 +129,6 @@ def proof_case(resolved: ResolvedFile) -> Case:
         f"The layout cannot be proven on a sample of {len(DOCUMENT_TOKENS) * _MOST_COPIES} "
         f"documents: {refusal} Train it as it is with --no-proof."
     )
-
-
-def _device(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def _name(case: Case, devices: list[str]) -> str:

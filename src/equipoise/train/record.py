@@ -17,12 +17,13 @@ import torch
 import equipoise
 from equipoise.balance.packing.pack import skew
 from equipoise.balance.packing.windows import pack_in_order
-from equipoise.comm.group import Ranks
+from equipoise.comm.group import Ranks, name_device
 from equipoise.cost.curve import LoadCurve
 from equipoise.cost.memory.forecast import forecast_memory
 from equipoise.data.cache.store import TokenStore
+from equipoise.nn.device.memory import held_bytes, overhead_of, peak_bytes
 from equipoise.observe.journal import Journal
-from equipoise.observe.machine import describe_machine, peak_resident_bytes, resident_bytes
+from equipoise.observe.machine import describe_machine
 from equipoise.optim.rate import learning_rate
 from equipoise.schedule.expert import layer_skews, split_experts
 from equipoise.sim.rank_loads import RankLoads
@@ -58,7 +59,7 @@ class RunRecorder:
         self.spec, self.model = resolved.spec, resolved.model
         self.store, self.curve = store, curve
         self.busy_over_predicted: list[float] = []
-        self._base_bytes = resident_bytes()
+        self._base_bytes = held_bytes(ranks.device)
         self._overheads_s: deque[float] = deque(maxlen=_OVERHEAD_STEPS)
         self._largest_tokens = 0
         self._received_bytes = 0
@@ -85,7 +86,8 @@ class RunRecorder:
             origins=self.resolved.origins,
             model=dataclasses.asdict(self.model),
             environment=describe_machine()
-            | {"torch": torch.__version__, "device": str(self.ranks.device)},
+            | {"torch": torch.__version__, "device": str(self.ranks.device)}
+            | self._accelerator(),
             world=self.ranks.world,
             resumed_step=resumed_step,
             corpus={
@@ -103,6 +105,10 @@ class RunRecorder:
             compared=self.compared,
         )
         self.journal.flush()
+
+    def _accelerator(self) -> dict[str, str]:
+        device = self.ranks.device
+        return {"accelerator": name_device(device)} if device.type != "cpu" else {}
 
     def write_pack(
         self,
@@ -161,7 +167,8 @@ class RunRecorder:
         """A finished step, predicted beside measured; its figures."""
         tokens = sum(packed.rank_tokens)
         flop, predicted_s = sum(loads.flop), loads.predicted_s
-        self._peak_bytes = max(self._peak_bytes, peak_resident_bytes() - self._base_bytes)
+        device = self.ranks.device
+        self._peak_bytes = max(self._peak_bytes, peak_bytes(device) - self._base_bytes)
         figures: dict[str, float] = {
             "loss": result.loss,
             "grad_norm": result.grad_norm,
@@ -174,7 +181,7 @@ class RunRecorder:
             "mfu": flop / result.step_s / (self.curve.peak_flop_per_s * self.ranks.world),
             "busy_s": result.rank_busy_s[self.ranks.rank],
             "wait_s": result.wait_s,
-            "memory_bytes": resident_bytes() - self._base_bytes,
+            "memory_bytes": held_bytes(device) - self._base_bytes,
             "peak_memory_bytes": self._peak_bytes,
         }
         if max(result.rank_busy_s) >= _CURVE_MATTERS_S:
@@ -240,6 +247,7 @@ class RunRecorder:
             micro_batches=self._turns,
             sizes=len(self._sizes),
             trained=count_trained(self.spec, self.model) / self.model.params,
+            overhead=overhead_of(self.ranks.device),
         )
         self.journal.write(
             "decision",

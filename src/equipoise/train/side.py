@@ -216,7 +216,7 @@ def _require_agreement(sides: Sequence[Side], made: Mapping[int, Gradients], ste
     for at in range(1, len(sides)):
         pairs = {
             "loss": (base.loss, made[at].loss),
-            "gradient norm": (float(base.norm), float(made[at].norm)),
+            "gradient norm": (base.norm, made[at].norm),
         }
         mine = [abs(one - other) / max(abs(one), 1e-30) for one, other in pairs.values()]
         # The worst rank's, so that all ranks end here or none does.

@@ -16,6 +16,10 @@ What it decides
                 | gradients ...                             | ... run   |
 
     ``equipoise check`` calls ``gradients``, as ``run`` does, and compares what it left.
+    On an accelerator the host waits for the device at the ends of these blocks alone: after the
+    last micro-batch, in the exchange, for the norm, and when the weights are updated. Within
+    micro-batches it only launches, but for what ``docs/train/accelerators.md`` lists.
+
     Ranks that share a micro-batch run it at the same time, each its own tokens. Waiting is the
     meeting of all ranks, and in a pipeline what passes between instructions. Time in which
     another program has the core is neither waiting nor busy.
@@ -35,8 +39,8 @@ from equipoise.base.errors import FaultError, LayoutError
 from equipoise.comm.group import Ranks
 from equipoise.data.batch import Batch, count_labels, make_batch
 from equipoise.data.cache.store import TokenStore
-from equipoise.nn.clock import busy_clock
 from equipoise.nn.decoder import Decoder
+from equipoise.nn.device.clock import await_device, make_marks
 from equipoise.nn.moe.balance import forget_loads, set_loss_scale
 from equipoise.observe.journal import EventSink
 from equipoise.observe.machine import run_delay_s
@@ -45,7 +49,8 @@ from equipoise.parallel.expert.loads import settle_experts
 from equipoise.parallel.zero.shard import ShardedDecoder
 from equipoise.spec.pack import MicroBatch, PackedStep
 from equipoise.train.context import ContextGroup, whole
-from equipoise.train.pipeline import PipelineRunner
+from equipoise.train.pipeline import PipelineRunner, read_losses
+from equipoise.train.spans import DeviceSpans
 from equipoise.train.together import Partners
 
 _NAMED_DOCUMENTS = 8
@@ -70,8 +75,8 @@ class Gradients:
     """What the loss was divided by; without any, by 1."""
     loss: float
     """Mean over all labels of all ranks."""
-    norm: torch.Tensor
-    """Norm of the gradients of all ranks, each weight counted once; a scalar."""
+    norm: float
+    """Norm of the gradients of all ranks, each weight counted once."""
     losses: list[float]
     """Summed loss of each of this rank's micro-batches."""
     rows: torch.Tensor
@@ -168,11 +173,8 @@ class StepRunner:
     ) -> Gradients:
         """``gradients`` that are finite; arguments and errors are those of ``run``."""
         made = self.gradients(packed, step=step, stop_asked=stop_asked, word=word)
-        for what, is_finite in (
-            ("loss", bool(np.isfinite(made.loss))),
-            ("gradient norm", bool(torch.isfinite(made.norm))),
-        ):
-            if not is_finite:
+        for what, value in (("loss", made.loss), ("gradient norm", made.norm)):
+            if not np.isfinite(value):
                 raise self._not_finite(what, step, packed, made.losses, last_good())
         return made
 
@@ -187,7 +189,9 @@ class StepRunner:
             if made.labels:
                 self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
-            return self._settle_experts(max(1, made.labels))
+            experts = self._settle_experts(max(1, made.labels))
+            await_device(self.ranks.device)
+            return experts
 
     def drop(self) -> None:
         """Forget the decoder's gradients and what its routers counted."""
@@ -207,7 +211,7 @@ class StepRunner:
         return StepResult(
             labels=made.labels,
             loss=made.loss,
-            grad_norm=float(made.norm),
+            grad_norm=made.norm,
             step_s=step_s,
             rank_busy_s=rows[:, 2].tolist(),
             wait_s=made.wait_s,
@@ -244,7 +248,7 @@ class StepRunner:
         rows, met_s = self._meet(packed, step, losses, busy_s, computed_s, stop_asked, word)
         with self.journal.span("reduce", step=step):
             self._sum_gradients()
-            norm = self._norm()
+            norm = float(self._norm())  # waits for the device, which the span is about
         loss = float(rows[:, 1].sum()) / divisor
         return Gradients(labels, loss, norm, losses, rows, idle_s + met_s, run_delay_s() - delay_s)
 
@@ -264,10 +268,12 @@ class StepRunner:
         if self.pipeline is not None:
             losses = self.pipeline.evaluate(packed, store)
         else:
-            losses = [
-                float(self._loss(packed, index, make_batch(store, batch, self.ranks.device)))
-                for index, batch in enumerate(self._turns(packed))
-            ]
+            losses = read_losses(
+                [
+                    self._loss(packed, index, make_batch(store, batch, self.ranks.device))
+                    for index, batch in enumerate(self._turns(packed))
+                ]
+            )
         return sum(losses) if self._counts_loss else 0.0
 
     def _compute(
@@ -279,20 +285,20 @@ class StepRunner:
         """
         if self.pipeline is not None:
             return self.pipeline.run(packed, step, labels)
-        losses, busy_s = [], 0.0
-        turns, clock = self._turns(packed), busy_clock(self.ranks.device)
+        losses: list[torch.Tensor] = []
+        turns = self._turns(packed)
+        spans = DeviceSpans(self.journal, make_marks(self.ranks.device))
         for index, micro_batch in enumerate(turns):
             batch = make_batch(self.store, micro_batch, self.ranks.device)
             last = index == len(turns) - 1 and not self.model.sums_at_end
             self.model.prepare_micro_batch(last=last)
-            began = clock()
-            with self.journal.span("forward", step=step, micro_batch=index):
+            with spans.span("forward", step=step, micro_batch=index):
                 loss = self._loss(packed, index, batch)
-            with self.journal.span("backward", step=step, micro_batch=index):
+            with spans.span("backward", step=step, micro_batch=index):
                 (loss / labels).backward()
-            losses.append(float(loss.detach()))
-            busy_s += clock() - began
-        return losses, busy_s, 0.0
+            losses.append(loss.detach())
+        busy_s = spans.write()
+        return read_losses(losses), busy_s, 0.0
 
     def _sum_gradients(self) -> None:
         if self.pipeline is not None:

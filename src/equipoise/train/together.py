@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
+import torch
 
 from equipoise.balance.context.plan import ContextPlan, plan_pieces
 from equipoise.balance.packing.turns import place_turn
@@ -114,7 +115,8 @@ class Partners:
         )
         longest = int(plan.schedule.doc_tokens.max(initial=0))
         rows = np.arange(len(positions))
-        return take(batch, rows, positions, self._attend(plan), scored, longest)
+        attend = self._attend(plan, batch.tokens_T.device)
+        return take(batch, rows, positions, attend, scored, longest)
 
     def holds(self, packed: PackedStep, turn: int) -> tuple[int, int]:
         """Tokens of a micro-batch, and bytes that a layer keeps of what it receives, in fp32."""
@@ -127,9 +129,9 @@ class Partners:
         """Load of each rank of the world, by the pairs of its own queries."""
         return self.planner.loads(packed, curve)
 
-    def _attend(self, plan: ContextPlan) -> Attend:
+    def _attend(self, plan: ContextPlan, device: torch.device) -> Attend:
         if plan.schedule.ranks == 1:  # a group of one rank does not exist, and None is all ranks
-            return attend_alone(plan)
+            return attend_alone(plan, device)
         attend = partial(attend_by_plan, plan=plan, ledger=self.ledger)
         if self.mesh is None:
             return attend

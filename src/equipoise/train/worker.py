@@ -25,7 +25,7 @@ from equipoise.data.cache.store import open_store
 from equipoise.launch.last_words import say
 from equipoise.launch.local import LOCK, folder_taken, folder_unlocked
 from equipoise.observe.console import make_view
-from equipoise.observe.journal import Journal, Span
+from equipoise.observe.journal import Journal
 from equipoise.spec.run.compared import resolved_sides
 from equipoise.spec.run.resolved import ResolvedFile, read_resolved
 from equipoise.train.loop import Trainer
@@ -91,20 +91,21 @@ def run_facts(resolved: ResolvedFile) -> dict[str, str]:
 
 
 class _WatchedJournal(Journal):
-    """A journal whose spans are the phases that the watchdog names."""
+    """A journal whose phases are those that the watchdog names."""
 
     def __init__(self, folder: Path, rank: int, watchdog: Watchdog | None) -> None:
         super().__init__(folder, rank)
         self._watchdog = watchdog
 
     @contextmanager
-    def span(self, name: str, **fields: Any) -> Iterator[Span]:
-        """Append how long the block took, and be in it meanwhile."""
-        with ExitStack() as stack:
-            if self._watchdog is not None:
-                step = f" of step {fields['step']}" if "step" in fields else ""
-                stack.enter_context(self._watchdog.phase(name + step))
-            yield stack.enter_context(super().span(name, **fields))
+    def phase(self, name: str, **fields: Any) -> Iterator[None]:
+        """Be in a block, as the watchdog knows it."""
+        if self._watchdog is None:
+            yield
+            return
+        step = f" of step {fields['step']}" if "step" in fields else ""
+        with self._watchdog.phase(name + step):
+            yield
 
 
 def _train(

@@ -1,5 +1,6 @@
 """Held-out losses of whole runs: the same on every layout, and training as without them."""
 
+import json
 import math
 from pathlib import Path
 
@@ -11,14 +12,17 @@ from equipoise.base.errors import FaultError
 from equipoise.comm.local import run_ranks
 from equipoise.data.batch import make_batch
 from equipoise.data.cache.store import TokenStore, prepare
+from equipoise.data.chat.encode import Recipe
 from equipoise.data.held_out import cut_documents, draw_documents
 from equipoise.data.progress import SilentProgress
 from equipoise.data.text.tokenizer import load_tokenizer
 from equipoise.nn.decoder import Decoder, initialize
+from equipoise.nn.loss import IGNORED
 from equipoise.observe.reader import read_run
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.pack import MicroBatch
 from equipoise.spec.run.spec import DataSpec, EvalSpec
+from support.chat import template as chatml
 from support.make_run import MODEL, MakeRun
 from support.ranks import on_ranks
 from support.read_run import EXACT, events
@@ -201,6 +205,71 @@ def test_a_document_for_two_ranks_leaves_one_idle(tmp_path, make_run, held) -> N
         assert first["buckets"]["least_tokens"][0] in sums
     losses = [events(tmp_path / name, "eval")[0]["loss"] for name in layouts]
     assert losses == pytest.approx(losses[:1] * 3, rel=ROUNDING)
+
+
+@pytest.fixture(scope="module")
+def chats(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> tuple[Path, TokenStore]:
+    """Seven conversations of two turns, 50 to some 700 tokens, whose answers alone are learned."""
+    folder = tmp_path_factory.mktemp("chats")
+    tokenizer = chatml.write_tokenizer(folder / "tokenizer")
+    turns = ["user", "assistant", "user", "assistant"]
+    rows = [
+        {"messages": [{"role": role, "content": f"{role} {n} " * n} for role in turns]}
+        for n in (1, 1, 2, 3, 5, 8, 13)
+    ]
+    (folder / "held.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    spec = DataSpec(
+        source="jsonl",
+        path=str(folder / "held.jsonl"),
+        format="messages",
+        tokenizer=str(tokenizer),
+        cache=str(cache),
+    )
+    return folder, prepare(spec, folder, progress=SilentProgress(), workers=1)
+
+
+def answers_one_by_one(folder: Path) -> dict[int, tuple[float, int]]:
+    """Loss and labels of the answers of each bucket, from the rows themselves, in float64."""
+    decoder = Decoder(MODEL).double()
+    initialize(decoder, 0)
+    encoder = Recipe(folder / "tokenizer", "messages", "answers").load()
+    sums: dict[int, tuple[float, int]] = {}
+    for line in (folder / "held.jsonl").read_text().splitlines():
+        tokens, is_learned = encoder.encode_row(json.loads(line))
+        assert is_learned is not None
+        labels = np.append(np.where(is_learned, tokens, IGNORED)[1:], IGNORED)
+        bucket = 1 << (len(tokens).bit_length() - 1)
+        for start in range(0, len(tokens), WINDOW):
+            some = slice(start, start + WINDOW)
+            with torch.no_grad():
+                loss = decoder(
+                    torch.from_numpy(tokens[some]),
+                    [len(tokens[some])],
+                    labels_T=torch.from_numpy(labels[some]),
+                )
+            before, count = sums.get(bucket, (0.0, 0))
+            sums[bucket] = before + float(loss), count + int((labels[some] != IGNORED).sum())
+    return sums
+
+
+def test_of_conversations_the_answers_alone_count(tmp_path, make_run, chats) -> None:
+    layouts = {
+        "dp": {"dp": 2, "zero": 3},
+        "cp": {"dp": 1, "cp": 2},
+        "tp": {"dp": 1, "tp": 2},
+        "divided": {"dp": 2, "policy": "divided"},
+    }
+    folder, store = chats
+    runs = {
+        name: make_run(held=store, evaluate=EVERY, steps=1, step_tokens=2048, **keys)
+        for name, keys in layouts.items()
+    }
+    run_ranks(2, on_ranks.train_each, tmp_path, runs)
+    sums = answers_one_by_one(folder)
+    for name in layouts:
+        first = events(tmp_path / name, "eval")[0]
+        assert_buckets(first, sums)
+        assert first["tokens"] > 1.5 * first["labels"]
 
 
 def test_bf16_is_near(tmp_path, make_run, held) -> None:

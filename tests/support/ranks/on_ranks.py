@@ -333,10 +333,10 @@ def clip_made_up(
         decoder = Decoder(model)
         ShardedDecoder(decoder, ranks, zero=zero, precision="fp32")
         made_up_gradients(decoder)
-        before = global_norm(decoder)
+        before = float(global_norm(decoder))
         clip(decoder, before, 1.0)
         gradients = {name: whole(p.grad) for name, p in decoder.named_parameters()}
-        norms.append((float(before), float(global_norm(decoder)), gradients))
+        norms.append((before, float(global_norm(decoder)), gradients))
     return norms
 
 

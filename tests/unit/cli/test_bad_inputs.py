@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.chatml import tokenizer_files
 
 from equipoise.nn.decoder import Decoder, initialize
 from equipoise.nn.hf.write import write_hf
 from equipoise.spec.model.presets import ModelSpec
+from support.chat.template import tokenizer_files
 from support.verbs import run
 
 DEEP = "brackets are nested more than 64 deep"

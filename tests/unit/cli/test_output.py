@@ -95,3 +95,10 @@ def test_a_closed_error_stream_harms_nothing() -> None:
         check=False,
     )
     assert (done.returncode, done.stdout) == (2, "")
+
+
+def test_a_full_standard_error_keeps_the_exit_code() -> None:
+    words = [sys.executable, "-m", "equipoise.cli.main", "systems", "--nope"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(words, stdout=subprocess.PIPE, stderr=full, check=False)
+    assert (done.returncode, done.stdout) == (2, b"")

@@ -1,5 +1,7 @@
 """AdamW's groups, and a clip on plain tensors; on meshes it is tested with ranks."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -29,6 +31,31 @@ def test_a_module_without_matrices_has_one_group() -> None:
     assert len(make_adamw(nn.LayerNorm(4), TrainSpec()).param_groups) == 1
 
 
+def test_one_launch_updates_as_the_plain_loop_does() -> None:
+    """Both are as near to the update in fp64, and nearer to each other."""
+    train = TrainSpec(lr=1e-3)
+    fused = with_gradients()
+    plain, wide = copy.deepcopy(fused), copy.deepcopy(fused).double()
+    generator = torch.Generator().manual_seed(0)
+    optimizers = [make_adamw(each, train) for each in (fused, plain, wide)]
+    assert all(group["fused"] for group in optimizers[0].param_groups)
+    for group in (*optimizers[1].param_groups, *optimizers[2].param_groups):
+        group["fused"], group["foreach"] = False, False
+    for _ in range(20):
+        for weights in zip(*(each.parameters() for each in (fused, plain, wide)), strict=True):
+            drawn = torch.randn(weights[0].shape, generator=generator)
+            for weight in weights:
+                weight.grad = drawn.to(weight.dtype)
+        for each in optimizers:
+            each.step()
+    for one, other, exact in zip(
+        *(each.parameters() for each in (fused, plain, wide)), strict=True
+    ):
+        scale = float(exact.detach().abs().max())
+        assert float((one - other).detach().abs().max()) <= 1e-7 * scale
+        assert float((one - exact).detach().abs().max()) <= 1e-6 * scale
+
+
 def test_the_norm_is_over_all_gradients() -> None:
     module = with_gradients()
     squares = 6 * 1 + 2 * 4 + 2 * 9 + 2 * 16
@@ -38,9 +65,9 @@ def test_the_norm_is_over_all_gradients() -> None:
 
 def test_a_clip_scales_every_gradient_down_and_none_up() -> None:
     module = with_gradients()
-    clip(module, global_norm(module), 1000.0)
+    clip(module, float(global_norm(module)), 1000.0)
     assert float(next(module.parameters()).grad[0, 0]) == 1.0
-    clip(module, global_norm(module), 2.0)
+    clip(module, float(global_norm(module)), 2.0)
     assert float(global_norm(module)) == pytest.approx(2.0, rel=1e-5)
 
 

@@ -47,7 +47,8 @@ from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.recompute import LayerRecompute, layer_recompute
 from equipoise.spec.run.spec import Precision, Recompute
 
-_LOSS_CHUNK_BYTES = 8 << 20
+_LOSS_CHUNK_BYTES, _LOSS_CHUNK_TOKENS = 8 << 20, 128
+"""Logits of a chunk: at most these bytes, or those of these tokens (``nn.loss``)."""
 
 _TOKEN_BYTES = 32
 """A token's number, label and position (int64 each) and its mask, whatever the model."""
@@ -237,4 +238,5 @@ def _loss(model: ModelSpec, layout: Layout, tokens: int, width: int, head: int) 
     """
     streams = tokens * model.hidden * width * (2 + 1 / layout.tp)
     narrow = width < 4
-    return streams + (4 + width * narrow) * head + _LOSS_CHUNK_BYTES * (1.5 if narrow else 1)
+    chunk = max(_LOSS_CHUNK_BYTES, 4 * _LOSS_CHUNK_TOKENS * -(-model.vocab // layout.tp))
+    return streams + (4 + width * narrow) * head + chunk * (1.5 if narrow else 1)

@@ -188,7 +188,11 @@ def _read_lines(shard: Shard, part: Part) -> Iterator[Document]:
                 continue
             with _named(path, begin):
                 row, strings = _row_of_line(line, shard.format)
-            _require_object(path, begin, row, shard.column)
+            if not isinstance(row, dict):
+                raise DataError(
+                    f"{path}:{_line_number(path, begin)} is a JSON {_json_kind(row)}, not an "
+                    f"object. Write each line as {_form(shard)}."
+                )
             if shard.format != "text":
                 text: str | Row | Iterator[str] = shard.pick(row, part.file, begin)
             else:
@@ -240,12 +244,14 @@ def _named(path: Path, offset: int) -> Iterator[None]:
         ) from None
 
 
-def _require_object(path: Path, offset: int, row: object, name: str) -> None:
-    if not isinstance(row, dict):
-        raise DataError(
-            f"{path}:{_line_number(path, offset)} is a JSON {_json_kind(row)}, not an object. "
-            f'Write each line as {{"{name}": "..."}}.'
-        )
+def _form(shard: Shard) -> str:
+    """What a line of a shard looks like."""
+    if shard.format == "prompt-completion":
+        return '{"prompt": "...", "completion": "..."}'
+    if shard.format == "messages":
+        name = "messages" if shard.column == "text" else shard.column
+        return f'{{"{name}": [...]}}'
+    return f'{{"{shard.column}": "..."}}'
 
 
 def _field_of_row(path: Path, offset: int, row: dict[str, Any], name: str) -> str:

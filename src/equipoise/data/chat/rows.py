@@ -108,6 +108,8 @@ def pick_columns(row: Row, kind: str, field: str) -> Row:
     if is_whole and set(picked) != {_TOOLS}:
         return picked
     missing = next(each for each in wanted if each not in picked)
+    if missing in row:
+        raise RowError(f'has null in "{missing}". Write one, or remove the row.')
     hint = "" if not any(row) else f' Nearest: "{shorten(nearest(missing, row))}".'
     raise RowError(
         f'has no column "{missing}" among its {len(row)} ({listed(row)}).{hint} '
@@ -147,7 +149,8 @@ def read_row(row: Row) -> Conversation | Pair:
                 "prompt as messages, or remove the tools."
             )
         return Pair(prompt, completion)
-    if isinstance(prompt, str) or isinstance(completion, str):
+    kinds = {type(prompt), type(completion)}
+    if str in kinds or list not in kinds:
         raise RowError(
             f'has {_kind(prompt)} in "prompt" and {_kind(completion)} in "completion". Give text '
             "in both, or a list of messages in both."
@@ -164,8 +167,11 @@ def _read_tools(value: Any) -> Sequence[Any] | None:
             raise RowError('has text in "tools" that is not JSON. Give a list of tools.') from None
     if not value:
         return None
-    if not isinstance(value, list) or not all(isinstance(each, Mapping) for each in value):
+    if not isinstance(value, list):
         raise RowError(f'has {_kind(value)} in "tools". Give a list of JSON schemas.')
+    for each in value:
+        if not isinstance(each, Mapping):
+            raise RowError(f'has {_kind(each)} in its list of "tools". Give JSON schemas.')
     return list(value)
 
 

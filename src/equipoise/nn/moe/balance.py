@@ -48,6 +48,18 @@ def balance_loss(scores_TX: Tensor, counts_X: Tensor) -> Tensor:
     return len(counts_X) * (scores_TX.sum(0) @ shares_X)
 
 
+def count_choices(chosen: Tensor, experts: int) -> Tensor:
+    """How often each expert was chosen, int64 [X].
+
+    ``torch.bincount`` waits for the device, to learn the largest number.
+
+    >>> count_choices(torch.tensor([[2, 0], [2, 1]]), 4).tolist()
+    [1, 1, 2, 0]
+    """
+    flat = chosen.reshape(-1)
+    return flat.new_zeros(experts).scatter_add_(0, flat, torch.ones_like(flat))
+
+
 class _Watch(torch.autograd.Function):
     """Return scores unchanged; the backward counts and adds the auxiliary loss's gradient."""
 
@@ -61,8 +73,8 @@ class _Watch(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         sums_X, chosen_TK = ctx.saved_tensors
         balance: LoadBalance = ctx.balance
-        balance.loads_X += torch.bincount(chosen_TK.reshape(-1), minlength=len(sums_X))
-        if balance.rule != "auxiliary" or not bool(balance.state_X.any()):
+        balance.loads_X += count_choices(chosen_TK, len(sums_X))
+        if balance.rule != "auxiliary":
             return grads[0], None, None
         pull_X = balance.pull_X(sums_X.dtype)
         balance.penalty += (sums_X @ pull_X).to(balance.penalty.dtype)
@@ -89,8 +101,11 @@ class LoadBalance(nn.Module):
         self.register_buffer("penalty", torch.zeros((), dtype=torch.float64), persistent=False)
 
     def pull_X(self, dtype: torch.dtype) -> Tensor:
-        """The gradient of the auxiliary loss by each score of any token, before ``loss_scale``."""
-        shares_X = self.state_X.to(dtype) / self.state_X.sum()
+        """The gradient of the auxiliary loss by each score of any token, before ``loss_scale``.
+
+        Zero where there are no counts yet; asking whether there are would wait for the device.
+        """
+        shares_X = self.state_X.to(dtype) / self.state_X.sum().clamp_min(1)
         return self.rate * len(shares_X) * shares_X
 
     def biased(self, scores_TX: Tensor) -> Tensor:

@@ -34,6 +34,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from equipoise.nn.moe.balance import count_choices
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExpertRows:
@@ -78,9 +80,10 @@ def sort_rows(chosen_TK: Tensor, scores_TK: Tensor, *, experts: int, factor: flo
     tokens, top_k = chosen_TK.shape
     flat = chosen_TK.reshape(-1)
     slots = torch.argsort(flat, stable=True)
-    counts_X = torch.bincount(flat, minlength=experts)
+    counts_X = count_choices(flat, experts)
     most = capacity(tokens, top_k=top_k, experts=experts, factor=factor) if factor else tokens
-    is_whole = not bool((counts_X > most).any())
+    # Only a capacity lets the host wait: how many rows it keeps depends on the scores.
+    is_whole = not factor or not bool((counts_X > most).any())
     if not is_whole:
         keep = _best(flat, scores_TK.reshape(-1), counts_X, most)
         slots = slots[keep[slots]]

@@ -9,7 +9,7 @@ What it decides
     of how the pack is shared, and two counts for the message. Every rank gets all of them, so all
     ranks stop, and none waits for a message.
 
-Kept true (tests/oracle/test_hf_context_agree.py)
+Kept true (tests/oracle/hf/test_hf_context_agree.py)
     Ranks with different packs stop at the first layer, in the first step and in later ones.
 """
 

@@ -27,6 +27,7 @@ from equipoise.base.errors import CheckError, LayoutError
 from equipoise.comm.mail import Ledger, LinkGroups, Mail, Parcel
 from equipoise.comm.steps import allocate, pack, unpack
 from equipoise.nn.attention import cast_as_autocast, require_alike
+from equipoise.nn.device.send import send
 from equipoise.parallel.context.function import AttendInOneProcess, AttendOverRanks
 from equipoise.parallel.context.program import compile_rank
 from equipoise.spec.mask import CAUSAL, Mask
@@ -285,8 +286,9 @@ def attend_in_one_process(
         )
     if sent_bytes is None:
         sent_bytes = np.zeros((schedule.ranks, schedule.ranks), dtype=np.int64)
-    order = torch.from_numpy(np.concatenate(plan.shares.rows)).to(q_THE.device)
-    programs = tuple(compile_rank(schedule, rank) for rank in range(schedule.ranks))
+    device = q_THE.device
+    order = send(torch.from_numpy(np.concatenate(plan.shares.rows)), device)
+    programs = tuple(compile_rank(schedule, rank, device) for rank in range(schedule.ranks))
     parts = (x[order] for x in (q_THE, k_TGE, v_TGE))
     _require_sinks(sinks_H, heads)
     out: Tensor = AttendInOneProcess.apply(  # type: ignore[no-untyped-call]

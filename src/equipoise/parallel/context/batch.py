@@ -10,7 +10,7 @@ What it decides
     labels: a model that shifts labels by itself then has a loss of zero, instead of one that
     compares unrelated tokens.
 
-Kept true (tests/oracle/test_hf_context.py)
+Kept true (tests/oracle/hf/test_hf_context.py)
     Loss and gradients of a model over ranks equal those of its documents one by one.
 
 Sources

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from equipoise.nn.device.send import send
 from equipoise.nn.tile_cuda import TileRuns
 from equipoise.schedule.attention.schedule import TileKind
 
@@ -102,8 +103,8 @@ def _call(tiles: list[TileRows], device: torch.device) -> TileCall:
     keys = [_rows(tile.keys, tile.kind) for tile in tiles]
     first = tiles[0]
     return TileCall(
-        torch.cat(queries).to(device),
-        torch.cat(keys).to(device),
+        send(torch.cat(queries), device),
+        send(torch.cat(keys), device),
         TileRuns.of([len(rows) for rows in queries], [len(rows) for rows in keys], device),
         first.heads,
         first.kv_heads,

@@ -27,6 +27,7 @@ import numpy as np
 import torch
 
 from equipoise.base.arrays import Ints
+from equipoise.nn.device.send import send
 from equipoise.parallel.context.calls import TileCall, TileRows, group_tiles
 from equipoise.schedule.attention.runs import join_runs
 from equipoise.schedule.attention.schedule import (
@@ -133,7 +134,7 @@ class _Places:
         if (starts[1:] == starts[:-1] + sizes[:-1]).all():
             return slice(int(starts[0]), int(starts[0] + sizes.sum()))
         within = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        return torch.from_numpy(np.repeat(starts, sizes) + within).to(self.device)
+        return send(torch.from_numpy(np.repeat(starts, sizes) + within), self.device)
 
 
 def _range(ranges: list[tuple[int, int]]) -> slice:

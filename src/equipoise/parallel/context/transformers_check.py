@@ -1,6 +1,6 @@
 """Check in this process whether a model of ``transformers`` is exact over ranks.
 
-Kept true (tests/oracle/test_hf_context.py, tests/oracle/test_hf_rope.py)
+Kept true (tests/oracle/hf/test_hf_context.py, tests/oracle/hf/test_hf_rope.py)
     Models that equal one rank over real ranks pass; one that reads neighbours, one whose
     positions are counted on each rank, and one whose gradient is cut do not.
 """

@@ -9,7 +9,7 @@ What it decides
     Any other model is tried out with its own weights on a few short documents, twice forward and
     backward, and refused if it differs.
 
-Kept true (tests/oracle/test_hf_models.py)
+Kept true (tests/oracle/hf/test_hf_models.py)
     Each causal language model of the installed transformers is exact over ranks, or refused here.
 """
 

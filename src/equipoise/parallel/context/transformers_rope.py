@@ -10,7 +10,7 @@ What it decides
     just as one process would for the same packed row: all documents of a pack use the frequencies
     of its longest.
 
-Kept true (tests/oracle/test_hf_rope.py)
+Kept true (tests/oracle/hf/test_hf_rope.py)
     Logits and gradients equal those of the packed row in one process, over steps whose packs
     grow and shrink again.
 

@@ -11,7 +11,7 @@ What it decides
     document of 30 tokens can cross a switch at 131,072. Documents are compared with themselves,
     one by one, or, if frequencies depend on the longest sequence, with the packed row.
 
-Kept true (tests/oracle/test_hf_context.py, tests/oracle/test_hf_rope.py)
+Kept true (tests/oracle/hf/test_hf_context.py, tests/oracle/hf/test_hf_rope.py)
     Models that equal one rank over real ranks pass; models made wrong on purpose do not.
 """
 

@@ -67,13 +67,20 @@ class ExpertExchange:
         """Outputs [R, D]; rows are sorted by expert, ``counts_X`` rows each."""
         here_NX = self.tell(counts_X)
         by_rank = torch.stack([each.sum() for each in counts_X.split(self.experts)])
-        sent, received = by_rank.tolist(), here_NX.sum(1).tolist()
+        totals = [by_rank, here_NX.sum(1)]
+        all_NX = here_NX
+        if self.split is not None:
+            all_NX = self.split.tell(here_NX)
+            totals.append(all_NX.flatten(1).sum(1))
+        # Sizes of messages must be known on the host: a layer's forward waits here, and nowhere
+        # else.
+        known: list[int] = torch.cat(totals).tolist()
+        ranks = self.peers.count
+        sent, received, sizes = known[:ranks], known[ranks : 2 * ranks], known[2 * ranks :]
         arrived_SD = self.send(x_RD, sent, received)
         if self.split is None:
             y_SD = self.compute(arrived_SD, here_NX, experts)
         else:
-            all_NX = self.split.tell(here_NX)
-            sizes = all_NX.flatten(1).sum(1).tolist()
             all_SD = self.split.gather(arrived_SD, sizes)
             parts_SD = self.compute(all_SD, all_NX.flatten(0, 1), experts)
             y_SD = self.split.sum_back(parts_SD, sizes)
@@ -81,7 +88,7 @@ class ExpertExchange:
 
     def compute(self, rows: Tensor, here_NX: Tensor, experts: Experts) -> Tensor:
         """Outputs of rows that lie by rank and then by expert, in the same order."""
-        order = sort_arrivals(here_NX)
+        order = sort_arrivals(here_NX, len(rows))
         return _permute(experts(_permute(rows, order), here_NX.sum(0)), torch.argsort(order))
 
     def send(self, rows: Tensor, sent: list[int], received: list[int]) -> Tensor:
@@ -112,18 +119,21 @@ class ExpertExchange:
         return out
 
 
-def sort_arrivals(here_NX: Tensor) -> Tensor:
+def sort_arrivals(here_NX: Tensor, rows: int) -> Tensor:
     """The order that sorts arrived rows, which lie by rank and then by expert, by expert first.
 
     Args:
         here_NX: Rows from each rank for each expert, int64 [ranks, experts here].
+        rows: Their sum, which the host knows.
 
-    >>> sort_arrivals(torch.tensor([[1, 2], [2, 0]])).tolist()
+    >>> sort_arrivals(torch.tensor([[1, 2], [2, 0]]), 5).tolist()
     [0, 3, 4, 1, 2]
     """
     ranks, experts = here_NX.shape
     expert = torch.arange(experts, device=here_NX.device).repeat(ranks)
-    return torch.argsort(expert.repeat_interleave(here_NX.reshape(-1)), stable=True)
+    # Without their number the host would wait for the counts.
+    arrived = expert.repeat_interleave(here_NX.reshape(-1), output_size=rows)
+    return torch.argsort(arrived, stable=True)
 
 
 class _AllToAll(torch.autograd.Function):

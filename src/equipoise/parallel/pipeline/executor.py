@@ -17,7 +17,6 @@ Kept true (tests/multi/parallel/test_pipeline.py, tests/unit/parallel/test_pipel
     is kept.
 """
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -30,12 +29,15 @@ from equipoise.comm.mail import Parcel
 from equipoise.comm.steps import Await, Post, Steps, allocate, unpack
 from equipoise.nn.attention import PackAttention
 from equipoise.nn.defer import Deferred, defer_weights
+from equipoise.nn.device.clock import make_marks
 from equipoise.parallel.pipeline.part import DecoderPart
 from equipoise.parallel.pipeline.program import PipelineProgram, Slot
 from equipoise.parallel.pipeline.slices import LayerAttention, Resident, Slices
 from equipoise.schedule.pipeline.instruction import Op
 from equipoise.schedule.pipeline.messages import PipelineMessage
 from equipoise.schedule.pipeline.replay import PipelineTimeline
+
+_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,7 +122,7 @@ class Executor:
         """By (is it a gradient, stage, micro-batch): tensors that are here or on their way."""
         self._kept: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         self._later: dict[tuple[int, int], Deferred] = {}
-        self._times: list[tuple[int, int]] = []
+        self._marks = make_marks(next((p.device for p in part.parameters()), _CPU))
         self.losses: dict[int, Tensor] = {}
 
     def steps(self) -> Steps:
@@ -129,10 +131,9 @@ class Executor:
             if slot.receives:
                 yield Post([], [self._expect(message) for message in slot.receives])
             yield Await(place)
-            # Begins by a clock that a machine's ranks share; durations by one that never jumps.
-            begin, clock = time.time_ns(), time.perf_counter_ns()
+            self._marks.mark()
             made = self._run(slot)
-            self._times.append((begin, begin + time.perf_counter_ns() - clock))
+            self._marks.mark()
             if slot.send is not None and made is not None:
                 sent = slot.send.message
                 data = made.contiguous().view(-1).view(torch.uint8)
@@ -145,7 +146,7 @@ class Executor:
     def finish(self, ranks: int) -> PipelineOutcome:
         """The step's results, once ``steps`` has ended."""
         slots = self._program.slots
-        begins, ends = np.array(self._times, dtype=np.int64).reshape(-1, 2).T
+        begins, ends = self._marks.read().at_ns.reshape(-1, 2).T
         table = np.array([(s.op, s.stage, s.micro_batch) for s in slots], dtype=np.int64)
         rank = np.full(len(slots), self._program.rank)
         op, stage, micro_batch = table.reshape(-1, 3).T

@@ -47,6 +47,8 @@ class EngineSettings:
     is unless given."""
     cache_bytes: int | None = None
     """Memory for keys and values."""
+    cache_tokens: int | None = None
+    """The same as a number of tokens, which comes first."""
     swap_bytes: int = 0
     """Host memory for those of requests that are preempted."""
     page_tokens: int = 16
@@ -136,6 +138,13 @@ def _pages(settings: EngineSettings, context_tokens: int, page_bytes: int) -> in
     """Pages of the pool."""
     if settings.page_tokens < 1:
         raise SpecError(f"page_tokens is {settings.page_tokens}. It must be at least 1.")
+    if settings.cache_tokens is not None:
+        if settings.cache_tokens < settings.page_tokens:
+            raise SpecError(
+                f"The cache has {settings.cache_tokens:,} tokens, and one page has "
+                f"{settings.page_tokens}. Give it more."
+            )
+        return settings.cache_tokens // settings.page_tokens
     size = settings.cache_bytes
     if size is None:
         size = available_bytes() // _FREE_SHARE

@@ -27,8 +27,10 @@ from equipoise.observe.journal import EventSink
 from equipoise.schedule.batching.iteration import BatchSchedule, ServeChunk, ServeOutcome
 from equipoise.schedule.batching.request import ServeRequest
 from equipoise.schedule.batching.scheduler import Scheduler
+from equipoise.schedule.batching.settings import BatchSettings
 from equipoise.serve.engine.answer import Answer
 from equipoise.serve.engine.forward import PagedDecoder
+from equipoise.serve.engine.pool import KvPool
 from equipoise.serve.engine.read import LogitsRow, describe_failure, read_logits
 from equipoise.serve.engine.request import Event, GenerateRequest, Handle
 from equipoise.serve.engine.stats import EngineStats, Tally
@@ -169,6 +171,16 @@ class EngineLoop:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def limits(self) -> BatchSettings:
+        """What its scheduler may use."""
+        return self._scheduler.settings
+
+    @property
+    def pool(self) -> KvPool:
+        """Where keys and values are kept."""
+        return self._decoder.pool
 
     @property
     def is_alive(self) -> bool:

@@ -5,7 +5,7 @@ Why
     refused by name: silently dropping a window or a bias gives wrong logits in a run that looks
     right.
 
-Kept true (tests/unit/spec/model/test_hf_config.py, tests/oracle/test_hf_keys.py)
+Kept true (tests/unit/spec/model/test_hf_config.py, tests/oracle/hf/test_hf_keys.py)
     Every preset survives the round trip; ``transformers`` loads what is written here, and a
     model built from it has ``ModelSpec.params`` weights.
 

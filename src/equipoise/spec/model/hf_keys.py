@@ -5,7 +5,7 @@ Why
     must have the one value that this decoder computes, or is known to change nothing here; any
     other is refused by name.
 
-Kept true (tests/oracle/test_hf_keys.py)
+Kept true (tests/oracle/hf/test_hf_keys.py)
     The defaults are those of ``transformers``' configuration classes, and every key of these
     classes is here. A model with a changed key is read with equal logits or refused.
 

@@ -82,8 +82,9 @@ REFUSED = [
     ),
     (
         {"messages": [USER, ANSWER], "tools": [1]},
-        'has a list in "tools". Give a list of JSON schemas.',
+        'has the number 1 in its list of "tools". Give JSON schemas.',
     ),
+    ({"messages": None}, 'has null in "messages". Write one, or remove the row.'),
 ]
 
 
@@ -97,6 +98,15 @@ PAIRS = [
         {"prompt": "Hi", "answer": "Hello"},
         'has no column "completion" among its 2 (prompt, answer). Nearest: "prompt". Name the '
         'columns "prompt" and "completion".',
+    ),
+    (
+        {"prompt": "Hi", "completion": None},
+        'has null in "completion". Write one, or remove the row.',
+    ),
+    (
+        {"prompt": 1, "completion": 2},
+        'has the number 1 in "prompt" and the number 2 in "completion". Give text in both, or a '
+        "list of messages in both.",
     ),
     (
         {"prompt": "Hi", "completion": ""},

@@ -5,7 +5,7 @@ import time
 
 import torch
 
-from equipoise.nn.clock import busy_clock
+from equipoise.nn.device.clock import busy_clock, make_marks
 
 
 def spin_for(clock, seconds: float) -> None:
@@ -24,3 +24,17 @@ def test_sleep_and_other_threads_do_not_count() -> None:
     idle = clock() - begin
     spin_for(clock, 0.05)
     assert idle < 0.05 <= clock() - begin
+
+
+def test_marks_on_a_host_count_the_same() -> None:
+    marks = make_marks(torch.device("cpu"))
+    begin = marks.mark()
+    time.sleep(0.05)
+    middle = marks.mark()
+    spin_for(time.thread_time, 0.05)
+    end = marks.mark()
+    moments = marks.read()
+    assert moments.busy_s(begin, middle) < 0.05 <= moments.busy_s(middle, end)
+    assert moments.passed_s(begin, middle) >= 0.05
+    assert not moments.counts_idle
+    assert abs(moments.at_ns[end] * 1e-9 - time.time()) < 1.0

@@ -1,0 +1,1 @@
+"""Benches of one accelerator; ``python -m bench.gpu.run`` runs them all."""

@@ -1,0 +1,1 @@
+"""The device that a rank computes on: its clock, its memory, and how tensors get there."""

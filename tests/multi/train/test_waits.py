@@ -1,0 +1,93 @@
+"""Within micro-batches no step waits for its device, but for the sizes of experts' messages.
+
+Seen on a CPU twin, by the names of what would wait; see ``support.ranks.waits_ranks``.
+"""
+
+import dataclasses
+from collections import Counter
+
+import pytest
+
+from equipoise.comm.local import run_ranks
+from equipoise.spec.model.presets import ModelSpec
+from equipoise.spec.run.spec import LayoutSpec, PackSpec, TrainSpec
+from equipoise.train.check.case import Case
+from support.ranks import waits_ranks
+from support.ranks.waits_ranks import Seen
+
+DENSE = ModelSpec(layers=2, hidden=32, heads=4, kv_heads=2, ffn=48, vocab=320, head_width=8)
+SPARSE = dataclasses.replace(DENSE, experts=4, top_k=2, expert_ffn=32, balance="auxiliary")
+
+AT_THE_ENDS = {
+    " parallel/pipeline/pipeline.py",  # whether all ranks have one schedule
+    " train/pipeline.py",  # losses
+    " train/step.py",
+    "wait comm/group.py",
+    "reduce train/step.py",  # the norm
+    "optimizer train/step.py",  # what routers chose
+}
+"""Phase and file of what waits a fixed number of times in a step, after its micro-batches."""
+ON_A_CPU_ALONE = "nn/loss.py"
+
+
+def waits(
+    ranks: int, model: ModelSpec, policy: str = "by-work", window: int = 256, **layout: object
+) -> list[Seen]:
+    train = TrainSpec(precision="bf16", recompute="selective")
+    pack = PackSpec(policy=policy, context_tokens=window, step_tokens=2048)
+    case = Case(ranks, model, LayoutSpec(**layout), pack, train)
+    return run_ranks(ranks, waits_ranks.step_waits, case)
+
+
+def split(seen: Seen) -> tuple[Counter[str], Counter[str]]:
+    """Waits that would stop the launching of a micro-batch, and those at the ends of a step."""
+    within, after = Counter[str](), Counter[str]()
+    for place, count in seen.waits.items():
+        where = place.split(":")[0]
+        if not where.endswith(ON_A_CPU_ALONE):
+            (after if where in AT_THE_ENDS else within)[place] += count
+    return within, after
+
+
+@pytest.mark.parametrize(
+    ("ranks", "policy", "layout"),
+    [
+        (1, "by-work", {"dp": 1}),
+        (2, "by-work", {"dp": 2, "zero": 3}),
+        (2, "by-work", {"dp": 1, "cp": 2, "strategy": "ring"}),
+        (2, "by-work", {"dp": 1, "cp": 2, "strategy": "ulysses"}),
+        (2, "divided", {"dp": 2}),
+        (2, "by-work", {"dp": 1, "tp": 2}),
+        (2, "by-work", {"dp": 1, "pp": 2, "schedule": "1f1b"}),
+    ],
+)
+def test_nothing_waits_within_micro_batches(
+    ranks: int, policy: str, layout: dict[str, object]
+) -> None:
+    few = waits(ranks, DENSE, policy, 512, **layout)
+    deep = waits(ranks, dataclasses.replace(DENSE, layers=4), policy, 512, **layout)
+    many = waits(ranks, DENSE, policy, 256, **layout)
+    for one, deeper, other in zip(few, deep, many, strict=True):
+        ends = [split(each) for each in (one, deeper, other)]
+        assert not any(within for within, _ in ends)
+        assert ends[0] == ends[1] == ends[2]
+        assert one.made == deeper.made  # once for a pack, whatever the number of layers
+        assert sum(other.operators.values()) > sum(one.operators.values())
+        if "pp" not in layout:
+            assert one.operators["forward"] and one.operators["backward"]
+
+
+def test_experts_on_one_rank_wait_for_nothing() -> None:
+    (seen,) = waits(1, SPARSE, dp=1)
+    assert not split(seen)[0]
+
+
+@pytest.mark.parametrize("layout", [{"dp": 2, "ep": 2}, {"dp": 2, "etp": 2}])
+def test_experts_on_several_ranks_wait_once_in_a_layers_forward(layout: dict[str, object]) -> None:
+    """And once where the layer is recomputed; also in the micro-batch that sums gradients."""
+    for seen in waits(2, SPARSE, **layout):
+        within, _ = split(seen)
+        place = "parallel/expert/exchange.py: tolist"
+        assert set(within) == {f"{phase} {place}" for phase in ("forward", "backward", "reduce")}
+        assert within[f"forward {place}"] == within[f"backward {place}"]
+        assert within[f"reduce {place}"] == 2 * SPARSE.layers
