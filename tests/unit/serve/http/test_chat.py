@@ -5,10 +5,10 @@ from typing import Any
 
 import openai
 import pytest
-from support.engine import byte_level
 
 from support.chat.template import CHATML
 from support.http.served import MODEL, Running, running
+from support.serving.engine import byte_level
 
 TALK: list[Any] = [
     {"role": "system", "content": "be brief"},

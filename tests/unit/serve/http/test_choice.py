@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 from hypothesis import given
 from hypothesis import strategies as st
-from support.engine import END, byte_level
 
 from equipoise.serve.engine.request import Finish, Score, TokenEvent
 from equipoise.serve.http.choice import Choice, Part
 from equipoise.serve.http.vocabulary import Vocabulary
 from equipoise.serve.text import StopStrings, TextStream
+from support.serving.engine import END, byte_level
 
 VOCABULARY = Vocabulary(byte_level())
 

@@ -4,9 +4,9 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.engine import byte_level
 
 from equipoise.serve.http.vocabulary import Vocabulary
+from support.serving.engine import byte_level
 from unit.serve.test_text import pieces
 
 CORES = {"byte level": byte_level(), "pieces": pieces()}
