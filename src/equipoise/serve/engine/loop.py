@@ -31,7 +31,7 @@ from equipoise.schedule.batching.settings import BatchSettings
 from equipoise.serve.engine.answer import Answer
 from equipoise.serve.engine.forward import PagedDecoder
 from equipoise.serve.engine.pool import KvPool
-from equipoise.serve.engine.read import Row, describe_failure, read_logits
+from equipoise.serve.engine.read import LogitsRow, describe_failure, read_logits
 from equipoise.serve.engine.request import Event, GenerateRequest, Handle
 from equipoise.serve.engine.stats import EngineStats, Tally
 from equipoise.serve.prompt import PromptReader
@@ -247,12 +247,12 @@ class EngineLoop:
 
     def _forward(self, chunks: Sequence[ServeChunk], answers: Sequence[Answer]) -> set[str]:
         tokens = list[int]()
-        rows, packed = list[Row](), list[int]()
+        rows, packed = list[LogitsRow](), list[int]()
         for chunk, answer in zip(chunks, answers, strict=True):
             stop = chunk.start + chunk.tokens
             tokens += answer.tokens[chunk.start : stop]
             packed += range(len(tokens) - chunk.logits, len(tokens))
-            rows += [Row(answer, at) for at in range(stop - chunk.logits, stop)]
+            rows += [LogitsRow(answer, at) for at in range(stop - chunk.logits, stop)]
         x_tD = self._decoder.run(chunks, tokens)
         failed, begin = set[str](), 0
         for logits_RV in self._decoder.logits(x_tD, packed):

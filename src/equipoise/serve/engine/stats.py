@@ -23,9 +23,9 @@ class EngineStats:
     asked_tokens: int
     """Tokens that were looked up in it."""
     prompt_tokens: int
-    """Of requests that have ended."""
+    """Prompt tokens of requests that have ended."""
     generated_tokens: int
-    """Likewise."""
+    """Tokens that those requests were answered with."""
     preemptions: int
     finished: Mapping[str, int]
     """Requests that have ended, by reason."""

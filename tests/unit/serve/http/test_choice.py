@@ -9,7 +9,7 @@ from equipoise.serve.engine.request import Finish, Score, TokenEvent
 from equipoise.serve.http.choice import Choice, Part
 from equipoise.serve.http.vocabulary import Vocabulary
 from equipoise.serve.text import StopStrings, TextStream
-from support.engine import END, byte_level
+from support.serving.engine import END, byte_level
 
 VOCABULARY = Vocabulary(byte_level())
 

@@ -6,7 +6,7 @@ from typing import Any
 import openai
 import pytest
 
-from support.http.served import MODEL, Running, running
+from support.serving.http.served import MODEL, Running, running
 
 
 @pytest.fixture(scope="module")

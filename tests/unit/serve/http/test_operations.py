@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from support.http.raw import Reply, ask, open_socket, read_reply
-from support.http.scrape import scraped
-from support.http.served import MODEL, Running, running
+from support.serving.http.raw import Reply, ask, open_socket, read_reply
+from support.serving.http.scrape import scraped
+from support.serving.http.served import MODEL, Running, running
 
 LONG = {"model": MODEL, "prompt": "a", "max_tokens": 3500, "ignore_eos": True, "temperature": 0}
 HONEST = {"model": MODEL, "prompt": "Hello world", "max_tokens": 20, "ignore_eos": True}
