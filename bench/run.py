@@ -40,6 +40,8 @@ BENCHES = (
     "planner.layered",
     "planner.measured_search",
     "planner.published",
+    "serving.fairness",
+    "serving.simulator",
 )
 
 

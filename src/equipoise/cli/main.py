@@ -38,6 +38,7 @@ VERBS = {
     "plan": "search the layout that trains a model fastest on a cluster; needs no torch",
     "train": "train a model; the same command again resumes",
     "report": "write runs as one HTML page: predicted beside measured, and each rank's timeline",
+    "dash": "show runs and a server live in a browser, predicted beside measured",
     "trace": "write steps of a run as a trace for Perfetto, predicted beneath measured",
     "check": "prove that every layout and packing gives one rank's loss and gradients",
     "calibrate": "measure this machine, so that this-cpu is priced by what it does",
