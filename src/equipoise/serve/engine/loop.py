@@ -28,7 +28,7 @@ from equipoise.schedule.batching.iteration import BatchSchedule, ServeChunk, Ser
 from equipoise.schedule.batching.request import ServeRequest
 from equipoise.schedule.batching.scheduler import Scheduler
 from equipoise.schedule.batching.settings import BatchSettings
-from equipoise.serve.engine.answer import Answer
+from equipoise.serve.engine.answer import LiveAnswer
 from equipoise.serve.engine.forward import PagedDecoder
 from equipoise.serve.engine.pool import KvPool
 from equipoise.serve.engine.read import LogitsRow, describe_failure, read_logits
@@ -70,7 +70,7 @@ class EngineLoop:
         self.prompts, self.context_tokens = prompts, context_tokens
         self._decoder, self._scheduler, self._clock = decoder, scheduler, clock
         self._tally = Tally(sink or EventSink())
-        self._answers = dict[str, Answer]()
+        self._answers = dict[str, LiveAnswer]()
         self._computing = frozenset[str]()
         """Requests of the iteration at hand."""
         self._numbers = count()
@@ -102,7 +102,7 @@ class EngineLoop:
         name = f"{next(self._numbers)}"
         handle = Handle(name, len(request.prompt), self.abort, deliver)
         now_s = self._clock()
-        answer = Answer(
+        answer = LiveAnswer(
             request,
             handle,
             self.prompts.tokenizer.core,
@@ -208,7 +208,7 @@ class EngineLoop:
                     if answer.finish is not None or answer.is_aborted:
                         self._close(answer)
 
-    def _next(self) -> tuple[BatchSchedule, list[Answer]] | None:
+    def _next(self) -> tuple[BatchSchedule, list[LiveAnswer]] | None:
         """The next iteration with its chunks' answers, when there is one; None at the end."""
         with self._changed:
             while not self._is_closed:
@@ -221,7 +221,7 @@ class EngineLoop:
                 self._changed.wait(_IDLE_S)
             return None
 
-    def _run(self, schedule: BatchSchedule, answers: Sequence[Answer]) -> set[str]:
+    def _run(self, schedule: BatchSchedule, answers: Sequence[LiveAnswer]) -> set[str]:
         """Compute an iteration and tell its clients; the requests that failed."""
         for swap in schedule.swaps_out:
             self._decoder.pool.swap_out(swap)
@@ -232,7 +232,7 @@ class EngineLoop:
                 answer.has_begun, answer.handle.cached_tokens = True, chunk.start
         return self._compute(schedule.chunks, answers)
 
-    def _compute(self, chunks: Sequence[ServeChunk], answers: Sequence[Answer]) -> set[str]:
+    def _compute(self, chunks: Sequence[ServeChunk], answers: Sequence[LiveAnswer]) -> set[str]:
         """Compute chunks and choose tokens; the requests whose rows are not to be used again."""
         try:
             return self._forward(chunks, answers)
@@ -245,7 +245,7 @@ class EngineLoop:
             failed |= self._compute([chunk], [answer])
         return failed
 
-    def _forward(self, chunks: Sequence[ServeChunk], answers: Sequence[Answer]) -> set[str]:
+    def _forward(self, chunks: Sequence[ServeChunk], answers: Sequence[LiveAnswer]) -> set[str]:
         tokens = list[int]()
         rows, packed = list[LogitsRow](), list[int]()
         for chunk, answer in zip(chunks, answers, strict=True):
@@ -260,7 +260,7 @@ class EngineLoop:
             begin += len(logits_RV)
         return failed
 
-    def _outcomes(self, answers: Iterable[Answer], failed: set[str]) -> list[ServeOutcome]:
+    def _outcomes(self, answers: Iterable[LiveAnswer], failed: set[str]) -> list[ServeOutcome]:
         outcomes = list[ServeOutcome]()
         for answer in answers:
             name, keys = answer.handle.name, self._new_keys(answer)
@@ -269,13 +269,13 @@ class EngineLoop:
                 outcomes.append(ServeOutcome(name, has_ended, keys, name in failed))
         return outcomes
 
-    def _close(self, answer: Answer) -> None:
+    def _close(self, answer: LiveAnswer) -> None:
         """Forget an answer that has ended or is given up."""
         answer.give_up("abort")
         self._tally.end(answer)
         del self._answers[answer.handle.name]
 
-    def _new_keys(self, answer: Answer) -> tuple[bytes, ...]:
+    def _new_keys(self, answer: LiveAnswer) -> tuple[bytes, ...]:
         """Contents of whole pages that the scheduler does not know yet: the ids themselves.
 
         Equal keys are equal tokens: no digest can take one text for another.

@@ -13,14 +13,14 @@ from itertools import groupby
 from torch import Tensor
 
 from equipoise.base.errors import EquipoiseError, ModelError
-from equipoise.serve.engine.answer import Answer
+from equipoise.serve.engine.answer import LiveAnswer
 
 
 @dataclass(frozen=True, slots=True)
 class LogitsRow:
     """A row whose logits are read."""
 
-    answer: Answer
+    answer: LiveAnswer
     position: int
     """Where the row's token stands in its sequence; the logits are the next one's."""
 
