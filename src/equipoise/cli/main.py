@@ -34,7 +34,7 @@ VERBS = {
     "config": "show what every key of a run resolves to, and why",
     "pack": "show how evenly each policy would pack a corpus; needs no torch",
     "explain": "show who computes or sends what: attention, pipelines, tensors; needs no torch",
-    "simulate": "say how long a step takes on another cluster, and whether it fits; needs no torch",
+    "simulate": "say how long a step, or a trace's requests, take on a cluster; needs no torch",
     "plan": "search the layout that trains a model fastest on a cluster; needs no torch",
     "train": "train a model; the same command again resumes",
     "report": "write runs as one HTML page: predicted beside measured, and each rank's timeline",

@@ -12,8 +12,8 @@ import pytest
 from equipoise import __version__
 from equipoise.serve.http.keys import hash_key, make_key
 from equipoise.serve.http.tenants import Tenant, Tenants
-from support.http.raw import Reply, ask, open_socket, read_reply
-from support.http.served import MODEL, Running, running
+from support.serving.http.raw import Reply, ask, open_socket, read_reply
+from support.serving.http.served import MODEL, Running, running
 
 KEYS = {name: make_key() for name in ("ann", "bob", "few")}
 BY_NAME = {
