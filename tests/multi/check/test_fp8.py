@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from equipoise.cli.main import main
 from equipoise.comm.local import run_ranks
 from equipoise.train.check.case import (
     FP8_TOLERANCE,
@@ -40,6 +41,14 @@ def test_every_layout_and_policy_equals_one_rank(ranks: int) -> None:
 
 def test_layouts_that_float8_is_not_proven_in_are_left_out() -> None:
     assert tensor_cases(2, LAYERED) and not of_fp8(tensor_cases(2, LAYERED))
+
+
+def test_the_command_proves_a_run_in_float8(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--ranks", "2", "--in-process", "--model.preset", "2m", "--train.precision", "fp8"]
+    assert main(["check", *words]) == 0
+    said = capsys.readouterr().out
+    assert ", fp8 on a CPU." in said
+    assert said.endswith(" cases equal one rank to 0.001 of each gradient's scale.\n")
 
 
 ZERO = of_fp8([make_case(LAYERED, 2, context_tokens=512, zero=1)])[0]

@@ -137,17 +137,18 @@ def _show(args: argparse.Namespace, verdicts: "Sequence[Verdict]", model: "Model
     from equipoise.train.check.case import TOLERANCE
 
     failed = [verdict for verdict in verdicts if not verdict.is_exact]
+    tolerance = max((verdict.case.tolerance for verdict in verdicts), default=TOLERANCE)
     if args.json:
         rows = [_row(verdict) for verdict in verdicts]
-        sys.stdout.write(json.dumps({"tolerance": TOLERANCE, "cases": rows}, indent=1) + "\n")
+        sys.stdout.write(json.dumps({"tolerance": tolerance, "cases": rows}, indent=1) + "\n")
     elif not args.quiet:
         sys.stdout.write(_scope(verdicts, model))
         _print_table(verdicts)
     if failed:
-        return check_layouts.fail(_blame(failed, len(verdicts), TOLERANCE), is_json=args.json)
+        return check_layouts.fail(_blame(failed, len(verdicts), tolerance), is_json=args.json)
     if not args.json and not args.quiet:
         sys.stdout.write(
-            f"{len(verdicts)} cases equal one rank to {TOLERANCE:g} of each gradient's scale.\n"
+            f"{len(verdicts)} cases equal one rank to {tolerance:g} of each gradient's scale.\n"
         )
     return 0
 
