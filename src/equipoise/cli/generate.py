@@ -168,7 +168,8 @@ def _answer(
 
     A message and its answer are added to ``talk``.
     """
-    from equipoise.serve.generate import Generated, Prompt
+    from equipoise.serve.generate import Generated
+    from equipoise.serve.prompt import Prompt
 
     began = time.perf_counter()
     prompt: Prompt = text

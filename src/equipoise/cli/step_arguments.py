@@ -5,12 +5,15 @@ import argparse
 _CONTEXT_STRATEGIES = ("needed-kv", "all-gather", "ring", "ulysses")
 
 
-def add_step_arguments(parser: argparse.ArgumentParser, *, is_searched: bool = False) -> None:
+def add_step_arguments(
+    parser: argparse.ArgumentParser, *, is_searched: bool = False, needs_sizes: bool = True
+) -> None:
     """Declare what a step is, whoever lays it out.
 
     Args:
-        parser: Of the verb.
+        parser: The verb's.
         is_searched: Whether what lays a step out is searched where it is not given.
+        needs_sizes: Whether the parser itself requires the step's sizes.
     """
     searched = "searched" if is_searched else None
     parser.add_argument(
@@ -28,14 +31,14 @@ def add_step_arguments(parser: argparse.ArgumentParser, *, is_searched: bool = F
     parser.add_argument(
         "--context-tokens",
         type=int,
-        required=not is_searched,
+        required=needs_sizes and not is_searched,
         metavar="N",
         help="tokens of a sequence",
     )
     parser.add_argument(
         "--step-sequences",
         type=int,
-        required=not is_searched,
+        required=needs_sizes and not is_searched,
         metavar="N",
         help="sequences of one step, over all ranks",
     )

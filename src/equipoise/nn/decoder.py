@@ -160,7 +160,8 @@ class DecoderLayer(nn.Module):
         """Norms are whole."""
         return {f"{name}.weight": Copied() for name in ("attention_norm", "feed_forward_norm")}
 
-    def _begin(self, x_tD: Tensor, table: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def begin(self, x_tD: Tensor, table: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What comes before the core: queries, keys and values."""
         return self.attention.heads(self.attention_norm(x_tD), table)
 
     def _attend(self, x_tD: Tensor, q: Tensor, k: Tensor, v: Tensor, attend: Attend) -> Tensor:
@@ -175,22 +176,23 @@ class DecoderLayer(nn.Module):
         partial_TD = self.feed_forward(normed_TD.new_zeros(1, 1), normed_TD)
         return x_tD + self.tensor.leave(partial_TD)
 
-    def _end(self, x_tD: Tensor, o_THE: Tensor, table: Tensor) -> Tensor:
+    def end(self, x_tD: Tensor, o_THE: Tensor, table: Tensor) -> Tensor:
+        """What comes after the core: its output joined to the stream, and the feed-forward."""
         return self._feed(self.attention.join(x_tD, o_THE), table)
 
     def _run(self, x_tD: Tensor, table: Tensor, attend: Attend) -> Tensor:
-        return self._end(x_tD, attend(*self._begin(x_tD, table)), table)
+        return self.end(x_tD, attend(*self.begin(x_tD, table)), table)
 
     def forward(self, x_tD: Tensor, table: Tensor, attend: Attend) -> Tensor:
         """One layer; ``recompute`` says what it keeps for the backward."""
         if self.recompute == "full":
             return again(self._run, x_tD, table, attend)
         if self.recompute == "attention":
-            heads = self._begin(x_tD, table)
+            heads = self.begin(x_tD, table)
             return self._feed(again(self._attend, x_tD, *heads, attend), table)
         if self.recompute == "selective":
-            heads = again(self._begin, x_tD, table)
-            return again(self._end, x_tD, attend(*heads), table)
+            heads = again(self.begin, x_tD, table)
+            return again(self.end, x_tD, attend(*heads), table)
         return self._run(x_tD, table, attend)
 
 

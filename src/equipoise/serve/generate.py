@@ -10,27 +10,22 @@ Kept true (tests/oracle/test_generate.py)
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import torch
 
-from equipoise.base.errors import ModelError, SpecError
-from equipoise.data.chat.rows import Message
+from equipoise.base.errors import SpecError
 from equipoise.nn.cached import Cached, CachedDecoder, continue_with
 from equipoise.nn.decoder import Decoder
-from equipoise.nn.hf.files import CONFIG, GENERATION
+from equipoise.serve.prompt import Prompt, PromptReader
 from equipoise.serve.sample import Sampling, choose_token
 from equipoise.serve.source import TrainedModel, open_model
 from equipoise.serve.text import TextStream
-from equipoise.serve.tokenizer import ModelTokenizer
 
 _GREEDY = Sampling()
-
-Prompt = str | Sequence[Message]
-"""A text, or the messages of a conversation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +50,10 @@ class Generator:
             ModelError: there is no tokenizer, or it cannot be read.
         """
         self.trained = trained
-        self.tokenizer = ModelTokenizer(trained.files)
+        self._prompts = PromptReader(trained.files, trained.model)
+        self.tokenizer = self._prompts.tokenizer
         self._cached = _cached(trained)
-        self.end_ids = frozenset(trained.files.end_ids)
+        self.end_ids = self._prompts.end_ids
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a text or of a conversation; never empty.
@@ -65,17 +61,7 @@ class Generator:
         Raises:
             ModelError: a token is not in the model's vocabulary, or there is no chat template.
         """
-        if isinstance(prompt, str):
-            ids = self.tokenizer.encode(prompt)
-        else:
-            ids = self.tokenizer.encode_chat(prompt)
-        words = self.trained.model.vocab
-        if wrong := [each for each in ids if each >= words]:
-            raise ModelError(
-                f"The prompt has token {wrong[0]:,} of the tokenizer, and the model has only "
-                f"{words:,}. Give the model's own tokenizer."
-            )
-        return ids or [self._first_id()]
+        return self._prompts.encode(prompt)
 
     def stream(
         self, prompt: Prompt, *, tokens: int, sampling: Sampling = _GREEDY
@@ -119,14 +105,6 @@ class Generator:
         assert isinstance(last, Generated)  # noqa: S101 - the stream ends with it
         return last
 
-    def _first_id(self) -> int:
-        """What a text without tokens begins with: the token that begins texts, or ends them."""
-        for name in (GENERATION, CONFIG):
-            first = self.trained.files.table(name).get("bos_token_id")
-            if isinstance(first, int):
-                return first
-        return min(self.end_ids, default=0)
-
 
 def generate(
     source: Path | str, prompt: Prompt, *, tokens: int = 256, sampling: Sampling = _GREEDY
@@ -149,22 +127,30 @@ def generate(
 
 def _cached(trained: TrainedModel) -> Cached:
     if trained.theirs is None:
-        return CachedDecoder(_decoder(trained))
+        return CachedDecoder(build_decoder(trained))
     # It takes seconds to import, and is an extra.
     from equipoise.parallel.theirs.cached import CachedTheirs
 
     return CachedTheirs(trained.theirs)
 
 
-def _decoder(trained: TrainedModel) -> Decoder:
-    """The decoder with its weights, none of them copied."""
+def build_decoder(trained: TrainedModel, dtype: torch.dtype | None = None) -> Decoder:
+    """The decoder with its weights; none of them is copied that has its dtype already.
+
+    Args:
+        trained: A model that our own decoder computes.
+        dtype: What to compute in; unless given, what the weights are saved in if that is fp32 or
+            bf16, else fp32.
+    """
     # Rows that a capacity drops depend on the micro-batch; a text on its own drops none.
     model = dataclasses.replace(trained.model, capacity_factor=0.0)
     state = trained.state
     dtypes = {weight.dtype for weight in state.values() if weight.is_floating_point()}
-    if dtypes not in ({torch.float32}, {torch.bfloat16}):
+    if dtype is None and dtypes not in ({torch.float32}, {torch.bfloat16}):
+        dtype = torch.float32
+    if dtype is not None:
         state = {
-            name: weight.float() if weight.is_floating_point() else weight
+            name: weight.to(dtype) if weight.is_floating_point() else weight
             for name, weight in state.items()
         }
     with torch.device("meta"):

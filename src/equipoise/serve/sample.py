@@ -1,24 +1,34 @@
 """Choose the next token from logits: the likeliest, or one drawn by a counter.
 
 What it decides
-    Temperature first, then the ``top_k`` likeliest tokens, then the fewest whose probabilities
-    reach ``top_p``, as transformers orders them. A draw depends on the seed and on the token's
-    position alone: how a text was cut into calls changes nothing.
+    Biases and penalties come first and change the likeliest token, too. Then temperature, then the
+    ``top_k`` likeliest tokens, then the fewest whose probabilities reach ``top_p``, then those that
+    are likely enough beside the likeliest (``min_p``), as transformers orders them. A draw depends
+    on the seed and on the token's position alone: how a text was cut into calls, and which texts
+    are computed beside it, changes nothing.
 
 Kept true (tests/unit/serve/test_sample.py)
     Draws follow the filtered probabilities; what transformers' own filters remove is never drawn.
 
 Sources
-    Nucleus sampling: arXiv:1904.09751. Counter-based draws: Philox, as ``numpy`` has it.
+    Nucleus sampling: arXiv:1904.09751. ``min_p``: arXiv:2407.01082. Repetition penalty:
+    arXiv:1909.05858. Presence and frequency penalties: OpenAI's API reference. Counter-based
+    draws: Philox, as ``numpy`` has it.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from equipoise.base.errors import SpecError
+
+_INFINITE = float("inf")
+_TWO = "from -2 to 2"
+_CANDIDATES = 256
+"""Likeliest tokens among which a nucleus is looked for first: to sort a vocabulary takes ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +46,70 @@ class Sampling:
     top_p: float = 1.0
     """Draw from the likeliest tokens whose probabilities reach this sum."""
     seed: int = 0
+    min_p: float = 0.0
+    """Draw from tokens at least this likely, as a share of the likeliest one's probability."""
+    repetition_penalty: float = 1.0
+    """Divides positive logits of tokens in prompt and answer, and multiplies negative ones."""
+    presence_penalty: float = 0.0
+    """Subtracted from the logits of tokens in the answer."""
+    frequency_penalty: float = 0.0
+    """Subtracted from a token's logit as often as it is in the answer."""
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    """Added to the logits of these tokens."""
 
     def __post_init__(self) -> None:
+        biases = self.logit_bias
+        bias = next((each for each in biases.values() if not -100 <= each <= 100), 0.0)
         for name, value, is_right, range_ in (
-            ("temperature", self.temperature, 0 <= self.temperature < float("inf"), "0 or more"),
+            ("temperature", self.temperature, 0 <= self.temperature < _INFINITE, "0 or more"),
             ("top_k", self.top_k, self.top_k >= 0, "0 or more"),
             ("top_p", self.top_p, 0 < self.top_p <= 1, "above 0 and at most 1"),
             ("seed", self.seed, 0 <= self.seed < 2**63, "from 0 to 2**63 - 1"),
+            ("min_p", self.min_p, 0 <= self.min_p <= 1, "from 0 to 1"),
+            (
+                "repetition_penalty",
+                self.repetition_penalty,
+                0 < self.repetition_penalty < _INFINITE,
+                "above 0",
+            ),
+            ("presence_penalty", self.presence_penalty, -2 <= self.presence_penalty <= 2, _TWO),
+            ("frequency_penalty", self.frequency_penalty, -2 <= self.frequency_penalty <= 2, _TWO),
+            ("logit_bias", bias, -100 <= bias <= 100, "from -100 to 100"),
         ):
             if not is_right:
                 raise SpecError(f"{name} must be {range_}; it is {value}.")
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether ``adjust`` does anything."""
+        penalties = self.presence_penalty, self.frequency_penalty, self.repetition_penalty - 1
+        return bool(self.logit_bias) or any(penalties)
+
+
+def adjust(
+    logits_V: Tensor, sampling: Sampling, prompt: Sequence[int], answer: Sequence[int]
+) -> Tensor:
+    """Logits with biases and penalties, fp32 [V]; the ones given are left as they are.
+
+    Args:
+        logits_V: Of the next token [V].
+        sampling: Biases and penalties; their tokens are in the vocabulary.
+        prompt: Tokens of the prompt.
+        answer: Tokens after it.
+    """
+    logits_V = logits_V.float().clone()
+    if sampling.repetition_penalty != 1:
+        seen = torch.tensor(sorted({*prompt, *answer}), dtype=torch.int64)
+        seen = seen.to(logits_V.device)
+        held, penalty = logits_V[seen], sampling.repetition_penalty
+        logits_V[seen] = torch.where(held > 0, held / penalty, held * penalty)
+    if answer and (sampling.presence_penalty or sampling.frequency_penalty):
+        tokens, counts = torch.tensor(answer).unique(return_counts=True)
+        taken = sampling.presence_penalty + sampling.frequency_penalty * counts.float()
+        logits_V[tokens.to(logits_V.device)] -= taken.to(logits_V.device)
+    for token, bias in sampling.logit_bias.items():
+        logits_V[token] += bias
+    return logits_V
 
 
 def probabilities(logits_V: Tensor, sampling: Sampling) -> Tensor:
@@ -56,11 +120,33 @@ def probabilities(logits_V: Tensor, sampling: Sampling) -> Tensor:
         logits_V = logits_V.masked_fill(logits_V < least, -torch.inf)
     shares_V = torch.softmax(logits_V, dim=0)
     if sampling.top_p < 1:
-        falling = torch.sort(shares_V, descending=True, stable=True)
-        before_V = falling.values.cumsum(0) - falling.values
-        shares_V[falling.indices[before_V >= sampling.top_p]] = 0
+        shares_V = _nucleus(shares_V, sampling.top_p)
+    if sampling.min_p:
+        shares_V[shares_V < sampling.min_p * shares_V.max()] = 0
         shares_V /= shares_V.sum()
     return shares_V
+
+
+def _nucleus(shares_V: Tensor, top_p: float) -> Tensor:
+    """The fewest likeliest tokens whose probabilities reach ``top_p``, scaled to sum to 1."""
+    for candidates in (_CANDIDATES, len(shares_V)):
+        at = torch.arange(len(shares_V), device=shares_V.device)
+        if candidates < len(shares_V):
+            least = torch.topk(shares_V, candidates).values[-1]
+            at = torch.nonzero(shares_V >= least).squeeze(1)
+        falling = torch.sort(shares_V[at], descending=True, stable=True)
+        before = falling.values.cumsum(0) - falling.values
+        kept = at[falling.indices[before < top_p]]
+        if len(kept) < len(at):
+            break
+    nucleus_V = torch.zeros_like(shares_V)
+    nucleus_V[kept] = shares_V[kept]
+    return nucleus_V / nucleus_V.sum()
+
+
+def log_probabilities(logits_RV: Tensor) -> Tensor:
+    """Logarithms of probabilities before any filter, fp32 [rows, V]; each row by itself."""
+    return torch.log_softmax(logits_RV.float(), dim=-1)
 
 
 def choose_token(logits_V: Tensor, sampling: Sampling, position: int) -> int:

@@ -4,8 +4,12 @@ Why
     A token may end in the middle of a character, and some decoders let a token's text depend on
     the one before it. So text is held back until it can no longer change.
 
+    Text that may be the beginning of a stop string is held back, too. What follows a stop string,
+    and the string itself, is never shown.
+
 Kept true (tests/unit/serve/test_text.py)
-    The parts joined are the text of all tokens; no part ends within a character.
+    The parts joined are the text of all tokens; no part ends within a character. However a text is
+    cut into parts, it ends before the stop string that is complete first.
 
 Sources
     Decoding a window of tokens with and without the new one: Text Generation Inference,
@@ -46,3 +50,34 @@ class TextStream:
 
     def _decode(self, stop: int) -> str:
         return str(self._core.decode(self._tokens[self._begin : stop], skip_special_tokens=True))
+
+
+class StopStrings:
+    """Ends a text before the string, of several, that is complete first."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = [each for each in stops if each]
+        self._held = ""
+        self.has_stopped = False
+
+    def push(self, part: str) -> str:
+        """The text that is certain now: no stop string begins in it."""
+        text = self._held + part
+        spans = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
+        if spans:
+            self._held, self.has_stopped = "", True
+            return text[: min(spans)[1]]
+        held = max((_overlap(text, stop) for stop in self._stops), default=0)
+        self._held = text[len(text) - held :]
+        return text[: len(text) - held]
+
+    def finish(self) -> str:
+        """What was held back of a text that has ended without a stop string."""
+        held, self._held = self._held, ""
+        return held
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Characters of the longest end of ``text`` that a longer ``stop`` begins with."""
+    most = min(len(text), len(stop) - 1)
+    return next((size for size in range(most, 0, -1) if stop.startswith(text[-size:])), 0)

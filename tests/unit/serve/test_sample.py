@@ -3,13 +3,21 @@
 import pytest
 import torch
 from transformers.generation.logits_process import (
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
 
 from equipoise.base.errors import SpecError
-from equipoise.serve.sample import Sampling, choose_token, probabilities
+from equipoise.serve.sample import (
+    Sampling,
+    adjust,
+    choose_token,
+    log_probabilities,
+    probabilities,
+)
 
 LOGITS = torch.randn(50, generator=torch.Generator().manual_seed(1)) * 3
 
@@ -62,9 +70,57 @@ def test_a_token_of_probability_zero_is_never_drawn() -> None:
         ({"top_p": 0.0}, "top_p must be above 0 and at most 1; it is 0.0."),
         ({"top_p": 1.5}, "top_p must be above 0 and at most 1; it is 1.5."),
         ({"seed": -3}, "seed must be from 0 to 2**63 - 1; it is -3."),
+        ({"min_p": 1.5}, "min_p must be from 0 to 1; it is 1.5."),
+        ({"repetition_penalty": 0.0}, "repetition_penalty must be above 0; it is 0.0."),
+        ({"presence_penalty": 2.5}, "presence_penalty must be from -2 to 2; it is 2.5."),
+        ({"frequency_penalty": -3.0}, "frequency_penalty must be from -2 to 2; it is -3.0."),
+        ({"logit_bias": {3: 1.0, 4: 101.0}}, "logit_bias must be from -100 to 100; it is 101.0."),
     ],
 )
-def test_settings_out_of_range(settings: dict[str, float], words: str) -> None:
+def test_settings_out_of_range(settings: dict[str, object], words: str) -> None:
     with pytest.raises(SpecError) as caught:
         Sampling(**settings)  # type: ignore[arg-type]
     assert str(caught.value) == words
+
+
+@pytest.mark.parametrize("min_p", [0.01, 0.2, 1.0])
+def test_min_p_is_that_of_transformers(min_p: float) -> None:
+    theirs = TemperatureLogitsWarper(0.7)(None, LOGITS[None].double())
+    theirs = MinPLogitsWarper(min_p)(None, theirs)
+    ours = probabilities(LOGITS, Sampling(0.7, min_p=min_p))
+    torch.testing.assert_close(ours, torch.softmax(theirs[0], dim=0))
+
+
+def test_a_nucleus_among_many_tokens_is_that_of_transformers() -> None:
+    logits = torch.randn(3000, generator=torch.Generator().manual_seed(2)).round(decimals=1)
+    for top_p in (0.001, 0.05, 0.5, 0.99):
+        theirs = TopPLogitsWarper(top_p)(None, logits[None].double())
+        ours = probabilities(logits, Sampling(1.0, top_p=top_p))
+        assert int((ours > 0).sum()) == int(torch.isfinite(theirs).sum())
+        torch.testing.assert_close(
+            ours.sort().values, torch.softmax(theirs[0], dim=0).sort().values
+        )
+
+
+def test_the_repetition_penalty_is_that_of_transformers() -> None:
+    prompt, answer = [3, 7, 7], [1, 3]
+    ids = torch.tensor([prompt + answer])
+    theirs = RepetitionPenaltyLogitsProcessor(1.3)(ids, LOGITS[None].clone())[0]
+    assert torch.equal(adjust(LOGITS, Sampling(repetition_penalty=1.3), prompt, answer), theirs)
+
+
+def test_penalties_count_the_answer_and_biases_are_added() -> None:
+    sampling = Sampling(presence_penalty=0.5, frequency_penalty=0.25, logit_bias={7: 100, 0: -1})
+    changed = adjust(LOGITS, sampling, [9, 9], [4, 4, 5]) - LOGITS
+    expected = torch.zeros(50)
+    expected[[4, 5, 7, 0]] = torch.tensor([-1.0, -0.75, 100.0, -1.0])
+    torch.testing.assert_close(changed, expected, atol=1e-5, rtol=0)
+    assert sampling.changes_logits and not Sampling(0.5, top_k=3).changes_logits
+    assert choose_token(adjust(LOGITS, sampling, [], []), sampling, 3) == 7
+
+
+def test_log_probabilities_of_a_row_do_not_depend_on_other_rows() -> None:
+    logits = torch.randn(33, 4099, generator=torch.Generator().manual_seed(3))
+    together = log_probabilities(logits)
+    assert torch.equal(torch.stack([log_probabilities(row[None])[0] for row in logits]), together)
+    assert float(together.exp().sum(1).sub(1).abs().max()) < 1e-5

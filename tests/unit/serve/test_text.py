@@ -2,9 +2,11 @@
 
 import pytest
 import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from equipoise.serve.text import TextStream
+from equipoise.serve.text import StopStrings, TextStream
 
 TEXTS = [
     "Hello  world\n",
@@ -72,3 +74,44 @@ def test_special_tokens_have_no_text() -> None:
     end = core.token_to_id("<|end|>")
     assert stream.push(end) == ""
     assert "".join(stream.push(token) for token in core.encode("a").ids) + stream.finish() == "a"
+
+
+def stopped(text: str, stops: list[str], cuts: list[int]) -> tuple[list[str], bool]:
+    """The parts of a text that is cut at some places, up to a stop string."""
+    strings, parts, begin = StopStrings(stops), list[str](), 0
+    for cut in [*sorted(cuts), len(text)]:
+        parts.append(strings.push(text[begin:cut]))
+        begin = cut
+        if strings.has_stopped:
+            return parts, True
+    return [*parts, strings.finish()], False
+
+
+def one_by_one(text: str, stops: list[str]) -> tuple[str, bool]:
+    for end in range(len(text) + 1):
+        whole = [stop for stop in stops if stop and text[:end].endswith(stop)]
+        if whole:
+            return text[: end - max(map(len, whole))], True
+    return text, False
+
+
+@given(st.data())
+def test_a_text_ends_before_its_stop_string_however_it_is_cut(data: st.DataObject) -> None:
+    text = data.draw(st.text("ab🙂", max_size=12))
+    stops = data.draw(st.lists(st.text("ab🙂", max_size=4), max_size=4))
+    cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=5))
+    parts, has_stopped = stopped(text, stops, cuts)
+    assert ("".join(parts), has_stopped) == one_by_one(text, stops)
+
+
+def test_only_what_may_begin_a_stop_string_is_held_back() -> None:
+    strings = StopStrings(["\n\nUser:"])
+    assert [strings.push(each) for each in ("One.\n", "Two", "\n\nUse", "ful", "\n\n", "User")] == [
+        "One.",
+        "\nTwo",
+        "",
+        "\n\nUseful",
+        "",
+        "",
+    ]
+    assert (strings.push(": x"), strings.has_stopped, strings.finish()) == ("", True, "")

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from equipoise.base.disk import writing
+from equipoise.base.errors import SpecError
 from equipoise.cli.step_arguments import add_sources_argument, add_step_arguments
 from equipoise.cli.written import require_folder_of, require_kind
 
 if TYPE_CHECKING:
     from equipoise.sim.answer import StepAnswer
 
-HELP = "say how long a step takes on another cluster, and whether it fits; needs no torch"
+HELP = "say how long a step takes, or how a trace is served, on another cluster; needs no torch"
 
 EXAMPLES = """\
 examples:
@@ -32,8 +33,17 @@ examples:
   equipoise simulate --model llama3-405b --cluster h100-sxm:8192 --layout tp=8,pp=16,dp=64 \\
       --context-tokens 8192 --step-sequences 2048 --jitter 0.05 --mtbf-hours 50000 \\
       --checkpoint-s 20 --restart-s 600
+  equipoise simulate --requests trace.jsonl --model llama3-8b --cluster h100-sxm:2 \\
+      --layout dp=2 --slo ttft=0.5,tpot=0.03
+  equipoise simulate --requests azure.csv --model llama3-70b --cluster h100-sxm:8 \\
+      --layout tp=4,dp=2 --precision fp8 --fair vtc --json
 
---json prints one document:
+A trace has a line for each request, as {"arrival_s": 0.5, "tenant": "a", "prompt_tokens": 900,
+"output_tokens": 120}; optional: most_tokens, prefix_group with prefix_tokens. Also read: JSON lines
+with StartTimeOffset [ns], ContextTokens, GeneratedTokens, and CSV with TIMESTAMP, ContextTokens,
+GeneratedTokens.
+
+--json prints one document; for a trace see the page "Foresight for serving". For a step:
   step_s; tokens_per_s_per_device; tflops_per_device and mfu, counted as published figures are
     (every pair of a document, masked ones too); useful_tflops_per_device and useful_mfu (each
     causal pair once)
@@ -53,8 +63,26 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the verb's arguments."""
-    add_step_arguments(parser)
+    add_step_arguments(parser, needs_sizes=False)
     add_sources_argument(parser)
+    serving = parser.add_argument_group("serving")
+    serving.add_argument(
+        "--requests",
+        type=Path,
+        metavar="TRACE",
+        help="requests to serve (.jsonl or .csv), in place of a step to train",
+    )
+    serving.add_argument(
+        "--fair",
+        metavar="POLICY",
+        help="who is next: fifo, job-fair, user-fair, vtc or uwfq (default: uwfq)",
+    )
+    serving.add_argument(
+        "--slo",
+        action="append",
+        metavar="[TENANT:]ttft=S,tpot=S",
+        help="objectives of requests, in seconds, for goodput; again for tenants of their own",
+    )
     parser.add_argument(
         "--layout",
         required=True,
@@ -112,10 +140,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Price one step and print it."""
+    """Price one step, or serve a trace, and print it."""
     from equipoise.cli.simulate.table import print_step
     from equipoise.sim.request import StepRequest, simulate
 
+    if args.requests is not None:
+        return _serve(args)
+    _require_step(args)
     _judge_files(args)
     given = {each.name for each in dataclasses.fields(StepRequest)} & vars(args).keys()
     answer = simulate(StepRequest(**{name: getattr(args, name) for name in given}))
@@ -130,6 +161,62 @@ def run(args: argparse.Namespace) -> int:
         for file in (args.plot, args.trace):
             if file is not None:
                 sys.stdout.write(f"{file}\n")
+    return 0
+
+
+_SERVING = ("requests", "fair", "slo")
+_SHARED = ("model", "cluster", "layout", "precision")
+
+
+def _require_step(args: argparse.Namespace) -> None:
+    missing = [name for name in ("context_tokens", "step_sequences") if _is_missing(args, name)]
+    if missing:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in missing)
+        raise SpecError(
+            f"A step needs {flags}. Give the sizes of a step, or --requests TRACE to serve one."
+        )
+    for name in _SERVING:
+        if getattr(args, name) is not None:
+            raise SpecError(f"--{name} needs --requests. Give both or neither.")
+
+
+def _is_missing(args: argparse.Namespace, name: str) -> bool:
+    return getattr(args, name) is None
+
+
+def _serve(args: argparse.Namespace) -> int:
+    """Serve a trace and print what became of it."""
+    from equipoise.cli.console import make_progress
+    from equipoise.cli.simulate.serving_table import print_serving, read_objectives
+    from equipoise.sim.serve.request import ServingRequest, simulate_serving
+
+    plain = argparse.ArgumentParser()
+    add_arguments(plain)
+    for action in plain._actions:
+        name = action.dest
+        if name in (*_SERVING, *_SHARED, "help", "sources"):
+            continue
+        if getattr(args, name) != plain.get_default(name):
+            raise SpecError(
+                f"{action.option_strings[0]} describes a step to train and changes nothing for "
+                "--requests. Leave it out."
+            )
+    request = ServingRequest(
+        args.requests,
+        args.model,
+        args.cluster,
+        args.layout,
+        precision=args.precision,
+        fair=args.fair or "uwfq",
+        objectives=read_objectives(args.slo or []),
+    )
+    progress = make_progress(args.quiet or args.json)
+    answer = simulate_serving(request, progress)
+    if args.json:
+        sys.stdout.write(json.dumps(answer.as_row(), indent=1) + "\n")
+        return 0
+    title = f"{args.model} on {args.cluster}, {args.layout}"
+    print_serving(answer, title, is_quiet=args.quiet)
     return 0
 
 

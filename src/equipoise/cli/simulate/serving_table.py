@@ -1,0 +1,142 @@
+"""What ``equipoise simulate --requests`` prints, and the objectives it reads."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from equipoise.base.errors import SpecError
+from equipoise.base.units import format_seconds
+from equipoise.cli.console import make_console
+from equipoise.cli.table import Column, print_columns
+from equipoise.sim.serve.answer import Objective, ServingAnswer
+
+_FORM = "Write [TENANT:]ttft=SECONDS,tpot=SECONDS, one of the two or both."
+
+
+def read_objectives(texts: Sequence[str]) -> dict[str, Objective]:
+    """Objectives by tenant, "" for those not named.
+
+    Raises:
+        SpecError: a text is not of the form, or a tenant is given twice.
+
+    >>> read_objectives(["ttft=1,tpot=0.1", "gold:ttft=0.2"])["gold"].ttft_s
+    0.2
+    """
+    objectives: dict[str, Objective] = {}
+    for text in texts:
+        tenant, _, words = text.rpartition(":")
+        if tenant in objectives:
+            whose = f"of {tenant} " if tenant else ""
+            raise SpecError(f"--slo {text}: an objective {whose}is given twice. Give it once.")
+        seconds: dict[str, float] = {}
+        for word in words.split(","):
+            name, _, value = (part.strip() for part in word.partition("="))
+            try:
+                number = float(value)
+            except ValueError:
+                number = -1.0
+            if name not in ("ttft", "tpot") or name in seconds or not number > 0:
+                raise SpecError(f'--slo {text}: "{word}" is not an objective. {_FORM}')
+            seconds[name] = number
+        objectives[tenant] = Objective(**{f"{name}_s": value for name, value in seconds.items()})
+    return objectives
+
+
+def print_serving(answer: ServingAnswer, title: str, *, is_quiet: bool) -> None:
+    """The headline, and unless quiet a row for each tenant and what the devices did."""
+    console = make_console()
+    row = answer.as_row()
+    console.print(
+        f"{title}: {row['requests']:,} requests in {format_seconds(row['makespan_s'])}, "
+        f"{_rate(row['output_tokens_per_s'])} output tokens/s, "
+        f"TTFT {_pair(row['ttft_s'])}, TPOT {_pair(row['tpot_s'])} (median, p99)"
+        f"{_goodput(answer, row)}.",
+        soft_wrap=True,
+    )
+    if is_quiet:
+        return
+    columns = (
+        Column("tenant", is_left=True),
+        Column("requests"),
+        Column("prompt", goes=5),
+        Column("output", goes=4),
+        Column("TTFT p50"),
+        Column("p99"),
+        Column("TPOT p50"),
+        Column("p99"),
+        Column("latency p50", goes=2),
+        Column("p99", goes=2),
+        Column("tokens/s", goes=3),
+        Column("in time", goes=1),
+    )
+    rows = [_cells(name or "(none)", each) for name, each in row["tenants"].items()]
+    if len(rows) > 1:
+        rows.append(_cells("all", row))
+    print_columns(console, columns, rows, box=None, pad_edge=False)
+    for line in _lines(answer, row):
+        console.print(line, soft_wrap=True)
+
+
+def _cells(name: str, row: Mapping[str, Any]) -> tuple[str, ...]:
+    spreads = [row["ttft_s"], row["tpot_s"], row["latency_s"]]
+    times = [
+        "" if each is None else format_seconds(each[share])
+        for each in spreads
+        for share in ("p50", "p99")
+    ]
+    return (
+        name,
+        f"{row['requests']:,}",
+        f"{row['prompt_tokens']:,}",
+        f"{row['output_tokens']:,}",
+        *times,
+        _rate(row["output_tokens_per_s"]),
+        f"{row['good_share']:.1%}",
+    )
+
+
+def _lines(answer: ServingAnswer, row: Mapping[str, Any]) -> list[str]:
+    gaps = row["gap_s"]
+    lines = []
+    if gaps is not None:
+        lines.append(
+            f"Between two tokens of a request: {_pair(gaps)} (median, p99). "
+            f"{row['iterations']:,} iterations kept the devices busy for "
+            f"{sum(row['busy']) / len(row['busy']):.1%} of the time."
+        )
+    peak = max(row["kv_peak"])
+    lines.append(
+        f"Keys and values filled up to {peak:.1%} of {row['kv_gib']:.1f} GiB a device; "
+        f"{row['preemptions']:,} preemptions; {row['cached_tokens']:,} prompt tokens came from "
+        "the cache."
+    )
+    if row["refused"]:
+        lines.append(
+            f"{row['refused']:,} requests were refused: they may need more pages than there are."
+        )
+    usd = row["usd_per_million_output_tokens"]
+    money = "no public price" if usd is None else f"${usd:,.2f} a million output tokens"
+    per_token = row["energy_j_per_output_token"]
+    if per_token is not None:
+        lines.append(
+            f"{per_token:.3g} J an output token, {money}, on {row['devices']} "
+            f"{'device' if row['devices'] == 1 else 'devices'}. Policy: {answer.policy}."
+        )
+    return lines
+
+
+def _pair(spread: Mapping[str, float] | None) -> str:
+    if spread is None:
+        return "none"
+    return f"{format_seconds(spread['p50'])}, {format_seconds(spread['p99'])}"
+
+
+def _rate(value: float | None) -> str:
+    return "" if value is None else f"{value:,.0f}"
+
+
+def _goodput(answer: ServingAnswer, row: Mapping[str, Any]) -> str:
+    if not answer.objectives or row["good_share"] is None:
+        return ""
+    return (
+        f"; {row['good_share']:.1%} met their objectives, {row['good_requests_per_s']:.2f} a second"
+    )

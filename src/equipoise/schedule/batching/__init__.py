@@ -1,0 +1,1 @@
+"""Serving: from requests to iterations, decided without torch."""

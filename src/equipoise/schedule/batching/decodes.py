@@ -1,0 +1,81 @@
+"""Sequences that get one token in every iteration, advanced all at once.
+
+Why
+    Of a hundred sequences that decode, six need a page in an iteration and none ends. Counting
+    each one up would cost more than deciding.
+
+What it decides
+    One counter for all. A sequence is as far as the counter plus its own offset, so it needs a
+    page whenever the counter meets its remainder.
+"""
+
+from equipoise.schedule.batching.sequence import Sequence
+
+
+class Decodes:
+    """The sequences that decode."""
+
+    def __init__(self, page_tokens: int) -> None:
+        self._page_tokens = page_tokens
+        self._counter = 0
+        self._sequences: dict[str, Sequence] = {}
+        self._crossing: list[dict[str, Sequence]] = [{} for _ in range(page_tokens)]
+        """By the remainder of the counter at which they need a page."""
+        self.context_tokens = 0
+        """Sum over sequences of the context that their next token reads, itself included."""
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    def sequences(self) -> list[Sequence]:
+        """All of them, with ``known`` and ``computed`` up to date."""
+        members = list(self._sequences.values())
+        for each in members:
+            self.update(each)
+        return members
+
+    def update(self, sequence: Sequence) -> None:
+        """Bring a sequence's ``known`` and ``computed`` up to date."""
+        sequence.computed = self._counter + sequence.offset
+        sequence.known = sequence.computed + 1
+
+    def join(self, sequence: Sequence) -> None:
+        """A sequence has one known token that is not computed."""
+        sequence.is_decoding = True
+        sequence.offset = sequence.computed - self._counter
+        name = sequence.request.id
+        self._sequences[name] = sequence
+        self._crossing[-sequence.offset % self._page_tokens][name] = sequence
+        self.context_tokens += sequence.known
+
+    def leave(self, sequence: Sequence) -> None:
+        """A sequence decodes no more."""
+        self.update(sequence)
+        sequence.is_decoding = False
+        name = sequence.request.id
+        del self._sequences[name], self._crossing[-sequence.offset % self._page_tokens][name]
+        self.context_tokens -= sequence.known
+
+    def advance(self) -> None:
+        """Each sequence got its token."""
+        self._counter += 1
+        self.context_tokens += len(self._sequences)
+
+    def at_page_end(self) -> list[Sequence]:
+        """Those whose computed tokens fill whole pages, up to date."""
+        crossing = self._crossing[self._counter % self._page_tokens]
+        if not crossing:
+            return []
+        members = list(crossing.values())
+        for each in members:
+            self.update(each)
+        return members
+
+    def pages_until(self, iterations: int) -> int:
+        """Most pages that the sequences may need within further iterations."""
+        whole, rest = divmod(iterations, self._page_tokens)
+        after = sum(
+            len(self._crossing[(self._counter + step) % self._page_tokens])
+            for step in range(1, rest + 1)
+        )
+        return whole * len(self._sequences) + after

@@ -1,0 +1,1 @@
+"""Who is next: policies of fairness behind one protocol."""

@@ -1,0 +1,87 @@
+"""Free pages as runs of neighbours, so that a sequence gets few runs and can grow its last one.
+
+What it decides
+    New sequences take from the longest free run. If that run begins right behind a sequence that
+    may grow, they begin in the middle of what is left over.
+
+Kept true (tests/unit/schedule/batching/test_pages.py, by Hypothesis)
+    No page is handed out twice, and every page that comes back can be handed out again; runs are
+    maximal.
+"""
+
+from heapq import heapify, heappop, heappush, heapreplace
+
+
+class FreeRuns:
+    """The free ones of pages 0 to ``pages`` - 1; all, to begin with."""
+
+    def __init__(self, pages: int) -> None:
+        self.count = pages
+        self._stop_of = {0: pages}
+        self._start_of = {pages: 0}
+        self._longest = [(-pages, pages)]
+        """(-pages, stop) of every run, or of what it was before its first pages were taken."""
+
+    def runs(self) -> dict[int, int]:
+        """Start and stop of every run."""
+        return dict(self._stop_of)
+
+    def give_back(self, start: int, stop: int) -> None:
+        """Make pages free again."""
+        self.count += stop - start
+        stop = self._stop_of.pop(stop, stop)
+        start = self._start_of.pop(start, start)
+        self._list(start, stop)
+
+    def take_next(self, page: int) -> bool:
+        """Take the page behind this one, if it is free."""
+        stop = self._stop_of.pop(page + 1, 0)
+        if not stop:
+            return False
+        self.count -= 1
+        if stop == page + 2:
+            del self._start_of[stop]
+        else:
+            self._stop_of[page + 2], self._start_of[stop] = stop, page + 2
+        return True
+
+    def take(self, pages: int, growing: set[int]) -> list[int]:
+        """Take pages, in as few runs as there can be.
+
+        Args:
+            pages: At most ``count``.
+            growing: Pages whose next one should stay free where it can.
+        """
+        taken: list[int] = []
+        while len(taken) < pages:
+            start, stop = self._longest_run()
+            count = min(pages - len(taken), stop - start)
+            del self._stop_of[start], self._start_of[stop]
+            first = start + (stop - start - count) // 2 if start - 1 in growing else start
+            if start < first:
+                self._list(start, first)
+            if first + count < stop:
+                self._list(first + count, stop)
+            taken += range(first, first + count)
+        self.count -= pages
+        return taken
+
+    def _longest_run(self) -> tuple[int, int]:
+        while True:
+            size, stop = self._longest[0]
+            start = self._start_of.get(stop)
+            if start is None:
+                heappop(self._longest)
+            elif start - stop == size:
+                return start, stop
+            elif start - stop < size:  # a longer entry is behind it
+                heappop(self._longest)
+            else:
+                heapreplace(self._longest, (start - stop, stop))
+
+    def _list(self, start: int, stop: int) -> None:
+        self._stop_of[start], self._start_of[stop] = stop, start
+        heappush(self._longest, (start - stop, stop))
+        if len(self._longest) > 64 + 4 * len(self._stop_of):
+            self._longest = [(start - stop, stop) for start, stop in self._stop_of.items()]
+            heapify(self._longest)

@@ -1,0 +1,116 @@
+"""Which pages each sequence has: placed, grown, cached, swapped out and back, released."""
+
+from equipoise.schedule.batching.iteration import Swap
+from equipoise.schedule.batching.pages import CachedPage, PagePool
+from equipoise.schedule.batching.sequence import Sequence
+from equipoise.schedule.batching.settings import BatchSettings
+
+
+class Residency:
+    """The pool of pages and the slots of host memory, as sequences use them."""
+
+    def __init__(self, settings: BatchSettings) -> None:
+        self.pool = PagePool(settings.pages)
+        self._page_tokens = settings.page_tokens
+        self._free_slots = list(range(settings.swap_pages - 1, -1, -1))
+        self._emptied: list[int] = []
+        """Slots that the iteration which is running still reads."""
+
+    @property
+    def free_slots(self) -> int:
+        """Slots of host memory that a sequence can be swapped out to."""
+        return len(self._free_slots)
+
+    def pages_of(self, tokens: int) -> int:
+        """Pages that hold this many tokens."""
+        return -(-tokens // self._page_tokens)
+
+    def most_hits(self, sequence: Sequence) -> int:
+        """Pages that may come from the cache: the last prompt token is computed in any case."""
+        if sequence.request.scores_prompt:
+            return 0
+        return min(len(sequence.keys), (sequence.known - 1) // self._page_tokens)
+
+    def hits(self, sequence: Sequence) -> list[CachedPage]:
+        """The cached pages that a sequence begins with."""
+        request = sequence.request
+        most = self.most_hits(sequence)
+        return self.pool.match(request.tenant, request.salt, sequence.keys, most)
+
+    def pages_to_place(self, sequence: Sequence, hits: list[CachedPage]) -> int:
+        """Available pages that placing a sequence takes; idle ones that it hits count, too."""
+        new = self.pages_of(sequence.known) - len(hits)
+        return new + self.pool.count_idle(hits)
+
+    def place(self, sequence: Sequence, hits: list[CachedPage]) -> None:
+        """Give a sequence pages for all known tokens; what it hits counts as computed."""
+        self.pool.hold(hits)
+        pages = [each.page for each in hits]
+        new = self.pages_of(sequence.known) - len(hits)
+        sequence.pages = pages + self.pool.take(new, behind=pages[-1] if pages else -1)
+        sequence.runs = None
+        sequence.computed = len(hits) * self._page_tokens
+        sequence.registered = len(hits)
+        sequence.last_cached = hits[-1] if hits else None
+
+    def needs_page(self, sequence: Sequence) -> bool:
+        """Whether the next token has no page."""
+        return sequence.computed == len(sequence.pages) * self._page_tokens
+
+    def grow(self, sequence: Sequence) -> None:
+        """Give a sequence one page more."""
+        sequence.pages.append(self.pool.grow(sequence.pages[-1]))
+        sequence.runs = None
+
+    def register(self, sequence: Sequence) -> None:
+        """Cache the pages of a sequence that are whole by now."""
+        if sequence.registered >= len(sequence.keys):
+            return
+        whole = min(len(sequence.keys), sequence.computed // self._page_tokens)
+        request = sequence.request
+        for at in range(sequence.registered, whole):
+            page = sequence.pages[at]
+            cached = self.pool.register(
+                request.tenant, request.salt, sequence.last_cached, sequence.keys[at], page
+            )
+            if cached.page != page:
+                sequence.pages[at] = cached.page
+                sequence.runs = None
+            sequence.last_cached = cached
+            sequence.registered = at + 1
+
+    def release(self, sequence: Sequence) -> None:
+        """Take a sequence's pages and slots; nothing of it counts as computed any more."""
+        self.pool.release(sequence.pages)
+        self._free_slots += sequence.slots
+        sequence.slots = ()
+        self._forget(sequence)
+        sequence.computed = 0
+
+    def swap_out(self, sequence: Sequence) -> Swap:
+        """Move a sequence's computed tokens to host memory and take its pages."""
+        held = self.pages_of(sequence.computed)
+        pages = tuple(sequence.pages[:held])
+        sequence.slots = tuple(self._free_slots.pop() for _ in pages)
+        self.pool.release(sequence.pages)
+        self._forget(sequence)
+        return Swap(sequence.request.id, pages, sequence.slots)
+
+    def swap_in(self, sequence: Sequence) -> Swap:
+        """Give a sequence pages for all known tokens, and its computed tokens back."""
+        sequence.pages = self.pool.take(self.pages_of(sequence.known))
+        slots, sequence.slots = sequence.slots, ()
+        self._emptied += slots
+        return Swap(sequence.request.id, tuple(sequence.pages[: len(slots)]), slots)
+
+    def end_iteration(self) -> None:
+        """Slots that were read can be written again."""
+        self._free_slots += self._emptied
+        self._emptied.clear()
+
+    @staticmethod
+    def _forget(sequence: Sequence) -> None:
+        sequence.pages = []
+        sequence.runs = None
+        sequence.registered = 0
+        sequence.last_cached = None

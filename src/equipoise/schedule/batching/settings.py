@@ -1,0 +1,101 @@
+"""What a scheduler may use, and what an iteration may take."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from equipoise.base.errors import FitError, SpecError
+from equipoise.schedule.batching.request import ServeRequest
+from equipoise.spec.serving import IterationWork
+
+
+class ServingPrice(Protocol):
+    """Predicted seconds. All of them rise with every size."""
+
+    def iteration_s(self, work: IterationWork) -> float:
+        """One whole iteration [s]."""
+
+    def prompt_s(self, start: int, tokens: int) -> float:
+        """The share that prompt tokens [start, start + tokens) have in well-filled iterations [s].
+
+        Adds up over ranges that touch: the unit of fairness.
+        """
+
+    def output_s(self, start: int, tokens: int) -> float:
+        """Likewise tokens [start, start + tokens) that are generated one by one [s]."""
+
+    def swap_s(self, tokens: int) -> float:
+        """Moving the keys and values of this many tokens to host memory, or back [s]."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSettings:
+    """Limits of one scheduler.
+
+    Raises:
+        SpecError: names the limit that is out of range.
+    """
+
+    pages: int
+    """Pages of the pool."""
+    page_tokens: int = 16
+    most_sequences: int = 64
+    """Sequences that hold pages at the same time."""
+    queued_requests: int = 256
+    """Requests that may wait; one more is refused."""
+    iteration_s: float = 0.05
+    """Predicted seconds that prefills fill an iteration up to. Every decode runs in any case, and
+    at least a page of one prefill."""
+    lone_iteration_s: float = 0.2
+    """The same where only one request is here, so that nobody waits for the next iteration."""
+    iteration_tokens: int = 8192
+    """Most tokens of an iteration's prefills, which bounds activations."""
+    is_chunked: bool = True
+    """Whether prompts may be computed in parts. If not, an iteration may take as long as one."""
+    swap_pages: int = 0
+    """Slots in host memory for pages of requests that are preempted."""
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """Shares of tenants; 1 for those not named."""
+    grace_s: float = 2.5
+    """Time within which a further stage of a job continues its user's virtual time [s]."""
+
+    def __post_init__(self) -> None:
+        for name in ("pages", "page_tokens", "most_sequences", "queued_requests"):
+            if getattr(self, name) < 1:
+                raise SpecError(f"{name} is {getattr(self, name)}. It must be at least 1.")
+        if self.iteration_tokens < self.page_tokens:
+            raise SpecError(
+                f"iteration_tokens is {self.iteration_tokens}. It must be at least one page: "
+                f"{self.page_tokens} tokens."
+            )
+        if self.swap_pages < 0:
+            raise SpecError(f"swap_pages is {self.swap_pages}. It must be at least 0.")
+        for name in ("iteration_s", "lone_iteration_s"):
+            if not getattr(self, name) > 0:
+                raise SpecError(f"{name} is {getattr(self, name)}. It must be above 0.")
+        for tenant, weight in self.weights.items():
+            if not (math.isfinite(weight) and weight > 0):
+                raise SpecError(f'The weight of tenant "{tenant}" is {weight}. It must be above 0.')
+
+
+def require_possible(request: ServeRequest, settings: BatchSettings) -> None:
+    """Refuse a request that could never run, however long it waited.
+
+    Raises:
+        FitError: it may need more pages than there are.
+        SpecError: a size is out of range.
+    """
+    prompt, most = request.prompt_tokens, request.most_tokens
+    if prompt < 1 or most < 0:
+        raise SpecError(
+            f"A request has {prompt} tokens of prompt and may generate {most}. It needs at least "
+            "1 and 0."
+        )
+    pages = -(-(prompt + most) // settings.page_tokens)
+    if pages > settings.pages:
+        raise FitError(
+            f"{prompt:,} tokens of prompt and up to {most:,} generated ones need {pages:,} pages "
+            f"of {settings.page_tokens} tokens; there are {settings.pages:,}. Send a shorter "
+            "prompt, or ask for fewer tokens."
+        )

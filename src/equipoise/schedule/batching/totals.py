@@ -1,0 +1,86 @@
+"""Sizes of an iteration while it is put together."""
+
+from equipoise.schedule.batching.decodes import Decodes
+from equipoise.schedule.batching.sequence import Sequence
+from equipoise.schedule.batching.settings import BatchSettings, ServingPrice
+from equipoise.spec.serving import IterationWork, chunk_pairs
+
+
+class Totals:
+    """The decodes of an iteration, and the chunks that are added to them."""
+
+    def __init__(
+        self, decodes: Decodes, settings: BatchSettings, price: ServingPrice, budget_s: float
+    ) -> None:
+        count, context = len(decodes), decodes.context_tokens
+        self.work = IterationWork(count, context, context, count, count)
+        self._settings = settings
+        self._price = price
+        self._budget_s = budget_s
+        self._prefill_tokens = 0
+
+    @property
+    def predicted_s(self) -> float:
+        """Predicted time of the iteration so far."""
+        return self._price.iteration_s(self.work)
+
+    def add_decode(self, context_tokens: int) -> None:
+        """Add one more decode, which reads this context."""
+        self.work = self._plus(context_tokens - 1, 1, 1)
+
+    def add_chunk(self, start: int, tokens: int, logits: int) -> None:
+        """Add tokens [start, start + tokens) of one sequence."""
+        self.work = self._plus(start, tokens, logits)
+        self._prefill_tokens += tokens
+
+    def has_room(self) -> bool:
+        """Whether another sequence's first page would fit the budget."""
+        return not self._prefill_tokens or self._fits(0, self._settings.page_tokens, 1)
+
+    def chunk_tokens(self, sequence: Sequence) -> int:
+        """Tokens that a sequence may compute in this iteration: as many as the budget holds.
+
+        The first chunk of an iteration has at least one page, whatever the budget. Chunks that do
+        not end their sequence end with a page.
+        """
+        settings, start = self._settings, sequence.computed
+        is_first = not self._prefill_tokens
+        left = sequence.known - start
+        whole = left if sequence.request.scores_prompt else 1
+        if self._fits(start, left, whole) or (is_first and not settings.is_chunked):
+            return left
+        if not settings.is_chunked:
+            return 0
+        page = settings.page_tokens
+        first = min(left, page - start % page)
+        low = first if is_first or self._fits_chunk(sequence, first) else 0
+        if not low or first == left:
+            return low
+        pages, beyond = 0, -(-(left - first) // page)
+        while beyond - pages > 1:
+            middle = (pages + beyond) // 2
+            if self._fits_chunk(sequence, first + middle * page):
+                pages = middle
+            else:
+                beyond = middle
+        return first + pages * page
+
+    def _fits_chunk(self, sequence: Sequence, tokens: int) -> bool:
+        return self._fits(
+            sequence.computed, tokens, tokens if sequence.request.scores_prompt else 0
+        )
+
+    def _fits(self, start: int, tokens: int, logits: int) -> bool:
+        if self._prefill_tokens + tokens > self._settings.iteration_tokens:
+            return False
+        return self._price.iteration_s(self._plus(start, tokens, logits)) <= self._budget_s
+
+    def _plus(self, start: int, tokens: int, logits: int) -> IterationWork:
+        work = self.work
+        return IterationWork(
+            work.tokens + tokens,
+            work.pairs + chunk_pairs(start, tokens),
+            work.kv_tokens + start + tokens,
+            work.sequences + 1,
+            work.logits + logits,
+        )

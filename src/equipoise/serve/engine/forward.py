@@ -1,0 +1,118 @@
+"""One iteration through the decoder: the new tokens of many sequences, packed as rows.
+
+What it decides
+    Linear layers, norms and experts see the rows of all sequences as one batch; attention alone
+    knows whose they are. Only rows whose logits are read pass the head, some at a time.
+
+    In the invariant mode layers compute tiles of a fixed number of rows (``tiles``), and all
+    attention is the kernel's: a row's bits are those of its sequence by itself.
+
+    ::
+
+        chunks   A: tokens 40..71 of a prompt | B: one token | C: one token
+        rows     [ 32                          , 1            , 1           ]  -> layers
+        head     [ last of A, if it ends the prompt; B; C ]
+
+Kept true (tests/unit/serve/engine/test_forward.py, tests/unit/serve/engine/test_invariant.py)
+    Logits are those of each sequence by itself; in the invariant mode, to the bit.
+
+Shapes: t packed new tokens, D model width, V vocabulary.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from equipoise.base.errors import ModelError
+from equipoise.nn.attention import Attend
+from equipoise.nn.decoder import Decoder, DecoderLayer
+from equipoise.nn.rope import rotary_frequencies, rotary_table
+from equipoise.schedule.batching.iteration import ServeChunk
+from equipoise.serve.engine.attend import IterationAttention
+from equipoise.serve.engine.pool import KvPool
+from equipoise.serve.engine.tiles import find_rows, map_tiles, set_experts
+
+_HEAD_ROWS = 64
+"""Rows that pass the head at once: logits of a long prompt together would not fit."""
+
+
+class PagedDecoder:
+    """A decoder whose sequences lie in a pool."""
+
+    def __init__(self, decoder: Decoder, pool: KvPool, *, is_invariant: bool = False) -> None:
+        """Take a decoder with its weights.
+
+        Args:
+            decoder: Capacities of experts must be unlimited: which rows they drop depends on the
+                other tokens of an iteration.
+            pool: In the dtype and on the device of the weights.
+            is_invariant: Whether a row's results may depend on nothing but its own sequence.
+
+        Raises:
+            ModelError: the experts have a capacity, or this machine has no invariant product.
+        """
+        if decoder.model.capacity_factor:
+            raise ModelError(
+                f"Experts with a capacity factor of {decoder.model.capacity_factor:g} drop tokens "
+                "by micro-batch, so a continued text has no one answer. Set capacity_factor to 0."
+            )
+        self.decoder, self.pool = decoder, pool
+        self.tile_rows = 0
+        """Rows of the tiles that all layers compute in the invariant mode; 0 in the other one."""
+        if is_invariant:
+            set_experts(decoder)
+            self.tile_rows = find_rows(decoder)
+        self._frequency = rotary_frequencies(decoder.model, device=pool.device)
+
+    @torch.no_grad()
+    def run(self, chunks: Sequence[ServeChunk], tokens: Sequence[int]) -> Tensor:
+        """Keep the keys and values of some new tokens, and compute their hidden states.
+
+        Args:
+            chunks: At least one; their sequences' earlier tokens are in the pool.
+            tokens: Ids of all chunks' tokens, one chunk after another.
+
+        Returns:
+            Hidden states before the last norm [t, D].
+        """
+        device = self.pool.device
+        positions = [at for each in chunks for at in range(each.start, each.start + each.tokens)]
+        attention = IterationAttention(self.pool, chunks, is_invariant=self.tile_rows > 0)
+        x_tD = self.decoder.begin(torch.tensor(tokens, device=device))
+        table = rotary_table(self._frequency, torch.tensor(positions, device=device), x_tD.dtype)
+        for number, layer in enumerate(self.decoder.layers):
+            attend = partial(attention.attend, number)
+            if self.tile_rows:
+                x_tD = self._run_tiles(layer, x_tD, table, attend)
+            else:
+                x_tD = layer(x_tD, table, attend)
+        return x_tD
+
+    def _run_tiles(
+        self, layer: DecoderLayer, x_tD: Tensor, table: Tensor, attend: Attend
+    ) -> Tensor:
+        rows, by_row = self.tile_rows, table.transpose(0, 1)  # [2, t, 1, E/2] -> [t, 2, 1, E/2]
+
+        def begin(x_tD: Tensor, by_row: Tensor) -> tuple[Tensor, ...]:
+            return layer.begin(x_tD, by_row.transpose(0, 1))
+
+        def end(x_tD: Tensor, o_tHE: Tensor, by_row: Tensor) -> tuple[Tensor, ...]:
+            return (layer.end(x_tD, o_tHE, by_row.transpose(0, 1)),)
+
+        o_tHE = attend(*map_tiles(begin, rows, x_tD, by_row))
+        return map_tiles(end, rows, x_tD, o_tHE, by_row)[0]
+
+    @torch.no_grad()
+    def logits(self, x_tD: Tensor, rows: Sequence[int]) -> Iterator[Tensor]:
+        """Logits of some rows in order, a few rows at a time [rows, V], in the weights' dtype."""
+        for begin in range(0, len(rows), _HEAD_ROWS):
+            at = torch.tensor(rows[begin : begin + _HEAD_ROWS], device=x_tD.device)
+            if self.tile_rows:
+                yield map_tiles(self._finish, self.tile_rows, x_tD[at])[0]
+            else:
+                yield self.decoder.finish(x_tD[at], None)
+
+    def _finish(self, x_tD: Tensor) -> tuple[Tensor]:
+        return (self.decoder.finish(x_tD, None),)

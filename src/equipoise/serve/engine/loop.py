@@ -1,0 +1,296 @@
+"""The engine at work: a thread that asks the scheduler, computes, samples and tells.
+
+What it decides
+    Nothing about who computes when: it obeys the scheduler's iterations. What fails in one
+    request ends that request; where a whole iteration fails, its chunks are computed one by one
+    to find out whose fault it is.
+
+    ::
+
+        submit -> [scheduler] -> iteration -> [decoder] -> logits -> [sample] -> text -> events
+                       ^------------- who ended, what new pages hold --------------'
+
+Kept true (tests/unit/serve/engine/test_loop.py)
+    Answers are those of each request by itself; every request gets exactly one last event; pages
+    are all free or cached when the last request has ended; a failing request fails alone.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from itertools import count
+
+import numpy as np
+
+from equipoise.base.errors import FaultError, SpecError
+from equipoise.observe.journal import EventSink
+from equipoise.schedule.batching.iteration import BatchSchedule, ServeChunk, ServeOutcome
+from equipoise.schedule.batching.request import ServeRequest
+from equipoise.schedule.batching.scheduler import Scheduler
+from equipoise.serve.engine.answer import Answer
+from equipoise.serve.engine.forward import PagedDecoder
+from equipoise.serve.engine.read import Row, describe_failure, read_logits
+from equipoise.serve.engine.request import Event, GenerateRequest, Handle
+from equipoise.serve.engine.stats import EngineStats, Tally
+from equipoise.serve.prompt import PromptReader
+
+_IDLE_S = 0.5
+"""Longest wait for a request before looking again [s]."""
+
+
+class EngineLoop:
+    """A model that answers many requests at once, on a thread of its own.
+
+    ``submit`` and ``abort`` may be called from any thread. As a context manager it starts, and
+    closes at the end.
+    """
+
+    def __init__(
+        self,
+        decoder: PagedDecoder,
+        prompts: PromptReader,
+        scheduler: Scheduler,
+        *,
+        context_tokens: int,
+        sink: EventSink | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Take a model and its scheduler; nothing runs before ``start``.
+
+        Args:
+            decoder: With a pool of the scheduler's size.
+            prompts: The model's tokenizer and end tokens.
+            scheduler: Decides every iteration.
+            context_tokens: Most tokens of a prompt and its answer together.
+            sink: Where each iteration's predicted and measured seconds go.
+            clock: Seconds, as the scheduler counts them.
+        """
+        self.prompts, self.context_tokens = prompts, context_tokens
+        self._decoder, self._scheduler, self._clock = decoder, scheduler, clock
+        self._tally = Tally(sink or EventSink())
+        self._answers = dict[str, Answer]()
+        self._computing = frozenset[str]()
+        """Requests of the iteration at hand."""
+        self._numbers = count()
+        self._changed = threading.Condition()
+        self._is_draining = self._is_closed = False
+        self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
+
+    # Called from any thread.
+
+    def start(self) -> None:
+        """Begin to answer."""
+        self._thread.start()
+
+    def submit(
+        self, request: GenerateRequest, *, deliver: Callable[[Event], None] | None = None
+    ) -> Handle:
+        """Take a request.
+
+        Args:
+            request: What to continue, and how.
+            deliver: Called with each event on the engine's thread, instead of the handle's queue.
+
+        Raises:
+            SpecError: a token is not in the vocabulary, or the text would exceed the context.
+            FitError: the pool is too small for it, however long it waited.
+            QueueFullError: too many wait, or the engine drains; it says when to try again.
+        """
+        most_tokens = self._most_tokens(request)
+        name = f"{next(self._numbers)}"
+        handle = Handle(name, len(request.prompt), self.abort, deliver)
+        now_s = self._clock()
+        answer = Answer(
+            request,
+            handle,
+            self.prompts.tokenizer.core,
+            end_ids=self.prompts.end_ids,
+            most_tokens=most_tokens,
+            arrival_s=now_s,
+        )
+        keys = () if request.scores_prompt else self._new_keys(answer)
+        sizes = ServeRequest(
+            name,
+            request.tenant,
+            now_s,
+            len(request.prompt),
+            most_tokens,
+            keys,
+            request.salt,
+            request.scores_prompt,
+            request.job,
+        )
+        with self._changed:
+            if self._is_closed:
+                raise FaultError("The engine is closed. Start another one.")
+            self._scheduler.submit(sizes)
+            self._answers[name] = answer
+            self._changed.notify()
+        return handle
+
+    def abort(self, name: str) -> None:
+        """Give a request up; one that is unknown or has ended stays as it is."""
+        with self._changed:
+            answer = self._answers.get(name)
+            if answer is None:
+                return
+            self._scheduler.abort(name, self._clock())
+            answer.is_aborted = True
+            if name not in self._computing:
+                self._close(answer)
+            self._changed.notify()
+
+    def drain(self, timeout_s: float | None = None) -> bool:
+        """Take no further request, and wait for those that are here; False if that took too long.
+
+        Args:
+            timeout_s: Longest wait; None for none.
+        """
+        with self._changed:
+            self._is_draining = True
+            self._scheduler.drain()
+            self._changed.notify()
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def close(self) -> None:
+        """Stop after the iteration at hand; requests that are still here are aborted."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
+        if self._thread.is_alive():
+            self._thread.join()
+        for name in list(self._answers):
+            self.abort(name)
+
+    def __enter__(self) -> "EngineLoop":
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def stats(self) -> EngineStats:
+        """Counts of now and so far."""
+        with self._changed:
+            return self._tally.stats(self._scheduler, self._decoder.pool.pages)
+
+    # On the engine's thread.
+
+    def _work(self) -> None:
+        while (work := self._next()) is not None:
+            schedule, answers = work
+            begin = self._clock()
+            failed = self._run(schedule, answers)
+            end = self._clock()
+            with self._changed:
+                self._tally.add(schedule, end - begin)
+                self._scheduler.done(self._outcomes(answers, failed), end)
+                self._computing = frozenset()
+                for answer in answers:
+                    if answer.finish is not None or answer.is_aborted:
+                        self._close(answer)
+
+    def _next(self) -> tuple[BatchSchedule, list[Answer]] | None:
+        """The next iteration with its chunks' answers, when there is one; None at the end."""
+        with self._changed:
+            while not self._is_closed:
+                if (schedule := self._scheduler.plan(self._clock())) is not None:
+                    names = [chunk.request for chunk in schedule.chunks]
+                    self._computing = frozenset(names)
+                    return schedule, [self._answers[name] for name in names]
+                if self._is_draining and self._scheduler.is_idle:
+                    return None
+                self._changed.wait(_IDLE_S)
+            return None
+
+    def _run(self, schedule: BatchSchedule, answers: Sequence[Answer]) -> set[str]:
+        """Compute an iteration and tell its clients; the requests that failed."""
+        for swap in schedule.swaps_out:
+            self._decoder.pool.swap_out(swap)
+        for swap in schedule.swaps_in:
+            self._decoder.pool.swap_in(swap)
+        for chunk, answer in zip(schedule.chunks, answers, strict=True):
+            if not answer.has_begun:
+                answer.has_begun, answer.handle.cached_tokens = True, chunk.start
+        return self._compute(schedule.chunks, answers)
+
+    def _compute(self, chunks: Sequence[ServeChunk], answers: Sequence[Answer]) -> set[str]:
+        """Compute chunks and choose tokens; the requests whose rows are not to be used again."""
+        try:
+            return self._forward(chunks, answers)
+        except Exception as error:  # whatever it is, the other requests go on
+            if len(chunks) == 1:
+                answers[0].give_up("error", describe_failure(error))
+                return {chunks[0].request}
+        failed = set[str]()
+        for chunk, answer in zip(chunks, answers, strict=True):
+            failed |= self._compute([chunk], [answer])
+        return failed
+
+    def _forward(self, chunks: Sequence[ServeChunk], answers: Sequence[Answer]) -> set[str]:
+        tokens = list[int]()
+        rows, packed = list[Row](), list[int]()
+        for chunk, answer in zip(chunks, answers, strict=True):
+            stop = chunk.start + chunk.tokens
+            tokens += answer.tokens[chunk.start : stop]
+            packed += range(len(tokens) - chunk.logits, len(tokens))
+            rows += [Row(answer, at) for at in range(stop - chunk.logits, stop)]
+        x_tD = self._decoder.run(chunks, tokens)
+        failed, begin = set[str](), 0
+        for logits_RV in self._decoder.logits(x_tD, packed):
+            failed |= read_logits(logits_RV, rows[begin : begin + len(logits_RV)])
+            begin += len(logits_RV)
+        return failed
+
+    def _outcomes(self, answers: Iterable[Answer], failed: set[str]) -> list[ServeOutcome]:
+        outcomes = list[ServeOutcome]()
+        for answer in answers:
+            name, keys = answer.handle.name, self._new_keys(answer)
+            has_ended = answer.finish is not None
+            if has_ended or keys:
+                outcomes.append(ServeOutcome(name, has_ended, keys, name in failed))
+        return outcomes
+
+    def _close(self, answer: Answer) -> None:
+        """Forget an answer that has ended or is given up."""
+        answer.give_up("abort")
+        self._tally.end(answer)
+        del self._answers[answer.handle.name]
+
+    def _new_keys(self, answer: Answer) -> tuple[bytes, ...]:
+        """Contents of whole pages that the scheduler does not know yet: the ids themselves.
+
+        Equal keys are equal tokens: no digest can take one text for another.
+        """
+        if answer.request.scores_prompt:
+            return ()
+        size, known = self._decoder.pool.page_tokens, answer.keyed_pages
+        answer.keyed_pages = len(answer.tokens) // size
+        return tuple(
+            np.array(answer.tokens[at * size : (at + 1) * size], dtype="<u4").tobytes()
+            for at in range(known, answer.keyed_pages)
+        )
+
+    def _most_tokens(self, request: GenerateRequest) -> int:
+        """Most tokens of an answer, after checks that need the model."""
+        prompt, vocab = len(request.prompt), self._decoder.decoder.model.vocab
+        wrong = [
+            each
+            for each in (*request.prompt, *request.sampling.logit_bias, *request.stop_ids)
+            if not 0 <= each < vocab
+        ]
+        if wrong:
+            raise SpecError(
+                f"There is no token {wrong[0]:,}: the model's vocabulary has {vocab:,}, counted "
+                f"from 0."
+            )
+        left = self.context_tokens - prompt
+        asked = left if request.most_tokens is None else request.most_tokens
+        if asked > left or (request.most_tokens is None and left < 1):
+            answer = f" and an answer of {asked:,}" if request.most_tokens else ""
+            raise SpecError(
+                f"A prompt of {prompt:,} tokens{answer} exceeds the model's context of "
+                f"{self.context_tokens:,} tokens. Shorten one of them."
+            )
+        return asked

@@ -1,0 +1,95 @@
+"""What the engine counts: requests, tokens, and iterations as predicted and as measured."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from equipoise.observe.journal import EventSink
+from equipoise.schedule.batching.iteration import BatchSchedule
+from equipoise.schedule.batching.scheduler import Scheduler
+from equipoise.serve.engine.answer import Answer
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Counts of now, and totals since the start."""
+
+    running: int
+    waiting: int
+    pages: int
+    used_pages: int
+    cached_tokens: int
+    """Tokens that the prefix cache had."""
+    asked_tokens: int
+    """Tokens that were looked up in it."""
+    prompt_tokens: int
+    """Of requests that have ended."""
+    generated_tokens: int
+    """Likewise."""
+    preemptions: int
+    finished: Mapping[str, int]
+    """Requests that have ended, by reason."""
+    iterations: int
+    predicted_s: float
+    """Sum over iterations."""
+    measured_s: float
+    """Sum over iterations."""
+    error: float
+    """Mean over iterations of |measured / predicted - 1|."""
+
+
+class Tally:
+    """Counts what happens."""
+
+    def __init__(self, sink: EventSink) -> None:
+        self._sink = sink
+        self._finished = Counter[str]()
+        self._prompt_tokens = self._generated_tokens = self._iterations = 0
+        self._predicted_s = self._measured_s = self._errors = 0.0
+
+    def add(self, schedule: BatchSchedule, measured_s: float) -> None:
+        """Count an iteration, and journal it."""
+        self._iterations += 1
+        self._predicted_s += schedule.predicted_s
+        self._measured_s += measured_s
+        self._errors += abs(measured_s / schedule.predicted_s - 1) if schedule.predicted_s else 0.0
+        work = schedule.work
+        self._sink.write(
+            "scalar",
+            "iteration",
+            number=schedule.number,
+            predicted_s=schedule.predicted_s,
+            measured_s=measured_s,
+            tokens=work.tokens,
+            pairs=work.pairs,
+            kv_tokens=work.kv_tokens,
+            sequences=work.sequences,
+            logits=work.logits,
+            preempted=len(schedule.preempted),
+        )
+
+    def end(self, answer: Answer) -> None:
+        """Count a request that has ended."""
+        self._finished[answer.finish or "abort"] += 1
+        self._prompt_tokens += len(answer.request.prompt)
+        self._generated_tokens += answer.generated
+
+    def stats(self, scheduler: Scheduler, pages: int) -> EngineStats:
+        """All counts."""
+        cached_tokens, asked_tokens = scheduler.cache_tokens
+        return EngineStats(
+            running=scheduler.running_count,
+            waiting=scheduler.waiting_count,
+            pages=pages,
+            used_pages=scheduler.used_pages,
+            cached_tokens=cached_tokens,
+            asked_tokens=asked_tokens,
+            prompt_tokens=self._prompt_tokens,
+            generated_tokens=self._generated_tokens,
+            preemptions=scheduler.preemptions,
+            finished=dict(self._finished),
+            iterations=self._iterations,
+            predicted_s=self._predicted_s,
+            measured_s=self._measured_s,
+            error=self._errors / max(1, self._iterations),
+        )

@@ -1,0 +1,150 @@
+"""What ``sim.serve.request.simulate_serving`` answers: latencies, rates, pressure, energy, money.
+
+What it decides
+    Percentiles are over requests, each counted once, wherever it ran. Goodput counts requests whose
+    time to first token and mean time per token both meet their tenant's objective. Energy is full
+    power while an iteration runs and idle power otherwise, from the first arrival to the last
+    token.
+
+Kept true (tests/unit/sim/serve/test_answer.py)
+    ``as_row`` is what ``equipoise simulate --requests --json`` prints; tenants add up to the whole.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from equipoise.base.units import GIB
+from equipoise.sim.serve.curve import ServingDevice
+from equipoise.sim.serve.record import RequestRecord
+from equipoise.sim.serve.run import ServedTrace
+from equipoise.spec.device.spec import DeviceSpec
+
+_SHARES = (0.5, 0.95, 0.99)
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """What a tenant's requests should meet."""
+
+    ttft_s: float = float("inf")
+    tpot_s: float = float("inf")
+
+    def is_met(self, request: RequestRecord) -> bool:
+        """Whether a request met both."""
+        return request.ttft_s <= self.ttft_s and (request.tpot_s or 0.0) <= self.tpot_s
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ServingAnswer:
+    """A trace, served."""
+
+    run: ServedTrace
+    replica: ServingDevice
+    device: DeviceSpec
+    policy: str
+    objectives: Mapping[str, Objective]
+    """By tenant; "" for those not named."""
+
+    @property
+    def devices(self) -> int:
+        """Devices of all replicas."""
+        return self.replica.devices * len(self.run.replicas)
+
+    def objective_of(self, tenant: str) -> Objective:
+        """What this tenant's requests should meet."""
+        return self.objectives.get(tenant, self.objectives.get("", Objective()))
+
+    def as_row(self) -> dict[str, Any]:
+        """Plain data: what ``equipoise simulate --requests --json`` prints."""
+        run = self.run
+        busy_s = [each.busy_s for each in run.replicas]
+        span_s = run.makespan_s
+        output = sum(each.traced.output_tokens for each in run.requests)
+        energy_j, usd = self._energy_and_money(busy_s, span_s)
+        tenants = sorted({each.traced.tenant for each in run.requests})
+        return {
+            **self._summary(run.requests, span_s),
+            "makespan_s": span_s,
+            "refused": len(run.refused),
+            "tenants": {
+                each: self._summary(
+                    [one for one in run.requests if one.traced.tenant == each], span_s
+                )
+                for each in tenants
+            },
+            "gap_s": self._gaps(),
+            "iterations": sum(each.iterations for each in run.replicas),
+            "busy": [each / span_s if span_s else 0.0 for each in busy_s],
+            "requests_by_replica": [
+                sum(one.replica == at for one in run.requests) for at in range(len(run.replicas))
+            ],
+            "preemptions": sum(each.preemptions for each in run.replicas),
+            "computed_prompt_tokens": sum(each.prompt_tokens for each in run.replicas),
+            "cached_tokens": sum(each.hit_tokens for each in run.replicas),
+            "kv_peak": [each.most_pages / each.pages for each in run.replicas],
+            "kv_pages": run.replicas[0].pages,
+            "kv_gib": self.replica.kv_bytes / GIB,
+            "weights_gib": self.replica.weights_bytes / GIB,
+            "devices": self.devices,
+            "policy": self.policy,
+            "energy_j": energy_j,
+            "energy_j_per_output_token": energy_j / output if output else None,
+            "usd": usd,
+            "usd_per_million_output_tokens": None
+            if usd is None or not output
+            else 1e6 * usd / output,
+        }
+
+    def _summary(self, requests: Sequence[RequestRecord], span_s: float) -> dict[str, Any]:
+        prompt = sum(each.traced.prompt_tokens for each in requests)
+        output = sum(each.traced.output_tokens for each in requests)
+        good = sum(self.objective_of(each.traced.tenant).is_met(each) for each in requests)
+        return {
+            "requests": len(requests),
+            "prompt_tokens": prompt,
+            "output_tokens": output,
+            "ttft_s": _spread([each.ttft_s for each in requests]),
+            "tpot_s": _spread([each.tpot_s for each in requests if each.tpot_s is not None]),
+            "latency_s": _spread([each.latency_s for each in requests]),
+            "requests_per_s": len(requests) / span_s if span_s else None,
+            "output_tokens_per_s": output / span_s if span_s else None,
+            "good_share": good / len(requests) if requests else None,
+            "good_requests_per_s": good / span_s if span_s else None,
+        }
+
+    def _gaps(self) -> dict[str, float] | None:
+        """Times between two tokens of a request, over all tokens but the first ones."""
+        pairs = [pair for each in self.run.replicas for pair in each.gaps]
+        if not pairs:
+            return None
+        seconds, counts = np.array([p[0] for p in pairs]), np.array([p[1] for p in pairs])
+        order = np.argsort(seconds, kind="stable")
+        reached = np.cumsum(counts[order])
+        at = [int(np.searchsorted(reached, share * reached[-1])) for share in _SHARES]
+        mean = float((seconds * counts).sum() / counts.sum())
+        return {"mean": mean, **_named([float(seconds[order[each]]) for each in at])}
+
+    def _energy_and_money(
+        self, busy_s: Sequence[float], span_s: float
+    ) -> tuple[float, float | None]:
+        device = self.device
+        watts = device.power_w - device.idle_power_w
+        energy_j = watts * sum(busy_s) * self.replica.devices
+        energy_j += (device.idle_power_w + device.host_power_w) * span_s * self.devices
+        if device.usd_per_hour is None:
+            return energy_j, None
+        return energy_j, device.usd_per_hour * self.devices * span_s / 3600
+
+
+def _spread(values: Sequence[float]) -> dict[str, float] | None:
+    if not values:
+        return None
+    known = np.array(values)
+    return {"mean": float(known.mean()), **_named(np.quantile(known, _SHARES).tolist())}
+
+
+def _named(points: Sequence[float]) -> dict[str, float]:
+    return {f"p{share * 100:.0f}": each for share, each in zip(_SHARES, points, strict=True)}

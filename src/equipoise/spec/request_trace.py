@@ -1,0 +1,229 @@
+"""Traces of requests: who asked when, with how long a prompt, and what was generated.
+
+Why
+    Every published trace names its columns differently. A row that is silently misread changes
+    every answer that follows, so each row must be whole, and is refused with its line.
+
+What it decides
+    The form is recognised by its names:
+
+    ============ ======================================================================
+    ours         JSON lines: arrival_s, prompt_tokens, output_tokens; optional tenant,
+                 most_tokens, prefix_group, prefix_tokens
+    APEX         JSON lines: StartTimeOffset [ns], ContextTokens, GeneratedTokens
+    Azure        CSV: TIMESTAMP (date and time), ContextTokens, GeneratedTokens
+    ============ ======================================================================
+
+    Requests of one ``prefix_group`` and one tenant begin with the same ``prefix_tokens`` tokens.
+    Dates count from the first request. Requests are sorted by arrival and then by their sizes, so
+    the order of lines with the same time changes nothing.
+
+Kept true (tests/unit/spec/test_request_trace.py)
+    The forms read alike; the order of lines does not matter; each faulty row is refused by line.
+
+Sources
+    Azure LLM inference trace 2023; APEX, arXiv:2411.17651, simulation traces.
+"""
+
+import csv
+import io
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from equipoise.base.errors import DataError
+from equipoise.base.nearest import nearest
+from equipoise.base.read import parse_json, read_text
+from equipoise.base.shown import shorten, shown
+
+_MOST_TOKENS = 2**31 - 1
+_MOST_S = 1e10
+_KEYS = (
+    "arrival_s",
+    "tenant",
+    "prompt_tokens",
+    "output_tokens",
+    "most_tokens",
+    "prefix_group",
+    "prefix_tokens",
+)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TracedRequest:
+    """One request of a trace."""
+
+    arrival_s: float
+    tenant: str
+    prompt_tokens: int
+    output_tokens: int
+    """Tokens that were generated."""
+    most_tokens: int
+    """Tokens that it allowed; at least those that were generated."""
+    prefix_group: str = ""
+    prefix_tokens: int = 0
+    """First tokens of the prompt, which are those of every request of its group and tenant."""
+
+
+def read_request_trace(path: Path) -> tuple[TracedRequest, ...]:
+    """Read a trace, sorted by arrival.
+
+    Raises:
+        DataError: the file cannot be read, has no request, or a row is wrong; names its line.
+    """
+    try:
+        text = read_text(path)
+    except FileNotFoundError:
+        raise DataError(f"No such file: {path}") from None
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise DataError(f"{path} cannot be read: {reason.lower()}.") from None
+    except ValueError as error:
+        raise DataError(f"{path} holds no requests: {error}.") from None
+    first = text.lstrip()[:1]
+    rows = _json_rows(path, text) if first in ("{", "") else _csv_rows(path, text)
+    requests = [_request(path, line, row) for line, row in rows]
+    if not requests:
+        raise DataError(
+            f"{path} holds no requests. Give JSON lines with arrival_s, prompt_tokens and "
+            "output_tokens, or a CSV file with TIMESTAMP, ContextTokens and GeneratedTokens."
+        )
+    if any("TIMESTAMP" in row for _, row in rows[:1]):
+        begin_s = min(each.arrival_s for each in requests)
+        requests = [_later(each, -begin_s) for each in requests]
+    return tuple(sorted(requests))
+
+
+def _later(request: TracedRequest, by_s: float) -> TracedRequest:
+    return TracedRequest(
+        request.arrival_s + by_s,
+        request.tenant,
+        request.prompt_tokens,
+        request.output_tokens,
+        request.most_tokens,
+    )
+
+
+def _json_rows(path: Path, text: str) -> list[tuple[int, Mapping[str, Any]]]:
+    rows: list[tuple[int, Mapping[str, Any]]] = []
+    for line, each in enumerate(text.splitlines(), 1):
+        if not each.strip():
+            continue
+        try:
+            row = parse_json(each)
+        except ValueError as error:
+            raise DataError(f"{path}:{line}  is not JSON: {error}.") from None
+        if not isinstance(row, dict):
+            raise DataError(
+                f"{path}:{line}  is {shown(row)}. Each line must be an object in braces."
+            )
+        rows.append((line, row))
+    return rows
+
+
+def _csv_rows(path: Path, text: str) -> list[tuple[int, Mapping[str, Any]]]:
+    reader = csv.DictReader(io.StringIO(text, newline=""))
+    names = [each.strip() for each in reader.fieldnames or ()]
+    missing = [
+        each for each in ("TIMESTAMP", "ContextTokens", "GeneratedTokens") if each not in names
+    ]
+    if missing:
+        raise DataError(
+            f"{path}:1  has no column {missing[0]}. A CSV trace needs TIMESTAMP, ContextTokens and "
+            f"GeneratedTokens; these are {shorten(', '.join(names))}."
+        )
+    reader.fieldnames = names
+    return list(_numbered(path, reader))
+
+
+def _numbered(path: Path, reader: "csv.DictReader[str]") -> Iterator[tuple[int, Mapping[str, Any]]]:
+    try:
+        for row in reader:
+            yield reader.line_num, row
+    except csv.Error as error:
+        raise DataError(f"{path}:{reader.line_num}  is not CSV: {error}.") from None
+
+
+def _request(path: Path, line: int, row: Mapping[str, Any]) -> TracedRequest:
+    where = f"{path}:{line}"
+    if "StartTimeOffset" in row:
+        at_s = _number(where, row, "StartTimeOffset", _seconds) / 1e9
+        prompt = _tokens(where, row, "ContextTokens", 1)
+        output = _tokens(where, row, "GeneratedTokens", 0)
+        return TracedRequest(at_s, _name(where, row, "tenant"), prompt, output, output)
+    if "TIMESTAMP" in row:
+        at_s = _number(where, row, "TIMESTAMP", _date_s)
+        prompt = _tokens(where, row, "ContextTokens", 1)
+        output = _tokens(where, row, "GeneratedTokens", 0)
+        return TracedRequest(at_s, "", prompt, output, output)
+    for key in row:
+        if key not in _KEYS:
+            raise DataError(
+                f"{where}  {shorten(str(key))}: no such key. Nearest: {nearest(str(key), _KEYS)}. "
+                f"All: {', '.join(_KEYS)}."
+            )
+    at_s = _number(where, row, "arrival_s", _seconds)
+    prompt = _tokens(where, row, "prompt_tokens", 1)
+    output = _tokens(where, row, "output_tokens", 0)
+    most = _tokens(where, row, "most_tokens", output) if "most_tokens" in row else output
+    group = _name(where, row, "prefix_group")
+    prefix = _tokens(where, row, "prefix_tokens", 0) if "prefix_tokens" in row else 0
+    if bool(group) != bool(prefix):
+        raise DataError(f"{where}  needs both prefix_group and prefix_tokens, or neither.")
+    if prefix > prompt:
+        raise DataError(
+            f"{where}  prefix_tokens is {prefix:,}, and the prompt has {prompt:,} tokens. Give at "
+            "most those."
+        )
+    return TracedRequest(at_s, _name(where, row, "tenant"), prompt, output, most, group, prefix)
+
+
+def _number(
+    where: str, row: Mapping[str, Any], key: str, read: Callable[[Any], float | None]
+) -> float:
+    if key not in row:
+        raise DataError(f"{where}  has no {key}.")
+    value = read(row[key])
+    if value is None:
+        form = "a date and time" if key == "TIMESTAMP" else "a number from 0"
+        raise DataError(f"{where}  {key} is {shown(row[key])}. Give {form}.")
+    return value
+
+
+def _seconds(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    is_legal = math.isfinite(value) and 0 <= value <= _MOST_S * 1e9
+    return float(value) if is_legal else None
+
+
+def _date_s(value: Any) -> float | None:
+    try:
+        return datetime.fromisoformat(str(value).strip()).timestamp()
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def _tokens(where: str, row: Mapping[str, Any], key: str, least: int) -> int:
+    if key not in row:
+        raise DataError(f"{where}  has no {key}.")
+    value = row[key]
+    if isinstance(value, str) and value.strip().isascii() and value.strip().isdecimal():
+        value = int(value) if len(value) < 20 else value
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    if not is_whole or not least <= value <= _MOST_TOKENS:
+        raise DataError(
+            f"{where}  {key} is {shown(row[key])}. Give a whole number of {least:,} to "
+            f"{_MOST_TOKENS:,}."
+        )
+    return int(value)
+
+
+def _name(where: str, row: Mapping[str, Any], key: str) -> str:
+    value = row.get(key, "")
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise DataError(f"{where}  {key} is {shown(value)}. Give a name.")
+    return str(value)

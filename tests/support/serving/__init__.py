@@ -1,0 +1,1 @@
+"""Serving in tests: a price, and the engine's side of the scheduler."""
