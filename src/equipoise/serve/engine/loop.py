@@ -30,7 +30,7 @@ from equipoise.schedule.batching.scheduler import Scheduler
 from equipoise.serve.engine.answer import Answer
 from equipoise.serve.engine.forward import PagedDecoder
 from equipoise.serve.engine.read import Row, describe_failure, read_logits
-from equipoise.serve.engine.request import Event, GenerateRequest, Handle
+from equipoise.serve.engine.request import Event, GenerateRequest, Handle, RanksLostError
 from equipoise.serve.engine.stats import EngineStats, Tally
 from equipoise.serve.prompt import PromptReader
 
@@ -162,6 +162,7 @@ class EngineLoop:
             self._thread.join()
         for name in list(self._answers):
             self.abort(name)
+        self._decoder.close()
 
     def __enter__(self) -> "EngineLoop":
         self.start()
@@ -181,15 +182,32 @@ class EngineLoop:
         while (work := self._next()) is not None:
             schedule, answers = work
             begin = self._clock()
-            failed = self._run(schedule, answers)
+            lost: RanksLostError | None = None
+            try:
+                failed = self._run(schedule, answers)
+            except RanksLostError as error:
+                lost, failed = error, {chunk.request for chunk in schedule.chunks}
             end = self._clock()
             with self._changed:
+                if lost is not None:
+                    self._lose(lost, end)
                 self._tally.add(schedule, end - begin)
                 self._scheduler.done(self._outcomes(answers, failed), end)
+                if lost is not None:
+                    self._scheduler.forget_cache()
                 self._computing = frozenset()
                 for answer in answers:
                     if answer.finish is not None or answer.is_aborted:
                         self._close(answer)
+
+    def _lose(self, error: RanksLostError, now_s: float) -> None:
+        """End every request whose keys and values are gone; those without any go on."""
+        for name in self._scheduler.holders:
+            answer = self._answers[name]
+            answer.give_up("error", str(error), error.retry_after_s)
+            self._scheduler.abort(name, now_s)
+            if name not in self._computing:
+                self._close(answer)
 
     def _next(self) -> tuple[BatchSchedule, list[Answer]] | None:
         """The next iteration with its chunks' answers, when there is one; None at the end."""
@@ -206,10 +224,7 @@ class EngineLoop:
 
     def _run(self, schedule: BatchSchedule, answers: Sequence[Answer]) -> set[str]:
         """Compute an iteration and tell its clients; the requests that failed."""
-        for swap in schedule.swaps_out:
-            self._decoder.pool.swap_out(swap)
-        for swap in schedule.swaps_in:
-            self._decoder.pool.swap_in(swap)
+        self._decoder.swap(schedule.swaps_out, schedule.swaps_in)
         for chunk, answer in zip(schedule.chunks, answers, strict=True):
             if not answer.has_begun:
                 answer.has_begun, answer.handle.cached_tokens = True, chunk.start
@@ -219,6 +234,8 @@ class EngineLoop:
         """Compute chunks and choose tokens; the requests whose rows are not to be used again."""
         try:
             return self._forward(chunks, answers)
+        except RanksLostError:
+            raise
         except Exception as error:  # whatever it is, the other requests go on
             if len(chunks) == 1:
                 answers[0].give_up("error", describe_failure(error))
@@ -257,6 +274,7 @@ class EngineLoop:
         answer.give_up("abort")
         self._tally.end(answer)
         del self._answers[answer.handle.name]
+        self._decoder.forget(answer.handle.name)
 
     def _new_keys(self, answer: Answer) -> tuple[bytes, ...]:
         """Contents of whole pages that the scheduler does not know yet: the ids themselves.
