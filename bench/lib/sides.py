@@ -115,15 +115,11 @@ def transformers_side(
 
 
 def titan_side(store: TokenStore, model: ModelSpec, precision: str, device: torch.device) -> Side:
-    """torchtitan's Llama 3, packed, with its attention for documents of any lengths.
-
-    On a CPU, which has no such attention, its plain causal one over the whole row.
-    """
+    """torchtitan's Llama 3, packed, with its attention for documents of any lengths; on CUDA."""
     from torchtitan.models import llama3
     from torchtitan.models.common import ComplexRoPE, Embedding, Linear, RMSNorm
-    from torchtitan.models.common.attention import create_varlen_metadata_for_document
+    from torchtitan.models.common.attention import VarlenMetadata
 
-    is_packed = device.type == "cuda"
     norm = RMSNorm.Config(normalized_shape=model.hidden, param_init=llama3._NORM_INIT)
     layers = llama3._build_llama3_layers(
         n_layers=model.layers,
@@ -134,7 +130,7 @@ def titan_side(store: TokenStore, model: ModelSpec, precision: str, device: torc
         rope=ComplexRoPE.Config(
             dim=model.head_width, max_seq_len=len(store.tokens), theta=model.rope_theta
         ),
-        attn_backend="varlen" if is_packed else "sdpa",
+        attn_backend="varlen",
     )
     theirs = llama3.Llama3Model.Config(
         dim=model.hidden,
@@ -158,7 +154,9 @@ def titan_side(store: TokenStore, model: ModelSpec, precision: str, device: torc
     positions = torch.cat([torch.arange(int(n)) for n in store.doc_tokens]).to(device)[None]
     labels = tokens.roll(-1)
     labels[torch.from_numpy(store.offsets[1:] - 1).to(device)] = -100
-    masks = create_varlen_metadata_for_document(positions) if is_packed else None
+    bounds = torch.from_numpy(store.offsets.astype(np.int32)).to(device)
+    longest = int(store.doc_tokens.max())
+    masks = VarlenMetadata(bounds, bounds, longest, longest)
     count = len(tokens) - store.documents
 
     def losses() -> list[Callable[[], torch.Tensor]]:

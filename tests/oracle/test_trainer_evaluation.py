@@ -35,6 +35,18 @@ def test_trainer_evaluates_adapters_between_its_steps(tmp_path: Path) -> None:
             torch.testing.assert_close(adapter, right, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_plain_trainer_evaluates_whole_documents_of_each_rank(tmp_path: Path, ranks: int) -> None:
+    """As it did before on as many ranks, which is a mean of means."""
+    pytest.importorskip("accelerate", reason="transformers.Trainer needs accelerate")
+    folder, run = str(tmp_path), hf_context_ranks.evaluate_with_plain_trainer
+    wanted = run_ranks(ranks, run, folder, False)
+    for told, (loss, before, text) in zip(run_ranks(ranks, run, folder, True), wanted, strict=True):
+        assert told[0] == pytest.approx(loss, rel=1e-6)
+        assert told[2] == text
+        assert (before, told[1]) == ("sdpa", "equipoise")
+
+
 def test_a_collator_that_does_not_share_packs_is_refused() -> None:
     assert hf_context_ranks.refused_collator() == (
         "ContextTrainer evaluates packs over ranks, but its data_collator is DefaultCollator. Give "

@@ -22,7 +22,7 @@ from equipoise.observe.reader import read_run
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.pack import MicroBatch
 from equipoise.spec.run.spec import DataSpec, EvalSpec
-from support import chatml
+from support.chat import template as chatml
 from support.make_run import MODEL, MakeRun
 from support.ranks import on_ranks
 from support.read_run import EXACT, events

@@ -629,6 +629,34 @@ def evaluate_with_trainer(ranks: Ranks, folder: str) -> dict[int, tuple[float, f
     return told
 
 
+def evaluate_with_plain_trainer(
+    ranks: Ranks, folder: str, is_over_ranks: bool
+) -> tuple[float, str, list[int]]:
+    """``evaluate()`` of Trainer itself, the model's attention after it, and a text it generates."""
+    source = torch.Generator().manual_seed(4)
+    lengths = (30, 9, 64, 2, 17, 5)
+    drawn = (torch.randint(VOCAB, (length,), generator=source) for length in lengths)
+    documents = [{"input_ids": (ids := each.tolist()), "labels": ids} for each in drawn]
+    model = build("llama", torch.float32)
+    if is_over_ranks:
+        use_context_parallelism(model)
+        share = shard_batch(torch.arange(9), (9,))
+        with torch.no_grad():
+            assert model(**share).loss.isfinite()
+            del share["context_pack"]  # a share without its pack is not a whole document
+            try:
+                model(**share)
+            except LayoutError:
+                pass
+            else:
+                raise AssertionError("a share was taken for a document")
+    arguments = trainer_arguments(ranks, folder, per_device_eval_batch_size=1)
+    trainer = transformers.Trainer(model, arguments, eval_dataset=documents)
+    loss = trainer.evaluate()["eval_loss"]
+    text = model.generate(torch.arange(5)[None], max_new_tokens=6, do_sample=False, pad_token_id=1)
+    return loss, model.config._attn_implementation, text[0].tolist()
+
+
 def compare_adapters(ranks: Ranks, kind: str) -> tuple[float, int]:
     """Error of the loss and of every adapter's gradient over ranks, and how many have one."""
     lengths = (30, 1, 9, 24)

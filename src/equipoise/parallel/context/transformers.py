@@ -62,8 +62,10 @@ class KeyLimit:
 def use_context_parallelism(model: PreTrainedModel) -> None:
     """Let a decoder of ``transformers`` attend over the ranks that share a pack.
 
-    From now on its batches must come from ``shard_batch`` or ``ContextCollator``. Nothing else in
-    the model changes, and ``model.set_attn_implementation("sdpa")`` undoes it.
+    From now on it trains on batches of ``shard_batch`` or ``ContextCollator`` alone. Without
+    gradients it also runs whole documents of each rank's own, by the attention that it had before,
+    as ``Trainer`` evaluates and ``generate`` decodes. Nothing else in the model changes, and
+    ``model.set_attn_implementation("sdpa")`` undoes it.
 
     An architecture that is not in ``transformers_models.PROVEN`` is tried out with its own weights
     on documents of 16 tokens in all, twice forward and backward. Its gradients are untouched.
@@ -84,6 +86,33 @@ def use_context_parallelism(model: PreTrainedModel) -> None:
     except ModelError:
         model.set_attn_implementation(before)
         raise
+    if before != REGISTERED:
+        _run_alone(model, before)
+
+
+def _run_alone(model: PreTrainedModel, attention: str) -> None:
+    """Let a model run without gradients and without a pack, by its own attention.
+
+    A share of a pack has its labels in ``shift_labels``: without its pack it is refused.
+    """
+
+    def is_alone(given: dict[str, Any]) -> bool:
+        has_share = given.get("context_pack") is not None or given.get("shift_labels") is not None
+        return not (has_share or torch.is_grad_enabled())
+
+    def begin(_model: nn.Module, _args: tuple[Any, ...], given: dict[str, Any]) -> None:
+        if is_alone(given) and model.config._attn_implementation == REGISTERED:
+            model.set_attn_implementation(attention)
+            alone.append(True)
+
+    def end(*_: Any) -> None:
+        if alone:
+            alone.pop()
+            model.set_attn_implementation(REGISTERED)
+
+    alone: list[bool] = []
+    model.register_forward_pre_hook(begin, with_kwargs=True)
+    model.register_forward_hook(end, always_call=True)
 
 
 def register_attention(model: PreTrainedModel) -> None:
