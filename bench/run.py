@@ -20,6 +20,7 @@ BENCHES = (
     "local.pipeline",
     "local.pipeline_ranks",
     "local.experts",
+    "serving.engine",
     "peers.zero",
     "peers.sft",
     "local.boxing",

@@ -44,6 +44,7 @@ VERBS = {
     "convert": "turn a checkpoint or a GGUF file into a Hugging Face folder",
     "completion": "print a script with which bash, zsh or fish completes verbs, flags and keys",
     "generate": "continue a text, or chat, with a run, a checkpoint or a Hugging Face folder",
+    "serve": "serve a model over HTTP with OpenAI's API, to one user or to many tenants",
     "inspect": "say what a file or a folder of a run holds",
     "launch": "print a run as torchrun, Slurm or Kubernetes starts it; --submit hands it over",
     "doctor": "say what of this machine would break a run, and what to do about it",
@@ -58,6 +59,9 @@ _EXTRAS = {
     "ortools": "exact",
     "scipy": "exact",
     "matplotlib": "plot",
+    "starlette": "serve",
+    "uvicorn": "serve",
+    "prometheus_client": "serve",
 }
 
 

@@ -25,6 +25,17 @@ def peak_resident_bytes() -> int:
     return _status_bytes("VmHWM")
 
 
+def available_bytes() -> int:
+    """Memory of this machine that programs could still take, all of it where that is unknown."""
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:  # another system
+        pass
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def usable_cores() -> list[int]:
     """Cores that this process may run on."""
     return sorted(os.sched_getaffinity(0))

@@ -155,7 +155,9 @@ def build_decoder(trained: TrainedModel, dtype: torch.dtype | None = None) -> De
         }
     with torch.device("meta"):
         decoder = Decoder(model)
-    for name, buffer in decoder.named_buffers():
-        state.setdefault(name, torch.zeros(buffer.shape, dtype=buffer.dtype))
     decoder.load_state_dict(state, assign=True, strict=False)
+    for module in decoder.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if buffer.is_meta:
+                setattr(module, name, torch.zeros(buffer.shape, dtype=buffer.dtype))
     return decoder.requires_grad_(False)

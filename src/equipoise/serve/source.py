@@ -42,7 +42,7 @@ from equipoise.nn.hf.files import (
     read_kept,
     tokenizer_files,
 )
-from equipoise.nn.hf.gguf import read_gguf, read_gguf_header
+from equipoise.nn.hf.gguf import read_gguf_whole
 from equipoise.nn.hf.read import read_hf
 from equipoise.spec.model.hf_config import model_from_hf_config
 from equipoise.spec.model.other_config import model_from_other_config
@@ -174,8 +174,7 @@ def open_gguf(file: Path) -> TrainedModel:
     Raises:
         ModelError: as ``nn.hf.gguf.read_gguf``.
     """
-    header = read_gguf_header(file)
-    model, state, tokenizer_json = read_gguf(file)
+    header, state, tokenizer_json = read_gguf_whole(file)
     contents = {GENERATION: as_json(header.generation_config)} if header.generation_config else {}
     remarks: tuple[str, ...] = ()
     if tokenizer_json is None:
@@ -187,7 +186,7 @@ def open_gguf(file: Path) -> TrainedModel:
         contents |= tokenizer_files(tokenizer_json.encode(), header.tokenizer_config)
     files = ModelFiles(contents, str(file))
     return TrainedModel(
-        file, model, state, files, context_tokens=header.context_tokens, remarks=remarks
+        file, header.model, state, files, context_tokens=header.context_tokens, remarks=remarks
     )
 
 

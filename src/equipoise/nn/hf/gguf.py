@@ -128,8 +128,15 @@ def read_gguf(file: Path) -> tuple[ModelSpec, dict[str, Tensor], str | None]:
 
     Cost: 4 bytes of memory per weight.
     """
+    header, state, tokenizer_json = read_gguf_whole(file)
+    return header.model, state, tokenizer_json
+
+
+def read_gguf_whole(file: Path) -> tuple[GgufHeader, dict[str, Tensor], str | None]:
+    """The header and, as ``read_gguf`` returns them, the weights and the tokenizer."""
     reader = _open(file)
-    model = _header(file, reader).model
+    header = _header(file, reader)
+    model = header.model
     from gguf.quants import dequantize
 
     tensors = {str(tensor.name): tensor for tensor in reader.tensors}
@@ -155,8 +162,8 @@ def read_gguf(file: Path) -> tuple[ModelSpec, dict[str, Tensor], str | None]:
     try:
         core = _tokenizer(file, reader)
     except ModelError:
-        return model, state, None
-    return model, state, core.to_str()
+        return header, state, None
+    return header, state, core.to_str()
 
 
 def gguf_tokenizer(file: Path) -> "tokenizers.Tokenizer":
@@ -175,8 +182,15 @@ def _open(file: Path) -> Any:
         raise ModelError(
             f'{file} needs the gguf package to be read. Install it: pip install "equipoise[gguf]".'
         ) from None
+
+    class Reader(GGUFReader):
+        """Reads through a plain array: numpy's memmap makes each slice of it ten times slower."""
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            super().__setattr__(name, np.asarray(value) if name == "data" else value)
+
     try:
-        return GGUFReader(file)
+        return Reader(file)
     except FileNotFoundError:
         raise ModelError(f"No such file: {file}") from None
     except (OSError, ValueError, KeyError, IndexError, UnicodeDecodeError) as error:

@@ -78,13 +78,21 @@ class _Rows:
 class IterationAttention:
     """The attention of one iteration, called once for each layer."""
 
-    def __init__(self, pool: KvPool, chunks: Sequence[ServeChunk], *, is_invariant: bool) -> None:
+    def __init__(
+        self,
+        pool: KvPool,
+        chunks: Sequence[ServeChunk],
+        *,
+        is_invariant: bool,
+        short_tokens: int = _SHORT_TOKENS,
+    ) -> None:
         """Find each token's row in the pool.
 
         Args:
             pool: Keys and values; those of tokens before each chunk are there.
             chunks: In the order in which their tokens are packed.
             is_invariant: Whether rows may depend on nothing but themselves.
+            short_tokens: Most tokens of a chunk that goes through the kernel.
         """
         self._pool = pool
         stored, self._tiles, short = list[int](), list[_Tiles](), list[tuple[slice, ServeChunk]]()
@@ -93,7 +101,7 @@ class IterationAttention:
             span = slice(begin, begin + chunk.tokens)
             begin = span.stop
             stored += pool.row_numbers(chunk.pages, chunk.start, chunk.start + chunk.tokens)
-            if is_invariant or (chunk.tokens <= _SHORT_TOKENS and pool.device.type == "cpu"):
+            if is_invariant or (chunk.tokens <= short_tokens and pool.device.type == "cpu"):
                 short.append((span, chunk))
             else:
                 self._tiles.append(_Tiles(span, tuple(pool.views(chunk.runs, chunk.start))))

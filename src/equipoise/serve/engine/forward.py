@@ -32,7 +32,7 @@ from equipoise.nn.rope import rotary_frequencies, rotary_table
 from equipoise.schedule.batching.iteration import ServeChunk, Swap
 from equipoise.serve.engine.attend import IterationAttention
 from equipoise.serve.engine.pool import KvPool
-from equipoise.serve.engine.tiles import find_rows, map_tiles, set_experts
+from equipoise.serve.engine.tiles import decoder_layers, find_rows, map_tiles, set_experts
 
 _HEAD_ROWS = 64
 """Rows that pass the head at once: logits of a long prompt together would not fit."""
@@ -82,7 +82,7 @@ class PagedDecoder:
         attention = IterationAttention(self.pool, chunks, is_invariant=self.tile_rows > 0)
         x_tD = self.decoder.begin(torch.tensor(tokens, device=device))
         table = rotary_table(self._frequency, torch.tensor(positions, device=device), x_tD.dtype)
-        for number, layer in enumerate(self.decoder.layers):
+        for number, layer in enumerate(decoder_layers(self.decoder)):
             attend = partial(attention.attend, number)
             if self.tile_rows:
                 x_tD = self._run_tiles(layer, x_tD, table, attend)

@@ -29,6 +29,7 @@ from equipoise.schedule.batching.request import ServeRequest
 from equipoise.schedule.batching.scheduler import Scheduler
 from equipoise.serve.engine.answer import Answer
 from equipoise.serve.engine.forward import PagedDecoder
+from equipoise.serve.engine.pool import KvPool
 from equipoise.serve.engine.read import Row, describe_failure, read_logits
 from equipoise.serve.engine.request import Event, GenerateRequest, Handle, RanksLostError
 from equipoise.serve.engine.stats import EngineStats, Tally
@@ -170,6 +171,16 @@ class EngineLoop:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def pool(self) -> KvPool:
+        """Where keys and values are kept."""
+        return self._decoder.pool
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the engine's thread runs."""
+        return self._thread.is_alive()
 
     def stats(self) -> EngineStats:
         """Counts of now and so far."""

@@ -66,7 +66,8 @@ class KvPool:
         Raises:
             FitError: the memory is not there.
         """
-        self.pages, self.page_tokens, self._page_rows = pages, page_tokens, page_tokens // ranks
+        self.pages, self.page_tokens, self.swap_pages = pages, page_tokens, swap_pages
+        self._page_rows = page_tokens // ranks
         self._rows = self._allocate(model, pages, dtype, device)
         self._slots = self._allocate(model, swap_pages, dtype, torch.device("cpu"))
 

@@ -73,10 +73,15 @@ def run_experts(x_RD: Tensor, counts_X: Tensor, experts: Experts) -> Tensor:
     return y_RD
 
 
+def decoder_layers(decoder: Decoder) -> list[DecoderLayer]:
+    """A decoder's layers, in order."""
+    return [layer for layer in decoder.layers if isinstance(layer, DecoderLayer)]
+
+
 def set_experts(decoder: Decoder) -> None:
     """Let all experts of a decoder compute tile by tile."""
-    for layer in decoder.layers:
-        if isinstance(layer, DecoderLayer) and isinstance(layer.feed_forward, MixtureOfExperts):
+    for layer in decoder_layers(decoder):
+        if isinstance(layer.feed_forward, MixtureOfExperts):
             layer.feed_forward.exchange = run_experts
 
 
@@ -87,7 +92,7 @@ def find_rows(decoder: Decoder, sizes: Sequence[int] = SIZES) -> int:
     Raises:
         ModelError: there is no such size.
     """
-    kinds = {type(layer.feed_forward): layer for layer in decoder.layers}
+    kinds = {type(layer.feed_forward): layer for layer in decoder_layers(decoder)}
     for rows in sizes:
         if all(_is_invariant(decoder, layer, rows) for layer in kinds.values()):
             return rows

@@ -1,0 +1,158 @@
+"""An engine around a trained model: its decoder, its pool, its price and its scheduler.
+
+What it decides
+    How many pages the pool has, where the settings do not say it: enough for all sequences at
+    their longest, but at most a quarter of the memory that is free.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from equipoise.base.errors import FitError, ModelError, SpecError
+from equipoise.base.units import format_bytes
+from equipoise.cost.serving import CurvePrice
+from equipoise.observe.journal import EventSink
+from equipoise.observe.machine import available_bytes
+from equipoise.schedule.batching.fair.table import find_policy
+from equipoise.schedule.batching.scheduler import Scheduler
+from equipoise.schedule.batching.settings import BatchSettings
+from equipoise.serve.engine.calibrate import kept_curve
+from equipoise.serve.engine.forward import PagedDecoder
+from equipoise.serve.engine.loop import EngineLoop
+from equipoise.serve.engine.pool import KvPool, token_bytes
+from equipoise.serve.generate import build_decoder
+from equipoise.serve.prompt import PromptReader
+from equipoise.serve.source import TrainedModel, open_model
+from equipoise.spec.device.serving import ServingCurve, serving_file
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+_FREE_SHARE = 4
+_UNKNOWN_CONTEXT = 4096
+"""The context of a model that does not say with which windows it was trained [tokens]."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """How a model is served."""
+
+    dtype: Literal["fp32", "bf16"] | None = None
+    """What it computes in; unless given, what its weights are saved in."""
+    device: str = "cpu"
+    context_tokens: int | None = None
+    """Most tokens of a prompt with its answer; at most what the model was trained with, which it
+    is unless given."""
+    cache_bytes: int | None = None
+    """Memory for keys and values."""
+    cache_tokens: int | None = None
+    """The same as a number of tokens, which comes first."""
+    swap_bytes: int = 0
+    """Host memory for those of requests that are preempted."""
+    page_tokens: int = 16
+    most_sequences: int = 64
+    """Sequences that are computed together."""
+    queued_requests: int = 256
+    """Requests that may wait."""
+    iteration_s: float = 0.05
+    """Predicted seconds that prompts fill an iteration up to."""
+    policy: str = "fifo"
+    """Whose turn it is: a name in ``schedule.batching.fair.table``."""
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """Shares of tenants; 1 unless given."""
+    is_invariant: bool = False
+    """Whether an answer has the same bits whatever is computed beside it; slower."""
+
+
+def open_engine(
+    source: Path | str | TrainedModel,
+    settings: EngineSettings | None = None,
+    *,
+    sink: EventSink | None = None,
+    curve: ServingCurve | None = None,
+) -> EngineLoop:
+    """An engine that answers once it is started, or entered as a context.
+
+    Args:
+        source: A run, a checkpoint, a Hugging Face folder, a GGUF file, or a model read before.
+        settings: How to serve it.
+        sink: Where each iteration's predicted and measured seconds go.
+        curve: What iterations take; unless given, what was kept of this machine, or measured now.
+
+    Raises:
+        SpecError: a setting is out of range.
+        ModelError: the model cannot be read, or our own decoder does not compute it.
+        FitError: the cache has no room for a page.
+    """
+    settings = settings or EngineSettings()
+    trained = source if isinstance(source, TrainedModel) else open_model(source)
+    if trained.theirs is not None:
+        raise ModelError(
+            f"{trained.origin} is computed by the modules of transformers, which keep no pages. "
+            f"Continue single texts with equipoise generate."
+        )
+    prompts = PromptReader(trained.files, trained.model)
+    policy = find_policy(settings.policy)
+    context_tokens = _context(trained, settings)
+    decoder = build_decoder(trained, _DTYPES[settings.dtype] if settings.dtype else None)
+    device = torch.device(settings.device)
+    decoder = decoder.to(device)
+    dtype = decoder.embed.weight.dtype
+    page_bytes = settings.page_tokens * token_bytes(trained.model, dtype)
+    pages = _pages(settings, context_tokens, page_bytes)
+    limits = BatchSettings(
+        pages,
+        page_tokens=settings.page_tokens,
+        most_sequences=settings.most_sequences,
+        queued_requests=settings.queued_requests,
+        iteration_s=settings.iteration_s,
+        lone_iteration_s=4 * settings.iteration_s,
+        swap_pages=settings.swap_bytes // page_bytes,
+        weights=settings.weights,
+    )
+    pool = KvPool(
+        trained.model,
+        pages=pages,
+        page_tokens=settings.page_tokens,
+        dtype=dtype,
+        device=device,
+        swap_pages=limits.swap_pages,
+    )
+    paged = PagedDecoder(decoder, pool, is_invariant=settings.is_invariant)
+    price = CurvePrice(curve or kept_curve(paged, serving_file()))
+    scheduler = Scheduler(limits, price, policy)
+    return EngineLoop(paged, prompts, scheduler, context_tokens=context_tokens, sink=sink)
+
+
+def _context(trained: TrainedModel, settings: EngineSettings) -> int:
+    known, asked = trained.context_tokens, settings.context_tokens
+    if asked is not None and (asked < 1 or asked > (known or asked)):
+        most = f" to {known:,}, the model's own" if known else ""
+        raise SpecError(f"context_tokens must be from 1{most}; it is {asked:,}.")
+    return asked or known or _UNKNOWN_CONTEXT
+
+
+def _pages(settings: EngineSettings, context_tokens: int, page_bytes: int) -> int:
+    """Pages of the pool."""
+    if settings.page_tokens < 1:
+        raise SpecError(f"page_tokens is {settings.page_tokens}. It must be at least 1.")
+    if settings.cache_tokens is not None:
+        if settings.cache_tokens < settings.page_tokens:
+            raise SpecError(
+                f"The cache has {settings.cache_tokens:,} tokens, and one page has "
+                f"{settings.page_tokens}. Give it more."
+            )
+        return settings.cache_tokens // settings.page_tokens
+    size = settings.cache_bytes
+    if size is None:
+        size = available_bytes() // _FREE_SHARE
+        longest = -(-context_tokens // settings.page_tokens)
+        size = min(size, settings.most_sequences * longest * page_bytes)
+    if size < page_bytes:
+        raise FitError(
+            f"The cache has {format_bytes(size)}, and one page of {settings.page_tokens} tokens "
+            f"needs {format_bytes(page_bytes)}. Give it more memory."
+        )
+    return size // page_bytes

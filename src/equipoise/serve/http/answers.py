@@ -1,0 +1,191 @@
+"""All answers of one request while they grow, from the engine's thread to the event loop.
+
+What it decides
+    A client that reads slower than the engine writes gets a bounded number of events ahead; then
+    its answers are given up.
+
+Kept true (tests/unit/serve/http/test_operations.py)
+    Whoever goes away frees the engine; answers of a request begin all or none.
+"""
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+
+from equipoise.base.errors import EquipoiseError
+from equipoise.schedule.batching.request import QueueFullError
+from equipoise.serve.engine.request import Event, Handle, PromptScored, TokenEvent
+from equipoise.serve.http.asked import Asked, refusal
+from equipoise.serve.http.choice import Choice, Part
+from equipoise.serve.http.fault import overloaded
+from equipoise.serve.http.metrics import Metrics
+from equipoise.serve.http.served import ServedModel
+
+MOST_EVENTS = 4_096
+"""Events of one request that may wait for its client."""
+
+
+class SlowReaderError(Exception):
+    """The client reads too slowly; its answers were given up."""
+
+
+class Answers:
+    """The answers of one request."""
+
+    def __init__(
+        self,
+        model: ServedModel,
+        asked: Asked,
+        metrics: Metrics,
+        *,
+        on_token: Callable[[int], None] = lambda _: None,
+        on_slow: Callable[[], None] = lambda: None,
+        most_events: int = MOST_EVENTS,
+    ) -> None:
+        """Submit every answer, or none.
+
+        Args:
+            model: What answers.
+            asked: What to submit.
+            metrics: Told of every token.
+            on_token: Told how many tokens came, for the tenant's limits.
+            on_slow: Called once if too many events wait.
+            most_events: See ``MOST_EVENTS``.
+
+        Raises:
+            HttpError: 503 if the queue is full, 400 if the engine refuses.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._events: deque[tuple[int, Event]] = deque()
+        self._news = asyncio.Event()
+        self._arrived: deque[tuple[int, Event, float]] = deque()
+        self._waking, self._is_woken = threading.Lock(), False
+        self._most_events, self._is_slow = most_events, False
+        self._metrics, self._asked = metrics, asked
+        self._on_token, self._on_slow = on_token, on_slow
+        self._began_s = time.monotonic()
+        self._last_s = [0.0] * len(asked.requests)
+        self._tokens = [0] * len(asked.requests)
+        self._is_closed = self._is_answered = False
+        self.choices = [
+            Choice(model.vocabulary, self._end_rule(model, number))
+            for number in range(len(asked.requests))
+        ]
+        self._handles: list[Handle] = []
+        try:
+            for number, request in enumerate(asked.requests):
+                self._handles.append(model.engine.submit(request, deliver=self._deliver_to(number)))
+        except QueueFullError as error:
+            self.close(is_answered=False)
+            metrics.count_refusal("queue_full")
+            raise overloaded(str(error), error.retry_after_s) from None
+        except EquipoiseError as error:
+            self.close(is_answered=False)
+            raise refusal(error) from None
+        self._open = set(range(len(asked.requests)))
+
+    def _end_rule(self, model: ServedModel, number: int) -> Callable[[int], bool]:
+        request = self._asked.requests[number]
+        ends = request.stop_ids | (frozenset() if request.ignores_end else model.end_ids)
+        return ends.__contains__
+
+    def _deliver_to(self, number: int) -> Callable[[Event], None]:
+        """What the engine's thread calls: it wakes the event loop once for all that is new."""
+
+        def deliver(event: Event) -> None:
+            self._arrived.append((number, event, time.monotonic()))
+            with self._waking:
+                if self._is_woken:
+                    return
+                self._is_woken = True
+            try:
+                self._loop.call_soon_threadsafe(self._take)
+            except RuntimeError:  # the event loop is closed: nobody listens any more
+                return
+
+        return deliver
+
+    def _take(self) -> None:
+        """On the event loop: keep what arrived, and count it."""
+        with self._waking:
+            self._is_woken = False
+        while self._arrived:
+            number, event, now_s = self._arrived.popleft()
+            if isinstance(event, TokenEvent):
+                self._count(number, event, now_s)
+            if not self._is_closed:
+                self._events.append((number, event))
+        if len(self._events) > self._most_events and not self._is_slow:
+            self._is_slow = True
+            self._abort()
+            self._on_slow()
+        self._news.set()
+
+    def _count(self, number: int, event: TokenEvent, now_s: float) -> None:
+        last_s = self._last_s[number]
+        tenant = self._asked.requests[number].tenant
+        if event.token is not None:
+            seconds = now_s - (last_s or self._began_s)
+            self._metrics.count_token(tenant, seconds, is_first=not last_s)
+            self._last_s[number] = now_s
+            self._tokens[number] += 1
+            self._on_token(1)
+            if self._is_closed and not self._is_answered:
+                self._metrics.count_unanswered(tenant, 1)
+        if event.finish is not None:
+            self._metrics.count_answer(event.finish, self._tokens[number], now_s - self._began_s)
+
+    def _abort(self) -> None:
+        """Give up what has not ended."""
+        for handle, choice in zip(self._handles, self.choices, strict=False):
+            if choice.finish is None:
+                handle.abort()
+
+    def close(self, *, is_answered: bool) -> None:
+        """Nobody asks for further parts.
+
+        Args:
+            is_answered: Whether the client got all of them.
+        """
+        self._is_closed, self._is_answered = True, is_answered
+        if not is_answered:
+            self._metrics.count_unanswered(self._asked.requests[0].tenant, sum(self._tokens))
+        self._abort()
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of all prompts."""
+        return self._asked.prompt_tokens
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of prompts that were not computed again."""
+        return sum(handle.cached_tokens for handle in self._handles[:: self._asked.each])
+
+    @property
+    def answer_tokens(self) -> int:
+        """Tokens of all answers."""
+        return sum(choice.tokens for choice in self.choices)
+
+    async def parts(self) -> AsyncIterator[tuple[int, Part | PromptScored]]:
+        """What becomes certain, answer by number.
+
+        Raises:
+            SlowReaderError: too many events wait.
+        """
+        while self._open:
+            await self._news.wait()
+            self._news.clear()
+            while self._events:
+                if self._is_slow:
+                    raise SlowReaderError
+                number, event = self._events.popleft()
+                if isinstance(event, PromptScored):
+                    yield number, event
+                    continue
+                part = self.choices[number].push(event)
+                if event.finish is not None:
+                    self._open.discard(number)
+                yield number, part

@@ -1,0 +1,164 @@
+"""The ASGI application: routes, and the gate that every request passes.
+
+What it decides
+    Each request has an id, a tenant, and an answer in OpenAI's shape, whatever goes wrong. All
+    routes need a key but those that a load balancer asks: ``/health``, ``/ready``, ``/version``.
+
+Kept true (tests/unit/serve/http/test_gate.py)
+    No route answers strangers; no failure is a page of HTML or a traceback.
+"""
+
+import re
+import sys
+import time
+import traceback
+import uuid
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from equipoise.base.shown import shorten
+from equipoise.serve.http.endpoints import Endpoint, Endpoints
+from equipoise.serve.http.fault import HttpError, failed, overloaded
+from equipoise.serve.http.keys import find_tenant
+from equipoise.serve.http.send import ClientGoneError, drop, send_json
+from equipoise.serve.http.server_state import ServerState
+from equipoise.serve.http.tenants import OPEN
+
+_OPEN_PATHS = ("/health", "/ready", "/version")
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+_CLOSED = 499
+"""As nginx logs a client that went away."""
+
+
+def make_app(state: ServerState) -> ASGIApp:
+    """The application of one server."""
+    ends = Endpoints(state)
+    router = Router(
+        [
+            Route(path, Endpoint(answer), methods=[method])
+            for method, path, answer in (
+                ("POST", "/v1/completions", ends.completions),
+                ("POST", "/v1/chat/completions", ends.chat),
+                ("POST", "/v1/embeddings", ends.embeddings),
+                ("GET", "/v1/models", ends.models),
+                ("GET", "/v1/models/{name:path}", ends.model_card),
+                ("POST", "/tokenize", ends.tokenize),
+                ("POST", "/detokenize", ends.detokenize),
+                ("GET", "/health", ends.health),
+                ("GET", "/ready", ends.health),
+                ("GET", "/version", ends.version),
+                ("GET", "/metrics", ends.metrics),
+            )
+        ],
+        redirect_slashes=False,
+    )
+    return Gate(state, router)
+
+
+class Gate:
+    """Lets requests in, and turns whatever happens into an answer."""
+
+    def __init__(self, state: ServerState, inner: ASGIApp) -> None:
+        self._state, self._inner = state, inner
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            await self._inner(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        name = headers.get("x-request-id", "")
+        if not _REQUEST_ID.fullmatch(name):
+            name = f"req-{uuid.uuid4().hex}"
+        answer = _Answer(send, name)
+        began_s = time.monotonic()
+        scope["app"] = self  # the router then raises what it refuses
+        state: dict[str, Any] = scope.setdefault("state", {})
+        self._state.under_way += 1
+        try:
+            await self._pass(scope, receive, answer.send, headers)
+        except ClientGoneError:
+            answer.status = _CLOSED
+            drop(Request(scope))
+        except HttpError as fault:
+            await self._refuse(answer, fault)
+        except HTTPException as error:  # from the router: 404 and 405
+            await self._refuse(answer, _routing_fault(scope, error))
+        except Exception:
+            sys.stderr.write(traceback.format_exc())
+            await self._refuse(answer, failed())
+        finally:
+            self._state.under_way -= 1
+            self._state.log(
+                f"{scope['method']} {shorten(scope['path'], 100)} {answer.status} "
+                f"{state.get('tenant', '-')} {time.monotonic() - began_s:.3f}s {name}"
+            )
+
+    async def _pass(self, scope: Scope, receive: Receive, send: Send, headers: Headers) -> None:
+        state = self._state
+        is_open_path = scope["path"] in _OPEN_PATHS
+        if not is_open_path:
+            scope["state"]["tenant"] = self._find_tenant(headers)
+        if scope["method"] == "POST":
+            if state.is_draining:
+                state.metrics.count_refusal("draining")
+                raise overloaded("The server is shutting down. Ask another one.", 5.0)
+            if state.under_way > state.most_requests:
+                state.metrics.count_refusal("connections")
+                raise overloaded(f"{state.most_requests:,} requests are under way already.", 1.0)
+        await self._inner(scope, receive, send)
+
+    def _find_tenant(self, headers: Headers) -> str:
+        tenants = self._state.tenants
+        if tenants.is_open:
+            return OPEN
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        key = key.strip()
+        tenant = find_tenant(key, tenants.by_hash) if scheme.lower() == "bearer" and key else None
+        if tenant is None:
+            self._state.metrics.count_refusal("key")
+            words = (
+                "The API key is not known."
+                if key
+                else "There is no API key. Send one as Authorization: Bearer KEY."
+            )
+            raise HttpError(
+                401, words, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"}
+            )
+        return tenant.name
+
+    async def _refuse(self, answer: "_Answer", fault: HttpError) -> None:
+        if not answer.has_begun:
+            await send_json(answer.send, fault.body, status=fault.status, headers=fault.headers)
+
+
+class _Answer:
+    """Adds the request's id to an answer, and notes its status."""
+
+    def __init__(self, send: Send, name: str) -> None:
+        self._send, self._name = send, name
+        self.status, self.has_begun = 500, False
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status, self.has_begun = message["status"], True
+            message["headers"].append((b"x-request-id", self._name.encode("ascii")))
+        await self._send(message)
+
+
+def _routing_fault(scope: Scope, error: HTTPException) -> HttpError:
+    path = shorten(scope["path"], 100)
+    if error.status_code == 405:
+        return HttpError(
+            405,
+            f"{scope['method']} is not possible at {path}. Allowed: "
+            f"{(error.headers or {}).get('Allow', '')}.",
+            code="method_not_allowed",
+            headers=error.headers,
+        )
+    return HttpError(404, f"There is nothing at {path}.", code="not_found")

@@ -1,0 +1,247 @@
+"""A body becomes requests to the engine: one for each answer.
+
+What it decides
+    Answers of one prompt differ by their seed; the first has the one that was given. Without a
+    seed each is drawn anew.
+"""
+
+import asyncio
+import hashlib
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from equipoise.base.errors import DataError, EquipoiseError, ModelError
+from equipoise.serve.engine.request import GenerateRequest
+from equipoise.serve.http.fault import HttpError, invalid
+from equipoise.serve.http.fields import (
+    MOST_SEQUENCES,
+    Body,
+    ChatBody,
+    ChatMessage,
+    CompletionBody,
+)
+from equipoise.serve.http.served import ServedModel
+from equipoise.serve.sample import Sampling
+
+_COMPLETION_TOKENS = 16
+"""Tokens of a completion that says nothing of it, as OpenAI has it."""
+_SHORT = 4_096
+"""Characters that are tokenized at once; longer texts must not hold others up."""
+_SEEDS = 2**63
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt, as tokens."""
+
+    ids: tuple[int, ...]
+    text: str | None
+    """The text that was given, if it was text."""
+    offsets: tuple[int, ...] | None = None
+    """Where each token begins in that text [characters]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What one body asks for."""
+
+    prompts: tuple[Prompt, ...]
+    requests: tuple[GenerateRequest, ...]
+    """``each`` answers of every prompt, one prompt after another."""
+    each: int
+    n: int
+    """Answers of a prompt that are sent."""
+    top: int | None
+    """Alternatives of each token that are sent; None for no log-probabilities."""
+    echo: bool = False
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of all prompts, each counted once."""
+        return sum(len(prompt.ids) for prompt in self.prompts)
+
+
+async def tokenize(model: ServedModel, text: str, *, special: bool = True) -> Prompt:
+    """Tokens of a text, never none if they are for the model."""
+
+    def encode() -> Prompt:
+        (encoding,) = model.tokenizer.core.encode_batch([text], add_special_tokens=special)
+        return Prompt(tuple(encoding.ids), text, tuple(first for first, _ in encoding.offsets))
+
+    return encode() if len(text) <= _SHORT else await asyncio.to_thread(encode)
+
+
+async def render(model: ServedModel, messages: Sequence[ChatMessage]) -> Prompt:
+    """Tokens of a conversation, by the model's chat template.
+
+    Raises:
+        HttpError: there is no template, or it refuses the conversation.
+    """
+    talk = [each.model_dump(exclude_none=True) for each in messages]
+    try:
+        return Prompt(tuple(await asyncio.to_thread(model.tokenizer.encode_chat, talk)), None)
+    except (ModelError, DataError) as error:
+        raise invalid(str(error), "messages") from None
+
+
+async def ask_completion(model: ServedModel, body: CompletionBody, tenant: str) -> Asked:
+    """What a completion asks for.
+
+    Raises:
+        HttpError: it cannot be answered.
+    """
+    prompts = []
+    for each in body.prompt:
+        prompt = await tokenize(model, each) if isinstance(each, str) else Prompt(each, None)
+        if not prompt.ids:
+            first = model.first_ids
+            prompt = Prompt(first, prompt.text, (0,) * len(first))
+        prompts.append(prompt)
+    n = body.n or 1
+    most = _COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+    return _ask(
+        model,
+        body,
+        tuple(prompts),
+        tenant=tenant,
+        most_tokens=most,
+        most_name="max_tokens",
+        top=body.logprobs,
+        n=n,
+        each=body.best_of or n,
+        echo=bool(body.echo),
+    )
+
+
+async def ask_chat(model: ServedModel, body: ChatBody, tenant: str) -> Asked:
+    """What a conversation asks for.
+
+    Raises:
+        HttpError: it cannot be answered.
+    """
+    is_old = body.max_completion_tokens is None
+    return _ask(
+        model,
+        body,
+        (await render(model, body.messages),),
+        tenant=tenant,
+        most_tokens=body.max_tokens if is_old else body.max_completion_tokens,
+        most_name="max_tokens" if is_old else "max_completion_tokens",
+        top=(body.top_logprobs or 0) if body.logprobs else None,
+        n=body.n or 1,
+        each=body.n or 1,
+        echo=False,
+    )
+
+
+def _ask(
+    model: ServedModel,
+    body: Body,
+    prompts: tuple[Prompt, ...],
+    *,
+    tenant: str,
+    most_tokens: int | None,
+    most_name: str,
+    top: int | None,
+    n: int,
+    each: int,
+    echo: bool,
+) -> Asked:
+    if len(prompts) * each > MOST_SEQUENCES:
+        raise invalid(
+            f"{len(prompts):,} prompts with {each:,} answers each are {len(prompts) * each:,} "
+            f"answers. One request may have at most {MOST_SEQUENCES}.",
+            "n",
+        )
+    _require_tokens(model, body, prompts)
+    requests = []
+    for prompt in prompts:
+        most = _require_room(model, len(prompt.ids), most_tokens, most_name)
+        if (body.min_tokens or 0) > most:
+            raise invalid(
+                f"min_tokens is {body.min_tokens:,}, and the answer may have {most:,}.",
+                "min_tokens",
+            )
+        requests += [
+            GenerateRequest(
+                prompt=prompt.ids,
+                sampling=_sampling(body, number),
+                most_tokens=most,
+                least_tokens=body.min_tokens or 0,
+                stop=body.stop,
+                stop_ids=frozenset(body.stop_token_ids or ()),
+                ignores_end=bool(body.ignore_eos),
+                top=0 if top is None and each > n else top,
+                scores_prompt=echo and (top is not None or not most),
+                tenant=tenant,
+                salt=body.cache_salt or "",
+            )
+            for number in range(each)
+        ]
+        if not most and each > 1:
+            raise invalid("max_tokens is 0, so n and best_of must be 1.", "n")
+    return Asked(prompts, tuple(requests), each, n, top, echo)
+
+
+def _sampling(body: Body, number: int) -> Sampling:
+    seed = secrets.randbelow(_SEEDS) if body.seed is None else body.seed % _SEEDS
+    if body.seed is not None and number:
+        digest = hashlib.blake2b(f"{body.seed} {number}".encode(), digest_size=8).digest()
+        seed = int.from_bytes(digest) % _SEEDS
+    return Sampling(
+        temperature=1.0 if body.temperature is None else body.temperature,
+        top_k=max(0, body.top_k or 0),
+        top_p=1.0 if body.top_p is None else body.top_p,
+        min_p=body.min_p or 0.0,
+        repetition_penalty=body.repetition_penalty or 1.0,
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        logit_bias=body.logit_bias,
+        seed=seed,
+    )
+
+
+def _require_tokens(model: ServedModel, body: Body, prompts: Sequence[Prompt]) -> None:
+    """Refuse token ids that the model does not have."""
+    fields = {
+        "prompt": max((max(prompt.ids) for prompt in prompts), default=0),
+        "logit_bias": max(body.logit_bias, default=0),
+        "stop_token_ids": max(body.stop_token_ids or (0,)),
+    }
+    for name, largest in fields.items():
+        if largest >= model.vocab:
+            raise invalid(
+                f"'{name}' has token {largest:,}, and the model's tokens are 0 to "
+                f"{model.vocab - 1:,}.",
+                name,
+            )
+
+
+def _require_room(
+    model: ServedModel, prompt_tokens: int, most_tokens: int | None, name: str
+) -> int:
+    """Tokens that an answer may have.
+
+    Raises:
+        HttpError: prompt and answer exceed the model's context.
+    """
+    limit = model.context_tokens
+    asked = prompt_tokens + (1 if most_tokens is None else most_tokens)
+    if asked > limit:
+        parts = f"the prompt has {prompt_tokens:,} tokens"
+        if most_tokens is not None:
+            parts += f" and the answer may have {most_tokens:,} ({name})"
+        raise HttpError(
+            400,
+            f"The model's context is {limit:,} tokens; {parts}, together {asked:,}. Shorten the "
+            "prompt or ask for fewer.",
+            param=name if most_tokens is not None and prompt_tokens < limit else "prompt",
+            code="context_length_exceeded",
+        )
+    return limit - prompt_tokens if most_tokens is None else most_tokens
+
+
+def refusal(error: EquipoiseError) -> HttpError:
+    """What the engine refuses as a 400."""
+    return invalid(str(error))

@@ -1,0 +1,197 @@
+"""Read the JSON body of a request, and refuse what is wrong with it before it costs anything.
+
+What it decides
+    A body has a size, a time to arrive, a depth and known fields. Faults are reported all at once;
+    ``param`` names the first.
+
+Kept true (tests/unit/serve/http/test_bodies.py)
+    Whatever the bytes, the answer is a 4xx in OpenAI's shape.
+"""
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect, Request
+
+from equipoise.base.nearest import nearest
+from equipoise.base.read import parse_json
+from equipoise.base.shown import shorten
+from equipoise.serve.http.fault import HttpError, invalid
+
+_ARRIVAL_S = 30.0
+"""Most seconds between the head of a request and the end of its body."""
+_DISCARDED = 16
+"""Bodies up to this many times too large are read to their end: a client that is still sending
+would take a connection that closes for a fault of the network, and try again."""
+_MOST_FAULTS = 5
+_Body = TypeVar("_Body", bound=BaseModel)
+
+
+async def read_body(request: Request, kind: type[_Body], most_bytes: int) -> _Body:
+    """The body of a request.
+
+    Raises:
+        HttpError: 400, 408, 413 or 415.
+    """
+    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if content_type != "application/json" and not content_type.endswith("+json"):
+        raise HttpError(
+            415,
+            f"The body must be JSON: send it with Content-Type: application/json, not "
+            f'"{shorten(content_type, 80)}".',
+            code="unsupported_media_type",
+        )
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise HttpError(
+            415,
+            "The body must not be compressed. Leave Content-Encoding out.",
+            code="unsupported_media_type",
+        )
+    data = await _read_bytes(request, most_bytes)
+    try:
+        value = parse_json(data)
+    except json.JSONDecodeError as error:
+        raise invalid(
+            f"The body is not JSON: {error.msg} at line {error.lineno:,}, column {error.colno:,}.",
+            code="invalid_json",
+        ) from None
+    except ValueError as error:
+        raise invalid(f"The body cannot be read: {error}.", code="invalid_json") from None
+    if not isinstance(value, dict):
+        raise invalid("The body must be a JSON object: {...}.", code="invalid_json")
+    return judge(value, kind)
+
+
+async def _read_bytes(request: Request, most_bytes: int) -> bytes:
+    too_large = HttpError(
+        413,
+        f"The body is too large: at most {most_bytes:,} bytes are read.",
+        code="request_too_large",
+        headers={"Connection": "close"},
+    )
+    length = request.headers.get("content-length", "0")
+    if length.isdigit() and int(length[:20]) > most_bytes and "expect" in request.headers:
+        raise too_large
+    data, size = bytearray(), 0
+    try:
+        async with asyncio.timeout(_ARRIVAL_S):
+            async for part in request.stream():
+                size += len(part)
+                if size <= most_bytes:
+                    data += part
+                elif size > _DISCARDED * most_bytes:
+                    raise too_large
+    except TimeoutError:
+        raise HttpError(
+            408,
+            f"The body did not arrive within {_ARRIVAL_S:.0f} s.",
+            code="request_timeout",
+            headers={"Connection": "close"},
+        ) from None
+    except ClientDisconnect:
+        raise HttpError(499, "The client went away.", code="client_closed_request") from None
+    if size > most_bytes:
+        raise too_large
+    return bytes(data)
+
+
+def judge(value: Mapping[str, Any], kind: type[_Body]) -> _Body:
+    """A body of this kind.
+
+    Raises:
+        HttpError: 400; says all that is wrong.
+    """
+    try:
+        return kind.model_validate(value)
+    except ValidationError as error:
+        faults = error.errors(include_url=False)
+        sentences = [_sentence(each["loc"], dict(each), kind) for each in faults[:_MOST_FAULTS]]
+        if len(faults) > _MOST_FAULTS:
+            sentences.append(f"There are {len(faults) - _MOST_FAULTS:,} more faults.")
+        first = faults[0]
+        raise invalid(
+            " ".join(sentences), path_of(first["loc"]) or None, _code(first["type"])
+        ) from None
+
+
+def path_of(place: Sequence[str | int]) -> str:
+    """A place in a body as OpenAI writes it.
+
+    >>> path_of(("messages", 0, "role"))
+    'messages[0].role'
+    """
+    words = [f"[{each}]" if isinstance(each, int) else f".{each}" for each in place]
+    return "".join(words).lstrip(".")
+
+
+def _code(kind: str) -> str:
+    if kind == "extra_forbidden":
+        return "unknown_parameter"
+    if kind == "missing":
+        return "missing_required_parameter"
+    return "invalid_type" if kind.endswith("_type") else "invalid_value"
+
+
+_WANTED = {
+    "string_type": "text",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "finite_number": "a finite number",
+}
+
+
+def _sentence(place: Sequence[str | int], fault: Mapping[str, Any], kind: type[BaseModel]) -> str:
+    path, what, context = shorten(path_of(place), 120), fault["type"], fault.get("ctx", {})
+    if what == "extra_forbidden":
+        words = _fields_at(kind, place[:-1])
+        hint = f" Nearest: '{nearest(str(place[-1])[:60], words)}'." if words else ""
+        return f"Unknown parameter: '{path}'.{hint}"
+    if what == "missing":
+        return f"Missing parameter: '{path}'."
+    if what == "value_error":
+        return f"'{path}' {context['error']}" if path else str(context["error"])
+    if what in _WANTED:
+        return f"'{path}' must be {_WANTED[what]}, not {_shown(fault['input'])}."
+    for bound, words_ in (("ge", "at least"), ("le", "at most"), ("gt", "above"), ("lt", "below")):
+        if bound in context:
+            limit = f"{context[bound]:g}" if isinstance(context[bound], float) else context[bound]
+            return f"'{path}' must be {words_} {limit}; it is {_shown(fault['input'])}."
+    if what == "literal_error":
+        return f"'{path}' must be {context['expected']}, not {_shown(fault['input'])}."
+    if what in ("too_long", "too_short", "string_too_long", "string_too_short"):
+        edge = "at most" if "max_length" in context else "at least"
+        size = context.get("max_length", context.get("min_length"))
+        unit = "characters" if what.startswith("string") else "entries"
+        return f"'{path}' must have {edge} {size:,} {unit}."
+    return f"'{path}': {fault['msg']}."
+
+
+def _shown(value: Any) -> str:
+    return shorten(json.dumps(value, ensure_ascii=True, default=str), 60)
+
+
+def _fields_at(kind: type[BaseModel], place: Sequence[str | int]) -> list[str]:
+    """Names of the fields of the object at a place."""
+    fields = kind.model_fields
+    for each in place:
+        if isinstance(each, int):
+            continue
+        inner = [*_models(fields[each].annotation)] if each in fields else []
+        if not inner:
+            return []
+        fields = inner[0].model_fields
+    return [*fields]
+
+
+def _models(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for each in getattr(annotation, "__args__", ()) for model in _models(each)]

@@ -1,0 +1,287 @@
+"""Every endpoint behind the gate: read a body, ask the engine, write an answer.
+
+Kept true (tests/unit/serve/http/test_completions.py, test_chat.py, with OpenAI's own client)
+    Streamed or not, an answer's text, scores and usage are the same.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
+
+from equipoise import __version__
+from equipoise.base.shown import shorten
+from equipoise.serve.engine.request import PromptScored
+from equipoise.serve.http.answers import Answers, SlowReaderError
+from equipoise.serve.http.asked import Asked, ask_chat, ask_completion, render, tokenize
+from equipoise.serve.http.body import read_body
+from equipoise.serve.http.choice import Part
+from equipoise.serve.http.fault import HttpError, failed, invalid, overloaded
+from equipoise.serve.http.fields import (
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    EmbeddingsBody,
+    TokenizeBody,
+)
+from equipoise.serve.http.send import (
+    ClientGoneError,
+    drop,
+    send_bytes,
+    send_events,
+    send_json,
+    while_connected,
+)
+from equipoise.serve.http.server_state import ServerState
+from equipoise.serve.http.shape import ChatShape, CompletionShape, Head, Json, Shape, usage
+
+_MOST_DETOKENIZED = 1_000_000
+
+
+class Endpoints:
+    """What a server answers."""
+
+    def __init__(self, state: ServerState) -> None:
+        self.state = state
+        self.model = state.model
+
+    # Text.
+
+    async def completions(self, request: Request, send: Send) -> None:
+        """``POST /v1/completions``."""
+        body = await self._read(request, CompletionBody)
+        asked = await ask_completion(self.model, body, self._tenant(request))
+        shape = CompletionShape(self._head(), asked, self.model.vocabulary)
+        await while_connected(request.receive, self._answer(request, send, body, asked, shape))
+
+    async def chat(self, request: Request, send: Send) -> None:
+        """``POST /v1/chat/completions``."""
+        body = await self._read(request, ChatBody)
+        asked = await ask_chat(self.model, body, self._tenant(request))
+        shape = ChatShape(self._head(), asked, self.model.vocabulary)
+        await while_connected(request.receive, self._answer(request, send, body, asked, shape))
+
+    async def embeddings(self, request: Request, send: Send) -> None:  # noqa: ARG002
+        """``POST /v1/embeddings``: refused, once the body is right."""
+        await self._read(request, EmbeddingsBody)
+        raise invalid(
+            f"The model {self.model.name} generates text; this server computes no embeddings. Use "
+            "a server with an embedding model.",
+            "model",
+            "unsupported_model",
+        )
+
+    async def _answer(
+        self,
+        request: Request,
+        send: Send,
+        body: CompletionBody | ChatBody,
+        asked: Asked,
+        shape: Shape,
+    ) -> None:
+        tenant = self._tenant(request)
+        limits = self.state.limits[tenant]
+        count = len(asked.requests)
+        try:
+            limits.take(asked.prompt_tokens, count)
+        except HttpError:
+            self.state.metrics.count_refusal("rate_limit")
+            raise
+        try:
+            answers = Answers(
+                self.model,
+                asked,
+                self.state.metrics,
+                on_token=limits.use,
+                on_slow=lambda: drop(request),
+                most_events=self.state.most_events,
+            )
+        except HttpError as fault:
+            limits.give_back(asked.prompt_tokens, count)
+            fault.headers |= limits.headers()
+            raise
+        for prompt in asked.prompts:
+            self.state.metrics.count_prompt(tenant, len(prompt.ids))
+        is_answered = False
+        try:
+            if body.stream:
+                options = body.stream_options
+                shows_usage = options is not None and bool(options.include_usage)
+                events = _events(answers, shape, shows_usage=shows_usage)
+                await send_events(send, events, heartbeat_s=self.state.heartbeat_s)
+            else:
+                await _collect(answers, shape)
+                whole = shape.envelope(shape.whole(_best(answers, asked)), is_chunk=False)
+                whole["usage"] = _usage(answers)
+                await send_json(send, whole, headers=limits.headers())
+            is_answered = True
+        except SlowReaderError:
+            raise ClientGoneError from None
+        finally:
+            answers.close(is_answered=is_answered)
+            limits.end(count)
+
+    # Tokens.
+
+    async def tokenize(self, request: Request, send: Send) -> None:
+        """``POST /tokenize``: tokens of a text or of a conversation."""
+        body = await self._read(request, TokenizeBody)
+        if body.messages is not None:
+            prompt = await render(self.model, body.messages)
+        else:
+            prompt = await tokenize(self.model, body.prompt or "", special=body.add_special_tokens)
+        names = [*map(self.model.vocabulary.name, prompt.ids)] if body.return_token_strs else None
+        await send_json(
+            send,
+            {
+                "count": len(prompt.ids),
+                "max_model_len": self.model.context_tokens,
+                "tokens": prompt.ids,
+                "token_strs": names,
+            },
+        )
+
+    async def detokenize(self, request: Request, send: Send) -> None:
+        """``POST /detokenize``: the text of tokens."""
+        body = await self._read(request, DetokenizeBody)
+        if len(body.tokens) > _MOST_DETOKENIZED:
+            raise invalid(f"'tokens' must have at most {_MOST_DETOKENIZED:,} entries.", "tokens")
+        if wrong := [each for each in body.tokens if each >= self.model.vocab]:
+            raise invalid(
+                f"'tokens' has token {wrong[0]:,}, and the model's tokens are 0 to "
+                f"{self.model.vocab - 1:,}.",
+                "tokens",
+            )
+        text = self.model.tokenizer.core.decode(body.tokens, skip_special_tokens=False)
+        await send_json(send, {"prompt": text})
+
+    # The server itself.
+
+    async def models(self, request: Request, send: Send) -> None:  # noqa: ARG002
+        """``GET /v1/models``."""
+        await send_json(send, {"object": "list", "data": [self._card()]})
+
+    async def model_card(self, request: Request, send: Send) -> None:
+        """``GET /v1/models/{id}``."""
+        self._require_model(request.path_params["name"])
+        await send_json(send, self._card())
+
+    async def health(self, request: Request, send: Send) -> None:  # noqa: ARG002
+        """``GET /health``: whether this server answers."""
+        if self.state.is_draining:
+            raise overloaded("The server is shutting down.", 1.0)
+        if not self.model.engine.is_alive:
+            raise overloaded("The engine has stopped. Start the server again.", 5.0)
+        await send_json(send, {"status": "ok"})
+
+    async def version(self, request: Request, send: Send) -> None:  # noqa: ARG002
+        """``GET /version``."""
+        await send_json(send, {"version": __version__})
+
+    async def metrics(self, request: Request, send: Send) -> None:  # noqa: ARG002
+        """``GET /metrics``."""
+        text = self.state.metrics.write()
+        await send_bytes(send, text, "text/plain; version=0.0.4; charset=utf-8")
+
+    # Parts.
+
+    async def _read(self, request: Request, kind: Any) -> Any:
+        body = await read_body(request, kind, self.state.most_body_bytes)
+        if body.model is not None:
+            self._require_model(body.model)
+        return body
+
+    def _require_model(self, name: str) -> None:
+        if name != self.model.name:
+            raise HttpError(
+                404,
+                f"There is no model '{shorten(name, 100)}'. This server has '{self.model.name}'.",
+                param="model",
+                code="model_not_found",
+            )
+
+    def _tenant(self, request: Request) -> str:
+        tenant: str = request.scope["state"]["tenant"]
+        return tenant
+
+    def _head(self) -> Head:
+        return Head(self.model.name, self.model.fingerprint)
+
+    def _card(self) -> Json:
+        return {
+            "id": self.model.name,
+            "object": "model",
+            "created": self.model.created,
+            "owned_by": "equipoise",
+            "max_model_len": self.model.context_tokens,
+        }
+
+
+async def _collect(answers: Answers, shape: Shape) -> None:
+    """Wait for all answers.
+
+    Raises:
+        HttpError: one failed.
+    """
+    async for number, part in answers.parts():
+        if isinstance(part, PromptScored):
+            shape.scored(number, part)
+        else:
+            _require_whole(answers, number, part)
+            shape.chunk(number, part)
+
+
+async def _events(answers: Answers, shape: Shape, *, shows_usage: bool) -> AsyncIterator[Json]:
+    """Chunks of all answers as they come."""
+
+    def chunk(choices: list[Json]) -> Json:
+        envelope = shape.envelope(choices, is_chunk=True)
+        return {**envelope, "usage": None} if shows_usage else envelope
+
+    for number in range(len(answers.choices)):
+        if choices := shape.begin(number):
+            yield chunk(choices)
+    async for number, part in answers.parts():
+        if isinstance(part, PromptScored):
+            choices = shape.scored(number, part)
+        else:
+            _require_whole(answers, number, part)
+            choices = shape.chunk(number, part)
+        if choices:
+            yield chunk(choices)
+    if shows_usage:
+        yield {**shape.envelope([], is_chunk=True), "usage": _usage(answers)}
+
+
+def _require_whole(answers: Answers, number: int, part: Part) -> None:
+    if part.finish == "error":
+        raise failed(answers.choices[number].error)
+    if part.finish == "abort":
+        raise overloaded("The server gave the answer up because it is shutting down.", 1.0)
+
+
+def _best(answers: Answers, asked: Asked) -> Sequence[int]:
+    """Numbers of the answers that are sent: of each prompt the ``n`` likeliest by token."""
+    numbers: list[int] = []
+    for first in range(0, len(asked.requests), asked.each):
+        mine = [*range(first, first + asked.each)]
+        if asked.each > asked.n:
+            mine = sorted(mine, key=lambda at: -answers.choices[at].mean_logprob)[: asked.n]
+        numbers += mine
+    return numbers
+
+
+def _usage(answers: Answers) -> Json:
+    return usage(answers.prompt_tokens, answers.answer_tokens, answers.cached_tokens)
+
+
+class Endpoint:
+    """An endpoint as an ASGI application."""
+
+    def __init__(self, answer: Any) -> None:
+        self._answer = answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        await self._answer(Request(scope, receive), send)

@@ -1,0 +1,145 @@
+"""Requests a minute, tokens a minute, answers at a time: each tenant's, kept by a clock.
+
+What it decides
+    A minute's allowance refills steadily, and no more than one minute's is kept. A request pays
+    its prompt when it is taken, and each token of its answers when it comes, so that nobody pays
+    for what was not generated; an allowance that an answer has overdrawn must refill before the
+    next request.
+
+Kept true (tests/unit/serve/http/test_limits.py, by Hypothesis)
+    In any span of time a tenant gets at most its allowance of that span, one minute's more, and
+    what the answers under way overdraw.
+"""
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from equipoise.serve.http.fault import HttpError, invalid, retry_headers
+from equipoise.serve.http.tenants import Tenant
+
+Clock = Callable[[], float]
+
+
+@dataclass(slots=True)
+class Bucket:
+    """An allowance that refills steadily."""
+
+    per_minute: int
+    clock: Clock
+    level: float = field(init=False)
+    at_s: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.level, self.at_s = float(self.per_minute), self.clock()
+
+    def refill(self) -> float:
+        """What is there now; below 0 if it is overdrawn."""
+        now_s = self.clock()
+        gained = max(0.0, now_s - self.at_s) * self.per_minute / 60
+        self.level, self.at_s = min(float(self.per_minute), self.level + gained), now_s
+        return self.level
+
+    def wait_s(self, amount: float) -> float:
+        """Until this much is there [s]."""
+        return max(0.0, (amount - self.refill()) * 60 / self.per_minute)
+
+
+class TenantLimits:
+    """What one tenant has used."""
+
+    def __init__(self, tenant: Tenant, clock: Clock) -> None:
+        self.tenant = tenant
+        self._requests, self._tokens = (
+            None if each is None else Bucket(each, clock)
+            for each in (tenant.requests_per_minute, tenant.tokens_per_minute)
+        )
+        self.running = 0
+
+    def take(self, prompt_tokens: int, answers: int) -> None:
+        """Let a request in.
+
+        Raises:
+            HttpError: 429 if it must wait, 400 if it could never run.
+        """
+        most = self.tenant.concurrency
+        if most is not None and answers > most:
+            raise invalid(
+                f"The request asks for {answers:,} answers, and tenant {self.tenant.name} may have "
+                f"{most:,} at a time. Ask for fewer.",
+                "n",
+            )
+        if self._tokens is not None and prompt_tokens > self._tokens.per_minute:
+            raise self._refuse(
+                f"The prompts have {prompt_tokens:,} tokens, and tenant {self.tenant.name} may use "
+                f"{self._tokens.per_minute:,} a minute. Shorten them.",
+                None,
+                "insufficient_quota",
+            )
+        if most is not None and self.running + answers > most:
+            raise self._refuse(
+                f"Tenant {self.tenant.name} has {self.running:,} answers under way and may have "
+                f"{most:,} at a time. Wait for one to end.",
+                1.0,
+            )
+        waits = []
+        for bucket, amount, what in (
+            (self._requests, 1, "requests"),
+            (self._tokens, max(1, prompt_tokens), "tokens"),
+        ):
+            if bucket is not None and (wait_s := bucket.wait_s(amount)) > 0:
+                waits.append((wait_s, bucket.per_minute, what))
+        if waits:
+            wait_s, per_minute, what = max(waits)
+            raise self._refuse(
+                f"Tenant {self.tenant.name} has used its {per_minute:,} {what} a minute. Try again "
+                f"in {math.ceil(wait_s)} s.",
+                wait_s,
+            )
+        self.running += answers
+        if self._requests is not None:
+            self._requests.level -= 1
+        self.use(prompt_tokens)
+
+    def use(self, tokens: int) -> None:
+        """Tokens were generated."""
+        if self._tokens is not None:
+            self._tokens.level -= tokens
+
+    def end(self, answers: int) -> None:
+        """Answers ended."""
+        self.running -= answers
+
+    def give_back(self, prompt_tokens: int, answers: int) -> None:
+        """A request that was let in was refused further on."""
+        self.running -= answers
+        if self._requests is not None:
+            self._requests.level += 1
+        self.use(-prompt_tokens)
+
+    def headers(self) -> dict[str, str]:
+        """What is left, as OpenAI's headers say it."""
+        headers: dict[str, str] = {}
+        for bucket, what in ((self._requests, "requests"), (self._tokens, "tokens")):
+            if bucket is not None:
+                left = max(0, math.floor(bucket.refill()))
+                headers |= {
+                    f"x-ratelimit-limit-{what}": str(bucket.per_minute),
+                    f"x-ratelimit-remaining-{what}": str(left),
+                    f"x-ratelimit-reset-{what}": f"{bucket.wait_s(bucket.per_minute):.3f}s",
+                }
+        return headers
+
+    def _refuse(
+        self, message: str, wait_s: float | None, code: str = "rate_limit_exceeded"
+    ) -> HttpError:
+        again = {"x-should-retry": "false"} if wait_s is None else retry_headers(wait_s)
+        return HttpError(429, message, kind=code, code=code, headers={**self.headers(), **again})
+
+
+def limits_of(
+    tenants: Mapping[str, Tenant], clock: Clock = time.monotonic
+) -> dict[str, TenantLimits]:
+    """Limits of every tenant, all unused."""
+    return {name: TenantLimits(tenant, clock) for name, tenant in tenants.items()}

@@ -1,0 +1,191 @@
+"""Prometheus metrics: counted once, shown under our names and under vLLM's.
+
+What it decides
+    The only labels are the model, the tenant and why an answer ended; tenants are those of the
+    tenants file, so the number of series is bounded.
+
+Kept true (tests/unit/serve/http/test_metrics.py)
+    Generated tokens are those of all usages, and of answers that were given up. Every histogram
+    counts as many values as there were requests.
+
+Sources
+    vLLM 0.32, ``vllm/v1/metrics/loggers.py``: names, and the buckets of latencies.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
+
+from equipoise.serve.engine.loop import EngineLoop
+
+_FIRST_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 640)
+_NEXT_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.5, 1, 2.5, 10)
+_WHOLE_S = (0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 20, 40, 80, 160, 320, 640, 1280)
+_TOKENS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 131072)
+
+_VLLM = {
+    "equipoise_requests_running": "vllm:num_requests_running",
+    "equipoise_requests_waiting": "vllm:num_requests_waiting",
+    "equipoise_kv_cache_usage_ratio": "vllm:kv_cache_usage_perc",
+    "equipoise_prefix_cache_queries": "vllm:prefix_cache_queries",
+    "equipoise_prefix_cache_hits": "vllm:prefix_cache_hits",
+    "equipoise_preemptions": "vllm:num_preemptions",
+    "equipoise_prompt_tokens": "vllm:prompt_tokens",
+    "equipoise_generation_tokens": "vllm:generation_tokens",
+    "equipoise_request_success": "vllm:request_success",
+    "equipoise_time_to_first_token_seconds": "vllm:time_to_first_token_seconds",
+    "equipoise_inter_token_latency_seconds": "vllm:inter_token_latency_seconds",
+    "equipoise_e2e_request_latency_seconds": "vllm:e2e_request_latency_seconds",
+    "equipoise_request_prompt_tokens": "vllm:request_prompt_tokens",
+    "equipoise_request_generation_tokens": "vllm:request_generation_tokens",
+    "equipoise_admission_rejections": "vllm:admission_rejections",
+}
+"""vLLM's names for what it measures, too."""
+
+_REASONS = ("stop", "length", "abort", "error")
+
+
+class Metrics:
+    """All metrics of one server."""
+
+    def __init__(self, engine: EngineLoop, model: str, tenants: Iterable[str]) -> None:
+        self._registry = CollectorRegistry()
+        self._model, self._tenants = model, [*tenants]
+        by_tenant = ("model_name", "tenant")
+        self._prompt = self._counter("prompt_tokens", "Tokens of prompts.", by_tenant)
+        self._generated = self._counter("generation_tokens", "Tokens generated.", by_tenant)
+        self._unanswered = self._counter(
+            "unanswered_tokens",
+            "Tokens generated for answers that were given up, so that no usage names them.",
+            by_tenant,
+        )
+        self._success = self._counter(
+            "request_success", "Answers by why they ended.", ("model_name", "finished_reason")
+        )
+        self._refused = self._counter(
+            "admission_rejections", "Requests that were not taken.", ("model_name", "reason")
+        )
+        self._first = self._histogram(
+            "time_to_first_token_seconds", "From arrival to an answer's first token.", _FIRST_S
+        )
+        self._next = self._histogram(
+            "inter_token_latency_seconds", "Between two tokens of an answer.", _NEXT_S
+        )
+        self._whole = self._histogram(
+            "e2e_request_latency_seconds", "From arrival to the end of an answer.", _WHOLE_S
+        )
+        self._prompts = self._histogram("request_prompt_tokens", "Tokens of a prompt.", _TOKENS)
+        self._answers = self._histogram(
+            "request_generation_tokens", "Tokens of an answer.", _TOKENS
+        )
+        for tenant in self._tenants:
+            for each in (self._prompt, self._generated, self._unanswered):
+                each.labels(model, tenant)
+        for reason in _REASONS:
+            self._success.labels(model, reason)
+        self._registry.register(_EngineCollector(engine, model))
+        self._mirrored = CollectorRegistry()
+        self._mirrored.register(_Mirror(self._registry))
+
+    def _counter(self, name: str, words: str, labels: tuple[str, ...]) -> Counter:
+        return Counter(f"equipoise_{name}", words, labels, registry=self._registry)
+
+    def _histogram(self, name: str, words: str, buckets: tuple[float, ...]) -> Histogram:
+        kind = Histogram(
+            f"equipoise_{name}", words, ("model_name",), registry=self._registry, buckets=buckets
+        )
+        return kind.labels(self._model)
+
+    def count_prompt(self, tenant: str, tokens: int) -> None:
+        """A prompt was taken."""
+        self._prompt.labels(self._model, tenant).inc(tokens)
+        self._prompts.observe(tokens)
+
+    def count_token(self, tenant: str, seconds: float, *, is_first: bool) -> None:
+        """A token came, so many seconds after the last, or after the request."""
+        self._generated.labels(self._model, tenant).inc()
+        (self._first if is_first else self._next).observe(seconds)
+
+    def count_answer(self, reason: str, tokens: int, seconds: float) -> None:
+        """An answer ended."""
+        self._success.labels(self._model, reason).inc()
+        self._answers.observe(tokens)
+        self._whole.observe(seconds)
+
+    def count_unanswered(self, tenant: str, tokens: int) -> None:
+        """Tokens that no usage names."""
+        self._unanswered.labels(self._model, tenant).inc(tokens)
+
+    def count_refusal(self, reason: str) -> None:
+        """A request was not taken: ``queue_full``, ``rate_limit``, ``draining`` or ``key``."""
+        self._refused.labels(self._model, reason).inc()
+
+    def write(self) -> bytes:
+        """The text that ``/metrics`` answers."""
+        return generate_latest(self._registry) + generate_latest(self._mirrored)
+
+
+class _EngineCollector(Collector):
+    """What the engine knows, asked for when somebody looks."""
+
+    def __init__(self, engine: EngineLoop, model: str) -> None:
+        self._engine, self._model = engine, model
+
+    def collect(self) -> Iterator[Metric]:
+        stats = self._engine.stats()
+        for name, words, value in (
+            ("requests_running", "Requests that hold pages.", stats.running),
+            ("requests_waiting", "Requests that wait for pages.", stats.waiting),
+            (
+                "kv_cache_usage_ratio",
+                "Share of pages that requests hold.",
+                stats.used_pages / max(1, stats.pages),
+            ),
+            ("kv_cache_pages", "Pages of the pool.", stats.pages),
+        ):
+            gauge = GaugeMetricFamily(f"equipoise_{name}", words, labels=["model_name"])
+            gauge.add_metric([self._model], value)
+            yield gauge
+        for name, words, value in (
+            ("prefix_cache_queries", "Tokens looked up in the prefix cache.", stats.asked_tokens),
+            ("prefix_cache_hits", "Tokens found in the prefix cache.", stats.cached_tokens),
+            ("preemptions", "How often a request lost its pages.", stats.preemptions),
+            ("iterations", "Iterations of the engine.", stats.iterations),
+            ("iteration_predicted_seconds", "Sum of their predictions.", stats.predicted_s),
+            ("iteration_measured_seconds", "What they took.", stats.measured_s),
+        ):
+            counter = Metric(f"equipoise_{name}", words, "counter")
+            counter.add_sample(f"equipoise_{name}_total", {"model_name": self._model}, value)
+            yield counter
+
+
+class _Mirror(Collector):
+    """The same numbers under vLLM's names, tenants added up."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def describe(self) -> list[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in self._registry.collect():
+            theirs = _VLLM.get(metric.name)
+            if theirs is None:
+                continue
+            copy = Metric(theirs, metric.documentation, metric.type)
+            sums: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+            for sample in metric.samples:
+                if sample.name.endswith("_created"):
+                    continue
+                labels = {k: v for k, v in sample.labels.items() if k != "tenant"}
+                name = theirs + sample.name.removeprefix(metric.name)
+                key = name, tuple(sorted({**labels, "engine": "0"}.items()))
+                sums[key] = sums.get(key, 0.0) + sample.value
+            copy.samples = [
+                Sample(name, dict(labels), value) for (name, labels), value in sums.items()
+            ]
+            yield copy

@@ -1,0 +1,182 @@
+"""Run the application on a socket until it is told to stop, and let what it began end.
+
+What it decides
+    The first Ctrl-C or SIGTERM drains: new requests get 503, those under way go on. The second
+    stops at once. A connection that sends no whole head within 30 s is closed.
+
+Kept true (tests/unit/serve/http/test_operations.py, tests/unit/cli/test_serve.py)
+    A drained server has answered every request that it took.
+"""
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import h11
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from equipoise.base.errors import SpecError
+from equipoise.serve.http.app import make_app
+from equipoise.serve.http.fault import HttpError
+from equipoise.serve.http.send import encode
+from equipoise.serve.http.server_state import ServerState
+
+_HEAD_S = 30.0
+_UNREAD_MS = 60_000
+"""The kernel closes a connection whose client leaves data unread for this long."""
+_UNREAD_BYTES = 128 << 10
+"""What the kernel keeps for a client that does not read; unless told it keeps megabytes."""
+_USER_TIMEOUT = getattr(socket, "TCP_USER_TIMEOUT", None)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket at an address; clients are refused until a server runs on it.
+
+    Raises:
+        SpecError: the port is taken, or the host is not this machine's.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        why = (error.strerror or str(error)).lower()
+        raise SpecError(
+            f"Cannot listen on {host}:{port}: {why}. Give another --port (0 takes any free one) or "
+            "--host."
+        ) from None
+    except OverflowError:
+        listener.close()
+        raise SpecError(f"--port must be from 0 to 65535; it is {port}.") from None
+    listener.setblocking(False)
+    return listener
+
+
+class _Protocol(H11Protocol):
+    """uvicorn's, with limits of time, OpenAI's shape, and a way to drop a connection."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.app_state = {**self.app_state, "transport": transport}
+        peer = transport.get_extra_info("socket")
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNREAD_BYTES)
+        if _USER_TIMEOUT is not None:
+            peer.setsockopt(socket.IPPROTO_TCP, _USER_TIMEOUT, _UNREAD_MS)
+        self._waits = self.loop.call_later(_HEAD_S, self._give_up)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._waits.cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.cycle is not None:
+            self._waits.cancel()
+
+    def send_400_response(self, msg: str) -> None:
+        """What is not HTTP gets an answer in OpenAI's shape, too."""
+        self._refuse(HttpError(400, msg, code="invalid_http"))
+
+    def _give_up(self) -> None:
+        self._refuse(HttpError(408, "No request arrived.", code="request_timeout"))
+
+    def _refuse(self, fault: HttpError) -> None:
+        if self.transport.is_closing():
+            return
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            data = encode(fault.body)
+            head = h11.Response(
+                status_code=fault.status,
+                headers=[
+                    (b"content-type", b"application/json"),
+                    (b"content-length", str(len(data)).encode()),
+                    (b"connection", b"close"),
+                ],
+            )
+            for event in (head, h11.Data(data=data), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
+
+class Server(uvicorn.Server):
+    """Serves until it is stopped."""
+
+    def __init__(self, state: ServerState, on_ready: Callable[[], None] = lambda: None) -> None:
+        """Make a server.
+
+        Args:
+            state: Shared by all requests.
+            on_ready: Called once clients can connect.
+        """
+        config = uvicorn.Config(
+            make_app(state),
+            http=_Protocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=30,
+            timeout_graceful_shutdown=5,
+        )
+        super().__init__(config)
+        self._state, self._on_ready = state, on_ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to listen."""
+        await super().startup(sockets)
+        self._on_ready()
+
+    def drain(self) -> None:
+        """Take no further request; stop once none is under way."""
+        self._state.is_draining = True
+
+    async def on_tick(self, counter: int) -> bool:
+        """Whether to stop."""
+        if self._state.is_draining and not self._state.under_way:
+            return True
+        return await super().on_tick(counter)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        """A signal: drain; at the second, stop."""
+        if self._state.is_draining:
+            self.should_exit = self.force_exit = True
+        self.drain()
+
+
+class ServerThread:
+    """A server on a thread of its own: ``with ServerThread(state) as address``."""
+
+    def __init__(self, state: ServerState, host: str = "127.0.0.1", port: int = 0) -> None:
+        self._ready = threading.Event()
+        self._server = Server(state, self._ready.set)
+        self._listener = listen(host, port)
+        self.port: int = self._listener.getsockname()[1]
+        self._thread = threading.Thread(target=self._run, name="http", daemon=True)
+
+    def _run(self) -> None:
+        self._server.run(sockets=[self._listener])
+
+    def drain(self) -> None:
+        """As a signal does."""
+        self._server.drain()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the end; False if it took too long."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def __enter__(self) -> "ServerThread":
+        self._thread.start()
+        self._ready.wait()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._server.should_exit = self._server.force_exit = True
+        self._thread.join()

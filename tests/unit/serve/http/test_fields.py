@@ -1,0 +1,200 @@
+"""Bodies: what is refused, and with which words."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from equipoise.serve.http.body import judge
+from equipoise.serve.http.fault import HttpError
+from equipoise.serve.http.fields import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+
+REFUSED: list[tuple[dict[str, Any], str | None, str, str]] = [
+    (
+        {"prompt": "a", "max_token": 3},
+        "max_token",
+        "unknown_parameter",
+        "Unknown parameter: 'max_token'. Nearest: 'max_tokens'.",
+    ),
+    ({}, "prompt", "missing_required_parameter", "Missing parameter: 'prompt'."),
+    (
+        {"prompt": 3},
+        "prompt",
+        "invalid_value",
+        "'prompt' must be a text, a list of texts, token ids, or a list of lists of token ids.",
+    ),
+    (
+        {"prompt": "a", "temperature": "hot"},
+        "temperature",
+        "invalid_type",
+        "'temperature' must be a number, not \"hot\".",
+    ),
+    (
+        {"prompt": "a", "temperature": 2.5},
+        "temperature",
+        "invalid_value",
+        "'temperature' must be at most 2; it is 2.5.",
+    ),
+    (
+        {"prompt": "a", "temperature": float("nan")},
+        "temperature",
+        "invalid_value",
+        "'temperature' must be a finite number, not NaN.",
+    ),
+    ({"prompt": "a", "top_p": 0}, "top_p", "invalid_value", "'top_p' must be above 0; it is 0."),
+    ({"prompt": "a", "n": 0}, "n", "invalid_value", "'n' must be at least 1; it is 0."),
+    ({"prompt": "a", "n": True}, "n", "invalid_type", "'n' must be a whole number, not true."),
+    (
+        {"prompt": "a", "n": 3, "best_of": 2},
+        None,
+        "invalid_value",
+        "best_of is 2 and n is 3. best_of must be at least n.",
+    ),
+    (
+        {"prompt": "a", "n": 1, "best_of": 2, "stream": True},
+        None,
+        "invalid_value",
+        "best_of cannot be streamed: the best is known at the end. Leave stream out.",
+    ),
+    (
+        {"prompt": "a", "stop": list("abcde")},
+        "stop",
+        "invalid_value",
+        "'stop' must have at most 4 texts; it has 5.",
+    ),
+    (
+        {"prompt": "a", "stop": ""},
+        "stop",
+        "invalid_value",
+        "'stop' must have texts of 1 to 1,000 characters.",
+    ),
+    (
+        {"prompt": "a", "logit_bias": {"x": 1}},
+        "logit_bias",
+        "invalid_value",
+        "'logit_bias' has the key \"x\", which is not a token id.",
+    ),
+    (
+        {"prompt": "a", "logit_bias": {"5": 101}},
+        "logit_bias",
+        "invalid_value",
+        "'logit_bias' must be a number from -100 to 100 for token 5.",
+    ),
+    (
+        {"prompt": "a", "max_tokens": 0},
+        None,
+        "invalid_value",
+        "max_tokens is 0, so there is no answer. Ask for 1, or give echo.",
+    ),
+    (
+        {"prompt": "a", "suffix": "b"},
+        "suffix",
+        "invalid_value",
+        "'suffix' is not supported: the model continues text and fills no gaps.",
+    ),
+    (
+        {"prompt": "a", "stream_options": {"include_usage": True}},
+        None,
+        "invalid_value",
+        "stream_options needs stream: true. Give both or neither.",
+    ),
+    (
+        {"prompt": "a", "stream": True, "stream_options": {"usage": True}},
+        "stream_options.usage",
+        "unknown_parameter",
+        "Unknown parameter: 'stream_options.usage'. Nearest: 'include_usage'.",
+    ),
+    (
+        {"prompt": "a", "priority": 3},
+        "priority",
+        "invalid_value",
+        "'priority' must be 0: who is served first follows from the tenants' shares. Leave it out.",
+    ),
+    (
+        {"prompt": "\ud800"},
+        "prompt",
+        "invalid_value",
+        "'prompt' has half of a surrogate pair, which is not text.",
+    ),
+    (
+        {"prompt": "a", "n": 0, "top_p": 2, "logprobs": 21},
+        "top_p",
+        "invalid_value",
+        "'top_p' must be at most 1; it is 2. 'n' must be at least 1; it is 0. 'logprobs' must be "
+        "at most 20; it is 21.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("value", "param", "code", "message"), REFUSED)
+def test_what_is_wrong_is_said_by_name(
+    value: dict[str, Any], param: str | None, code: str, message: str
+) -> None:
+    with pytest.raises(HttpError) as refused:
+        judge(value, CompletionBody)
+    assert refused.value.status == 400
+    assert refused.value.body == {
+        "error": {
+            "message": message,
+            "type": "invalid_request_error",
+            "param": param,
+            "code": code,
+        }
+    }
+
+
+@pytest.mark.parametrize(
+    ("prompt", "read"),
+    [
+        ("a", ("a",)),
+        ("", ("",)),
+        (["a", "b"], ("a", "b")),
+        ([1, 2], ((1, 2),)),
+        ([[1], [2, 3]], ((1,), (2, 3))),
+    ],
+)
+def test_prompts_have_four_forms(prompt: Any, read: Any) -> None:
+    assert judge({"prompt": prompt}, CompletionBody).prompt == read
+
+
+@pytest.mark.parametrize("prompt", [[], [[]], [1, "a"], [[1], "a"], [True], [-1], [[1], []], [1.0]])
+def test_mixed_or_empty_prompts_are_refused(prompt: Any) -> None:
+    with pytest.raises(HttpError):
+        judge({"prompt": prompt}, CompletionBody)
+
+
+def test_what_asks_for_nothing_is_let_through() -> None:
+    body = judge(
+        {
+            "messages": [{"role": "assistant", "content": "a", "refusal": None, "tool_calls": []}],
+            "tools": None,
+            "tool_choice": "none",
+            "response_format": {"type": "text"},
+            "service_tier": "auto",
+            "modalities": ["text"],
+            "store": False,
+        },
+        ChatBody,
+    )
+    assert body.messages[0].content == "a"
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=8,
+)
+KINDS = (CompletionBody, ChatBody, TokenizeBody, DetokenizeBody)
+
+
+@settings(max_examples=300)
+@given(st.sampled_from(KINDS), st.data())
+def test_whatever_the_value_it_is_read_or_refused(kind: Any, data: st.DataObject) -> None:
+    names = st.sampled_from([*kind.model_fields]) | st.text(max_size=6)
+    value = data.draw(st.dictionaries(names, JSON, max_size=6))
+    try:
+        judge(value, kind)
+    except HttpError as refused:
+        assert refused.status == 400
+        assert refused.message

@@ -1,0 +1,184 @@
+"""Clients that go away, clients that do not read, servers that stop; and what metrics say of it."""
+
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from support.http.raw import Reply, ask, open_socket, read_reply
+from support.http.scrape import scraped
+from support.http.served import MODEL, Running, running
+
+LONG = {"model": MODEL, "prompt": "a", "max_tokens": 3500, "ignore_eos": True, "temperature": 0}
+SIZES: dict[str, Any] = {"pages": 1024, "context_tokens": 4000, "most_sequences": 2}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    with running(**SIZES, queued_requests=2) as server:
+        yield server
+
+
+def until(what: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 60
+    while not what():
+        assert time.monotonic() < deadline_s, "nothing changed for a minute"
+        time.sleep(0.01)
+
+
+def begin(server: Running, **fields: Any) -> socket.socket:
+    """A request whose answer nobody has read yet."""
+    raw = open_socket(server.port)
+    data = json.dumps({**LONG, **fields}).encode()
+    raw.sendall(
+        b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+        b"Content-Length: " + str(len(data)).encode() + b"\r\n\r\n" + data
+    )
+    return raw
+
+
+def is_idle(server: Running) -> bool:
+    stats = server.state.model.engine.stats()
+    return not (stats.running or stats.waiting or stats.used_pages or server.state.under_way)
+
+
+def aborted(server: Running) -> float:
+    return scraped(server)["equipoise_request_success_total", "abort"]
+
+
+@pytest.mark.parametrize("ending", ["fin", "rst", "half"])
+@pytest.mark.parametrize("streams", [False, True])
+def test_who_goes_away_frees_the_engine(server: Running, ending: str, streams: bool) -> None:
+    before = aborted(server)
+    raw = begin(server, stream=streams)
+    until(lambda: server.state.model.engine.stats().running == 1)
+    if ending == "half":
+        raw.shutdown(socket.SHUT_WR)
+    elif ending == "rst":
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        raw.close()
+    else:
+        raw.close()
+    until(lambda: is_idle(server))
+    raw.close()
+    assert aborted(server) == before + 1
+
+
+def test_who_goes_away_in_the_queue_was_never_there(server: Running) -> None:
+    with ExitStack() as open_:
+        for _ in range(2):
+            open_.enter_context(begin(server))
+        until(lambda: server.state.model.engine.stats().running == 2)
+        waiting = begin(server)
+        until(lambda: server.state.model.engine.stats().waiting == 1)
+        waiting.close()
+        until(lambda: server.state.model.engine.stats().waiting == 0)
+        assert server.state.model.engine.stats().running == 2
+    until(lambda: is_idle(server))
+
+
+def test_a_full_queue_says_when_to_come_back(server: Running) -> None:
+    with ExitStack() as open_:
+        for _ in range(2):
+            open_.enter_context(begin(server))
+        until(lambda: server.state.model.engine.stats().running == 2)
+        for _ in range(2):
+            open_.enter_context(begin(server))
+        until(lambda: server.state.model.engine.stats().waiting == 2)
+        raw = open_.enter_context(begin(server))
+        refused = read_reply(raw)
+        several = open_.enter_context(begin(server, n=3, temperature=1))
+        assert read_reply(several).status == 503
+        assert server.state.model.engine.stats().waiting == 2
+    until(lambda: is_idle(server))
+    assert refused.status == 503
+    seconds = int(refused.headers["retry-after"])
+    assert seconds >= 1
+    assert 0 <= seconds * 1000 - int(refused.headers["retry-after-ms"]) < 1000
+    said = json.loads(refused.body)["error"]
+    assert said["type"] == "overloaded_error"
+    assert said["message"].startswith("2 requests wait already, as many as may. Try again in ")
+
+
+def test_who_does_not_read_is_given_up() -> None:
+    with running(**SIZES, state={"most_events": 50}) as server:
+        raw = socket.socket()
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+        raw.connect(("127.0.0.1", server.port))
+        data = json.dumps({**LONG, "stream": True, "logprobs": 20, "n": 2}).encode()
+        raw.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+            b"Content-Length: " + str(len(data)).encode() + b"\r\n\r\n" + data
+        )
+        until(lambda: aborted(server) == 2)
+        until(lambda: is_idle(server))
+        raw.close()
+
+
+def test_a_long_wait_has_a_pulse() -> None:
+    with running(**SIZES, state={"heartbeat_s": 0.05}) as server, ExitStack() as open_:
+        for _ in range(2):
+            open_.enter_context(begin(server))
+        until(lambda: server.state.model.engine.stats().running == 2)
+        raw = open_.enter_context(begin(server, stream=True))
+        got = b""
+        while got.count(b": waiting\n\n") < 2:
+            got += raw.recv(4096)
+        assert b"data:" not in got
+
+
+def test_a_server_that_drains_answers_what_it_took() -> None:
+    with running(**SIZES) as server:
+        raw = begin(server, max_tokens=200)
+        kept = open_socket(server.port)
+        until(lambda: server.state.model.engine.stats().running == 1)
+        server.thread.drain()
+        refused = [
+            ask(server.port, "POST", "/v1/completions", json.dumps(LONG).encode()),
+            ask(server.port, "GET", "/health"),
+        ]
+        whole = read_reply(raw)
+        assert server.thread.join(60)
+        raw.close()
+        kept.close()
+    assert whole.status == 200
+    assert json.loads(whole.body)["usage"]["completion_tokens"] == 200
+    for each in refused:
+        assert each.status == 503
+        assert "retry-after" in each.headers
+
+
+def test_every_token_is_in_a_usage_or_was_given_up() -> None:
+    with running(**SIZES) as server:
+
+        def post(**fields: Any) -> Reply:
+            data = json.dumps({**LONG, "max_tokens": 9, **fields}).encode()
+            return ask(server.port, "POST", "/v1/completions", data)
+
+        asked: list[dict[str, Any]] = [{}, {"n": 3, "seed": 1}, {"best_of": 2}]
+        asked.append({"prompt": ["a", "b c"]})
+        usages = [json.loads(post(**fields).body)["usage"] for fields in asked]
+        stream = post(stream=True, stream_options={"include_usage": True}).body
+        usages.append(json.loads(stream.split(b"\n\n")[-3].removeprefix(b"data: "))["usage"])
+        begin(server, max_tokens=3500).close()
+        raw = begin(server, stream=True)
+        raw.recv(1)
+        raw.close()
+        until(lambda: is_idle(server) and aborted(server) == 2)
+        said = scraped(server)
+    generated = said["equipoise_generation_tokens_total", "default"]
+    lost = said["equipoise_unanswered_tokens_total", "default"]
+    assert generated - lost == sum(each["completion_tokens"] for each in usages)
+    assert said["vllm:generation_tokens_total", ""] == generated
+    answers = said["equipoise_e2e_request_latency_seconds_count", ""]
+    ended = sum(
+        said["equipoise_request_success_total", reason] for reason in ("stop", "length", "abort")
+    )
+    assert answers == ended == 1 + 3 + 2 + 2 + 1 + 2
+    firsts = said["equipoise_time_to_first_token_seconds_count", ""]
+    nexts = said["equipoise_inter_token_latency_seconds_count", ""]
+    assert firsts + nexts == generated
