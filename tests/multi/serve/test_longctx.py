@@ -96,15 +96,15 @@ def test_logits_equal_one_process_in_all_phases_and_bytes_are_the_schedules(
 ) -> None:
     one = paged(engine.decoder, pages=PAGES, page_tokens=engine.pool.page_tokens)
     alone_logits = run_phases(one)
-    ranks = engine.ranks.count
+    ranks = engine.ranks
     hidden = engine.decoder.model.hidden * 4
     for strategy in VARIANTS:
         only(engine, strategy)
-        before = np.array([each["sent"] for each in engine.ranks.counts()])
+        before = np.array([each["sent"] for each in engine.peers.counts()])
         expected = engine.expected_bytes.copy()
         for ours, theirs in zip(run_phases(engine), alone_logits, strict=True):
             assert (ours - theirs).abs().max() <= 1e-5 * theirs.abs().max()
-        sent = np.array([each["sent"] for each in engine.ranks.counts()]) - before
+        sent = np.array([each["sent"] for each in engine.peers.counts()]) - before
         rows = sent - (engine.expected_bytes - expected)
         assert (rows[:, 1:] == 0).all() and rows[0, 0] == 0
         assert (rows % hidden == 0).all() and (rows >= 0).all()  # hidden states, for the head
@@ -113,9 +113,9 @@ def test_logits_equal_one_process_in_all_phases_and_bytes_are_the_schedules(
 
 
 def test_each_rank_keeps_its_share_of_the_cache(engine: ContextDecoder) -> None:
-    ranks, tokens = engine.ranks.count, PAGES * engine.pool.page_tokens
+    ranks, tokens = engine.ranks, PAGES * engine.pool.page_tokens
     whole = tokens * token_bytes(engine.decoder.model, torch.float32)
-    assert [each["pool"] * ranks for each in engine.ranks.counts()] == [whole] * ranks
+    assert [each["pool"] * ranks for each in engine.peers.counts()] == [whole] * ranks
 
 
 class Noted(EventSink):
@@ -227,7 +227,7 @@ def test_a_killed_rank_ends_the_requests_that_it_had_tokens_of(two: ContextDecod
         running = loop.submit(asked(prompt_of(1, 20), 79))
         waiting = loop.submit(asked(prompt_of(2, 20), 5))
         next(iter(running))
-        (victim,) = two.ranks.pids
+        (victim,) = two.peers.pids
         os.kill(victim, signal.SIGKILL)
         ended = running.result()
         assert (ended.finish, ended.error) == (
@@ -239,7 +239,7 @@ def test_a_killed_rank_ends_the_requests_that_it_had_tokens_of(two: ContextDecod
         again = loop.submit(asked(prompt_of(1, 20), 9))
         assert list(again.result().ids) == alone(prompt_of(1, 20), 9)
         assert again.cached_tokens == 0  # what was computed before is gone
-    assert two.ranks.pids != [victim]
+    assert two.peers.pids != [victim]
     stats = loop.stats()
     assert (stats.running, stats.waiting, stats.used_pages) == (0, 0, 0)
 
@@ -247,7 +247,7 @@ def test_a_killed_rank_ends_the_requests_that_it_had_tokens_of(two: ContextDecod
 def test_a_rank_that_is_stopped_is_waited_for_until_the_deadline() -> None:
     engine = spread(SMALL, 3, deadline_s=2.0)
     try:
-        os.kill(engine.ranks.pids[1], signal.SIGSTOP)
+        os.kill(engine.peers.pids[1], signal.SIGSTOP)
         with pytest.raises(RanksLostError) as caught:
             run_phases(engine)
         words = str(caught.value)
@@ -256,7 +256,7 @@ def test_a_rank_that_is_stopped_is_waited_for_until_the_deadline() -> None:
         assert len(run_phases(engine)) == len(PHASES)  # all ranks were started anew
     finally:
         engine.close()
-    assert engine.ranks.pids == []
+    assert engine.peers.pids == []
 
 
 def test_bf16_is_as_near_as_in_one_process() -> None:

@@ -59,6 +59,8 @@ class PagedDecoder:
                 "by micro-batch, so a continued text has no one answer. Set capacity_factor to 0."
             )
         self.decoder, self.pool = decoder, pool
+        self.ranks = 1
+        """Ranks that have a part of every sequence."""
         self.tile_rows = 0
         """Rows of the tiles that all layers compute in the invariant mode; 0 in the other one."""
         if is_invariant:

@@ -86,9 +86,10 @@ class ContextDecoder(PagedDecoder):
         """
         _require_ranks(decoder, ranks, page_tokens, is_invariant=is_invariant)
         sizes = PoolSizes(pages, page_tokens, swap_pages, ranks)
-        self.ranks = ContextRanks(decoder, sizes, deadline_s=deadline_s)
+        self.peers = ContextRanks(decoder, sizes, deadline_s=deadline_s)
         try:
-            super().__init__(decoder, self.ranks.pool)
+            super().__init__(decoder, self.peers.pool)
+            self.ranks = ranks
             self._sink = sink or EventSink()
             self._shared: dict[str, tuple[int, ...]] = {}
             """Tokens of each request, by rank."""
@@ -98,12 +99,12 @@ class ContextDecoder(PagedDecoder):
             self.choice = VariantChoice(model, self.measure(), wire, variants)
             self.expected_bytes: Ints = np.zeros((ranks, ranks), dtype=np.int64)
         except BaseException:
-            self.ranks.close()
+            self.peers.close()
             raise
 
     def measure(self) -> ContinuedPrice:
         """What attention over the ranks costs now."""
-        with self.ranks.run(b"measure") as part:
+        with self.peers.run(b"measure") as part:
             return measure(part)
 
     @torch.no_grad()
@@ -126,12 +127,13 @@ class ContextDecoder(PagedDecoder):
         work = Work(strategy, texts, tuple(tokens), tuple(swaps_out), tuple(swaps_in))
         self._swaps = (), ()
         begin_s = time.perf_counter()
-        with self.ranks.run(write_work(work)) as part:
+        with self.peers.run(write_work(work)) as part:
             plan = part.plan(work)
             x_TD = part.run(work, plan)
         assert x_TD is not None  # noqa: S101 - rank 0 gets the rows
         for chunk, counts in zip(chunks, np.stack(plan.key_tokens, axis=1).tolist(), strict=True):
-            self._shared[chunk.request] = tuple(counts)
+            if chunk.request:  # those of nobody are timed, and their contents do not matter
+                self._shared[chunk.request] = tuple(counts)
         counted = count_attention(plan.schedule, self.choice.wire).forward_bytes
         layers = self.decoder.model.layers
         self.expected_bytes += layers * counted
@@ -158,19 +160,19 @@ class ContextDecoder(PagedDecoder):
 
     def close(self) -> None:
         """End the other ranks."""
-        self.ranks.close()
+        self.peers.close()
 
     def _shares(self, chunk: ServeChunk) -> tuple[int, ...]:
         """Tokens before a chunk, by rank."""
-        known, ranks = self._shared.get(chunk.request), self.ranks.count
+        known, ranks = self._shared.get(chunk.request), self.ranks
         if known is not None and sum(known) == chunk.start:
             return known
-        if chunk.start % ranks:
+        if chunk.start % ranks and chunk.request:
             raise ModelError(
-                f"{chunk.start} tokens of request {chunk.request} lie nobody knows how over "
+                f"Nobody knows how {chunk.start} tokens of request {chunk.request} are spread over "
                 f"{ranks} ranks."
             )
-        return (chunk.start // ranks,) * ranks
+        return tuple((chunk.start + ranks - 1 - rank) // ranks for rank in range(ranks))
 
 
 def _require_ranks(decoder: Decoder, ranks: int, page_tokens: int, *, is_invariant: bool) -> None:
