@@ -25,6 +25,7 @@ examples:
   equipoise serve smollm2 --dtype bf16 --port 8080      a Hugging Face folder
   equipoise serve SmolLM2-135M.Q8_0.gguf --kv-tokens 32768
   equipoise serve --new-key research                    a key for a tenant, and what the file keeps
+  equipoise serve --layout.context 2                    long prompts over two processes
   equipoise serve --tenants tenants.toml --host 0.0.0.0 --policy uwfq
 
   curl http://127.0.0.1:8000/v1/chat/completions -H "Content-Type: application/json" \\
@@ -81,6 +82,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         metavar="N",
         help="tokens that the cache of keys and values holds (default: what fits)",
+    )
+    parser.add_argument(
+        "--layout.context",
+        type=int,
+        default=1,
+        metavar="N",
+        dest="context",
+        help="processes that share every text: each computes and keeps one Nth (default: 1)",
     )
     parser.add_argument(
         "--invariant",
@@ -168,6 +177,7 @@ def _open(
         policy=args.policy,
         weights=tenants.weights,
         is_invariant=args.invariant,
+        context_ranks=args.context,
     )
     return serve_model(source, trained, open_engine(trained, settings)), trained
 

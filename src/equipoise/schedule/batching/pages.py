@@ -30,7 +30,7 @@ from equipoise.schedule.batching.free_runs import FreeRuns
 class CachedPage:
     """A page in the tree, below the page before it; ``page`` is -1 in a root."""
 
-    __slots__ = ("children", "key", "page", "parent", "root")
+    __slots__ = ("children", "is_end", "key", "page", "parent", "root")
 
     def __init__(
         self, page: int, key: bytes, parent: "CachedPage | None", root: tuple[str, str]
@@ -40,6 +40,8 @@ class CachedPage:
         self.parent = parent
         self.children: dict[bytes, CachedPage] = {}
         self.root = root
+        self.is_end = False
+        """Whether a chunk of the sequence that computed it ended with this page."""
 
 
 class PagePool:
@@ -80,6 +82,11 @@ class PagePool:
             if at is not None:
                 pages.append(at)
         return pages
+
+    def is_known(self, tenant: str, salt: str, parent: CachedPage | None, key: bytes) -> bool:
+        """Whether a page with this content behind ``parent`` is cached; as in ``register``."""
+        parent = parent or self._roots.get((tenant, salt))
+        return parent is not None and key in parent.children
 
     def count_idle(self, pages: Iterable[CachedPage]) -> int:
         """How many of these are idle."""
@@ -181,6 +188,11 @@ class PagePool:
                 stop += 1
             self._free.give_back(pages[stop - 1], pages[at] + 1)
             at = stop
+
+    def evict_all(self) -> None:
+        """Forget every page that nobody uses."""
+        while self._idle:
+            self._evict()
 
     def _evict(self) -> None:
         page = next(iter(self._idle))

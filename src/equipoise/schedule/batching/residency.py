@@ -1,9 +1,14 @@
 """Which pages each sequence has: placed, grown, cached, swapped out and back, released."""
 
+import sys
+
 from equipoise.schedule.batching.iteration import Swap
 from equipoise.schedule.batching.pages import CachedPage, PagePool
 from equipoise.schedule.batching.sequence import Sequence
 from equipoise.schedule.batching.settings import BatchSettings
+
+_NEVER = sys.maxsize
+"""More pages than a sequence can have: it caches no further ones."""
 
 
 class Residency:
@@ -12,6 +17,7 @@ class Residency:
     def __init__(self, settings: BatchSettings) -> None:
         self.pool = PagePool(settings.pages)
         self._page_tokens = settings.page_tokens
+        self._shares_chunks = settings.shares_chunks
         self._free_slots = list(range(settings.swap_pages - 1, -1, -1))
         self._emptied: list[int] = []
         """Slots that the iteration which is running still reads."""
@@ -35,7 +41,10 @@ class Residency:
         """The cached pages that a sequence begins with."""
         request = sequence.request
         most = self.most_hits(sequence)
-        return self.pool.match(request.tenant, request.salt, sequence.keys, most)
+        hits = self.pool.match(request.tenant, request.salt, sequence.keys, most)
+        while self._shares_chunks and hits and not hits[-1].is_end:
+            hits.pop()
+        return hits
 
     def pages_to_place(self, sequence: Sequence, hits: list[CachedPage]) -> int:
         """Available pages that placing a sequence takes; idle ones that it hits count, too."""
@@ -63,6 +72,11 @@ class Residency:
         request = sequence.request
         for at in range(sequence.registered, whole):
             page = sequence.pages[at]
+            if self._shares_chunks and self.pool.is_known(
+                request.tenant, request.salt, sequence.last_cached, sequence.keys[at]
+            ):  # with the same tokens as the page that is cached, but not in the same rows
+                sequence.registered = _NEVER
+                return
             cached = self.pool.register(
                 request.tenant, request.salt, sequence.last_cached, sequence.keys[at], page
             )
@@ -71,6 +85,8 @@ class Residency:
                 sequence.runs = None
             sequence.last_cached = cached
             sequence.registered = at + 1
+        if sequence.last_cached is not None:
+            sequence.last_cached.is_end |= sequence.computed == whole * self._page_tokens
 
     def release(self, sequence: Sequence) -> None:
         """Take a sequence's pages and slots; nothing of it counts as computed any more."""

@@ -131,6 +131,16 @@ class Scheduler:
         return not self._sequences
 
     @property
+    def holders(self) -> list[str]:
+        """Requests with tokens in pages or in slots of host memory."""
+        running = self._residents.running
+        return [name for name, each in self._sequences.items() if each.slots or name in running]
+
+    def forget_cache(self) -> None:
+        """Share no page that was computed so far and that nobody uses."""
+        self._residents.memory.pool.evict_all()
+
+    @property
     def used_pages(self) -> int:
         """Pages that requests hold."""
         return self._residents.memory.pool.used

@@ -55,6 +55,9 @@ class BatchSettings:
     """Whether prompts may be computed in parts. If not, an iteration may take as long as one."""
     swap_pages: int = 0
     """Slots in host memory for pages of requests that are preempted."""
+    shares_chunks: bool = False
+    """Whether cached pages are shared only up to where a chunk ended: for pools over several ranks,
+    where a chunk's tokens are spread over all of its pages."""
     weights: Mapping[str, float] = field(default_factory=dict)
     """Shares of tenants; 1 for those not named."""
     grace_s: float = 2.5

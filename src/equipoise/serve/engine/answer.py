@@ -122,10 +122,13 @@ class LiveAnswer:
             if not self._most_tokens:
                 self._tell(TokenEvent(finish="length"))
 
-    def give_up(self, finish: Finish, error: str = "") -> None:
+    def give_up(self, finish: Finish, error: str = "", retry_after_s: float | None = None) -> None:
         """End without a further token."""
         if self.finish is None:
-            self._tell(TokenEvent(text=self._stops.finish(), finish=finish, error=error))
+            text = self._stops.finish()
+            self._tell(
+                TokenEvent(text=text, finish=finish, error=error, retry_after_s=retry_after_s)
+            )
 
     def _tell(self, event: Event) -> None:
         if isinstance(event, TokenEvent):

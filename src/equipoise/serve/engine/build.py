@@ -5,6 +5,7 @@ What it decides
     their longest, but at most a quarter of the memory that is free.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch
 from equipoise.base.errors import FitError, ModelError, SpecError
 from equipoise.base.units import format_bytes
 from equipoise.cost.serving import CurvePrice
+from equipoise.nn.decoder import Decoder
 from equipoise.observe.journal import EventSink
 from equipoise.observe.machine import available_bytes
 from equipoise.schedule.batching.fair.table import find_policy
@@ -25,6 +27,7 @@ from equipoise.serve.engine.forward import PagedDecoder
 from equipoise.serve.engine.loop import EngineLoop
 from equipoise.serve.engine.pool import KvPool, token_bytes
 from equipoise.serve.generate import build_decoder
+from equipoise.serve.longctx.decoder import ContextDecoder, page_tokens_of
 from equipoise.serve.prompt import PromptReader
 from equipoise.serve.source import TrainedModel, open_model
 from equipoise.spec.device.serving import ServingCurve, serving_file
@@ -52,6 +55,7 @@ class EngineSettings:
     swap_bytes: int = 0
     """Host memory for those of requests that are preempted."""
     page_tokens: int = 16
+    """Rounded up to what the ranks divide."""
     most_sequences: int = 64
     """Sequences that are computed together."""
     queued_requests: int = 256
@@ -62,6 +66,8 @@ class EngineSettings:
     """Whose turn it is: a name in ``schedule.batching.fair.table``."""
     weights: Mapping[str, float] = field(default_factory=dict)
     """Shares of tenants; 1 unless given."""
+    context_ranks: int = 1
+    """Processes that share every sequence, its attention and its cache."""
     is_invariant: bool = False
     """Whether an answer has the same bits whatever is computed beside it; slower."""
 
@@ -85,8 +91,16 @@ def open_engine(
         SpecError: a setting is out of range.
         ModelError: the model cannot be read, or our own decoder does not compute it.
         FitError: the cache has no room for a page.
+        LayoutError: this cannot be done over ranks.
+        RanksLostError: a rank did not start.
     """
     settings = settings or EngineSettings()
+    ranks = settings.context_ranks
+    if ranks < 1:
+        raise SpecError(f"context_ranks is {ranks}. It must be at least 1.")
+    settings = dataclasses.replace(
+        settings, page_tokens=page_tokens_of(ranks, settings.page_tokens)
+    )
     trained = source if isinstance(source, TrainedModel) else open_model(source)
     if trained.theirs is not None:
         raise ModelError(
@@ -97,10 +111,8 @@ def open_engine(
     policy = find_policy(settings.policy)
     context_tokens = _context(trained, settings)
     decoder = build_decoder(trained, _DTYPES[settings.dtype] if settings.dtype else None)
-    device = torch.device(settings.device)
-    decoder = decoder.to(device)
-    dtype = decoder.embed.weight.dtype
-    page_bytes = settings.page_tokens * token_bytes(trained.model, dtype)
+    decoder = decoder.to(torch.device(settings.device))
+    page_bytes = settings.page_tokens * token_bytes(trained.model, decoder.embed.weight.dtype)
     pages = _pages(settings, context_tokens, page_bytes)
     limits = BatchSettings(
         pages,
@@ -110,20 +122,43 @@ def open_engine(
         iteration_s=settings.iteration_s,
         lone_iteration_s=4 * settings.iteration_s,
         swap_pages=settings.swap_bytes // page_bytes,
+        shares_chunks=ranks > 1,
         weights=settings.weights,
     )
+    paged = _paged(decoder, limits, settings, sink)
+    try:
+        price = CurvePrice(curve or kept_curve(paged, serving_file()))
+        scheduler = Scheduler(limits, price, policy)
+        return EngineLoop(paged, prompts, scheduler, context_tokens=context_tokens, sink=sink)
+    except BaseException:
+        paged.close()
+        raise
+
+
+def _paged(
+    decoder: Decoder, limits: BatchSettings, settings: EngineSettings, sink: EventSink | None
+) -> PagedDecoder:
+    """The decoder with its pool, in this process or over ranks."""
+    weight = decoder.embed.weight
+    if settings.context_ranks > 1:
+        return ContextDecoder(
+            decoder,
+            ranks=settings.context_ranks,
+            pages=limits.pages,
+            page_tokens=limits.page_tokens,
+            swap_pages=limits.swap_pages,
+            sink=sink,
+            is_invariant=settings.is_invariant,
+        )
     pool = KvPool(
-        trained.model,
-        pages=pages,
-        page_tokens=settings.page_tokens,
-        dtype=dtype,
-        device=device,
+        decoder.model,
+        pages=limits.pages,
+        page_tokens=limits.page_tokens,
+        dtype=weight.dtype,
+        device=weight.device,
         swap_pages=limits.swap_pages,
     )
-    paged = PagedDecoder(decoder, pool, is_invariant=settings.is_invariant)
-    price = CurvePrice(curve or kept_curve(paged, serving_file()))
-    scheduler = Scheduler(limits, price, policy)
-    return EngineLoop(paged, prompts, scheduler, context_tokens=context_tokens, sink=sink)
+    return PagedDecoder(decoder, pool, is_invariant=settings.is_invariant)
 
 
 def _context(trained: TrainedModel, settings: EngineSettings) -> int:

@@ -169,7 +169,7 @@ def _rising(points: Sequence[tuple[int, float]]) -> Points:
 
 
 def kept_curve(decoder: PagedDecoder, file: Path, *, timer: Timer = median_s) -> ServingCurve:
-    """The curve of this model, dtype and number of threads: read if it is kept, else measured.
+    """The curve of this model, dtype, threads and ranks: read if it is kept, else measured.
 
     Args:
         decoder: As for ``measure_curve``.
@@ -179,10 +179,10 @@ def kept_curve(decoder: PagedDecoder, file: Path, *, timer: Timer = median_s) ->
     model, dtype = decoder.decoder.model, DTYPES[decoder.pool.dtype]
     # Tiles of fixed rows are another engine: other seconds for the same sizes.
     name = serving_name(model) + (f"-tiles-{decoder.tile_rows}" if decoder.tile_rows else "")
-    threads = torch.get_num_threads()
+    threads, ranks = torch.get_num_threads(), decoder.ranks
     try:
         for each in read_serving(file):
-            if (each.model, each.dtype, each.threads, each.ranks) == (name, dtype, threads, 1):
+            if (each.model, each.dtype, each.threads, each.ranks) == (name, dtype, threads, ranks):
                 return each.curve
     except SpecError:
         return measure_curve(decoder, timer=timer)
@@ -190,7 +190,7 @@ def kept_curve(decoder: PagedDecoder, file: Path, *, timer: Timer = median_s) ->
     title = f"{model.layers} layers, width {model.hidden}"
     date = time.strftime("%Y-%m-%d")
     try:
-        write_serving(file, MeasuredServing(name, title, dtype, threads, 1, date, curve))
+        write_serving(file, MeasuredServing(name, title, dtype, threads, ranks, date, curve))
     except (OSError, SpecError):
         return curve
     return curve

@@ -29,7 +29,7 @@ from equipoise.base.errors import ModelError
 from equipoise.nn.attention import Attend
 from equipoise.nn.decoder import Decoder, DecoderLayer
 from equipoise.nn.rope import rotary_frequencies, rotary_table
-from equipoise.schedule.batching.iteration import ServeChunk
+from equipoise.schedule.batching.iteration import ServeChunk, Swap
 from equipoise.serve.engine.attend import IterationAttention
 from equipoise.serve.engine.pool import KvPool
 from equipoise.serve.engine.tiles import decoder_layers, find_rows, map_tiles, set_experts
@@ -65,6 +65,8 @@ class PagedDecoder:
                 "there without."
             )
         self.decoder, self.pool = decoder, pool
+        self.ranks = 1
+        """Ranks that have a part of every sequence."""
         self.tile_rows = 0
         """Rows of the tiles that all layers compute in the invariant mode; 0 in the other one."""
         if is_invariant:
@@ -95,6 +97,19 @@ class PagedDecoder:
             else:
                 x_tD = layer(x_tD, table, attend)
         return x_tD
+
+    def swap(self, out: Sequence[Swap], back: Sequence[Swap]) -> None:
+        """Move pages to host memory, then others back."""
+        for swap in out:
+            self.pool.swap_out(swap)
+        for swap in back:
+            self.pool.swap_in(swap)
+
+    def forget(self, request: str) -> None:
+        """A request is gone; here nothing is remembered of it."""
+
+    def close(self) -> None:
+        """Nothing computes any more; here nothing runs by itself."""
 
     def _run_tiles(
         self, layer: DecoderLayer, x_tD: Tensor, table: Tensor, attend: Attend

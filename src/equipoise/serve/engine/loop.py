@@ -32,7 +32,7 @@ from equipoise.serve.engine.answer import LiveAnswer
 from equipoise.serve.engine.forward import PagedDecoder
 from equipoise.serve.engine.pool import KvPool
 from equipoise.serve.engine.read import LogitsRow, describe_failure, read_logits
-from equipoise.serve.engine.request import Event, GenerateRequest, Handle
+from equipoise.serve.engine.request import Event, GenerateRequest, Handle, RanksLostError
 from equipoise.serve.engine.stats import EngineStats, Tally
 from equipoise.serve.prompt import PromptReader
 
@@ -164,6 +164,7 @@ class EngineLoop:
             self._thread.join()
         for name in list(self._answers):
             self.abort(name)
+        self._decoder.close()
 
     def __enter__(self) -> "EngineLoop":
         self.start()
@@ -198,15 +199,32 @@ class EngineLoop:
         while (work := self._next()) is not None:
             schedule, answers = work
             begin = self._clock()
-            failed = self._run(schedule, answers)
+            lost: RanksLostError | None = None
+            try:
+                failed = self._run(schedule, answers)
+            except RanksLostError as error:
+                lost, failed = error, {chunk.request for chunk in schedule.chunks}
             end = self._clock()
             with self._changed:
+                if lost is not None:
+                    self._lose(lost, end)
                 self._tally.add(schedule, end - begin)
                 self._scheduler.done(self._outcomes(answers, failed), end)
+                if lost is not None:
+                    self._scheduler.forget_cache()
                 self._computing = frozenset()
                 for answer in answers:
                     if answer.finish is not None or answer.is_aborted:
                         self._close(answer)
+
+    def _lose(self, error: RanksLostError, now_s: float) -> None:
+        """End every request whose keys and values are gone; those without any go on."""
+        for name in self._scheduler.holders:
+            answer = self._answers[name]
+            answer.give_up("error", str(error), error.retry_after_s)
+            self._scheduler.abort(name, now_s)
+            if name not in self._computing:
+                self._close(answer)
 
     def _next(self) -> tuple[BatchSchedule, list[LiveAnswer]] | None:
         """The next iteration with its chunks' answers, when there is one; None at the end."""
@@ -223,10 +241,7 @@ class EngineLoop:
 
     def _run(self, schedule: BatchSchedule, answers: Sequence[LiveAnswer]) -> set[str]:
         """Compute an iteration and tell its clients; the requests that failed."""
-        for swap in schedule.swaps_out:
-            self._decoder.pool.swap_out(swap)
-        for swap in schedule.swaps_in:
-            self._decoder.pool.swap_in(swap)
+        self._decoder.swap(schedule.swaps_out, schedule.swaps_in)
         for chunk, answer in zip(schedule.chunks, answers, strict=True):
             if not answer.has_begun:
                 answer.has_begun, answer.handle.cached_tokens = True, chunk.start
@@ -236,6 +251,8 @@ class EngineLoop:
         """Compute chunks and choose tokens; the requests whose rows are not to be used again."""
         try:
             return self._forward(chunks, answers)
+        except RanksLostError:
+            raise
         except Exception as error:  # whatever it is, the other requests go on
             if len(chunks) == 1:
                 answers[0].give_up("error", describe_failure(error))
@@ -274,6 +291,7 @@ class EngineLoop:
         answer.give_up("abort")
         self._tally.end(answer)
         del self._answers[answer.handle.name]
+        self._decoder.forget(answer.handle.name)
 
     def _new_keys(self, answer: LiveAnswer) -> tuple[bytes, ...]:
         """Contents of whole pages that the scheduler does not know yet: the ids themselves.

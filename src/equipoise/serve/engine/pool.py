@@ -49,6 +49,7 @@ class KvPool:
         dtype: torch.dtype,
         device: torch.device,
         swap_pages: int = 0,
+        ranks: int = 1,
     ) -> None:
         """Allocate the pool.
 
@@ -59,11 +60,14 @@ class KvPool:
             dtype: What keys and values are kept in.
             device: Where they are.
             swap_pages: Slots in host memory.
+            ranks: Pools that a sequence is spread over, each of which has a part of every page:
+                tokens are then those of this rank.
 
         Raises:
             FitError: the memory is not there.
         """
         self.pages, self.page_tokens, self.swap_pages = pages, page_tokens, swap_pages
+        self._page_rows = page_tokens // ranks
         self._rows = self._allocate(model, pages, dtype, device)
         self._slots = self._allocate(model, swap_pages, dtype, torch.device("cpu"))
 
@@ -71,11 +75,11 @@ class KvPool:
         self, model: ModelSpec, pages: int, dtype: torch.dtype, device: torch.device
     ) -> Tensor:
         """Zeros: rows that nobody wrote are multiplied by 0, and 0 times NaN would be NaN."""
-        shape = model.layers, 2, pages * self.page_tokens, model.kv_heads, model.head_width
+        shape = model.layers, 2, pages * self._page_rows, model.kv_heads, model.head_width
         try:
             return torch.zeros(shape, dtype=dtype, device=device)
         except RuntimeError:
-            size = format_bytes(pages * self.page_tokens * token_bytes(model, dtype))
+            size = format_bytes(pages * self._page_rows * token_bytes(model, dtype))
             raise FitError(
                 f"A cache of {pages:,} pages of {self.page_tokens} tokens needs {size}, and "
                 f"{device} does not have that. Give it fewer pages."
@@ -90,6 +94,11 @@ class KvPool:
     def device(self) -> torch.device:
         """Where they are."""
         return self._rows.device
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all pages on the device."""
+        return self._rows.nbytes
 
     def keys(self, layer: int) -> Tensor:
         """Keys of a layer [pool rows, kv heads, width]."""
@@ -108,7 +117,7 @@ class KvPool:
         >>> pool.views([PageRun(1, 2), PageRun(0, 1)], 37)
         [slice(16, 48, None), slice(0, 5, None)]
         """
-        size, views = self.page_tokens, list[slice]()
+        size, views = self._page_rows, list[slice]()
         for run in runs:
             if tokens <= 0:
                 break
@@ -119,7 +128,7 @@ class KvPool:
 
     def row_numbers(self, pages: Sequence[int], start: int, stop: int) -> list[int]:
         """The row of each of a sequence's tokens ``start`` to ``stop`` - 1."""
-        size = self.page_tokens
+        size = self._page_rows
         return [pages[at // size] * size + at % size for at in range(start, stop)]
 
     def swap_out(self, swap: Swap) -> None:
@@ -132,5 +141,5 @@ class KvPool:
         self._rows[:, :, self._of(swap.pages)] = held.to(self.device)
 
     def _of(self, pages: Sequence[int]) -> Tensor:
-        first = torch.tensor(pages, dtype=torch.int64)[:, None] * self.page_tokens
-        return (first + torch.arange(self.page_tokens)).flatten()
+        first = torch.tensor(pages, dtype=torch.int64)[:, None] * self._page_rows
+        return (first + torch.arange(self._page_rows)).flatten()

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from equipoise.base.errors import SpecError
+from equipoise.base.errors import FaultError, SpecError
 from equipoise.serve.sample import Sampling
 
 Finish = Literal["stop", "length", "abort", "error"]
@@ -14,6 +14,14 @@ gave it up, or it failed."""
 
 MOST_TOP = 20
 """Most alternatives of a token whose log-probabilities can be asked for."""
+
+
+class RanksLostError(FaultError):
+    """Ranks died, and with them what they had of some requests; ask again in ``retry_after_s``."""
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +109,8 @@ class TokenEvent:
     """Why the answer ended; None if it goes on."""
     error: str = ""
     """What failed, if it did."""
+    retry_after_s: float | None = None
+    """When the same request may succeed [s], if the server failed and not the request."""
 
 
 Event = PromptScored | TokenEvent
@@ -117,6 +127,7 @@ class Answered:
     scores: tuple[Score, ...] = ()
     prompt_scores: tuple[Score, ...] = ()
     error: str = ""
+    retry_after_s: float | None = None
 
 
 class Handle:
@@ -170,4 +181,5 @@ class Handle:
             scores=tuple(each.score for each in tokens if each.score is not None),
             prompt_scores=prompt_scores,
             error=last.error,
+            retry_after_s=last.retry_after_s,
         )

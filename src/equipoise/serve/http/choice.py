@@ -68,6 +68,7 @@ class StreamedChoice:
         """Tokens that were generated, an end token included."""
         self.finish: Finish | None = None
         self.error = ""
+        self.retry_after_s: float | None = None
         self._logprobs = 0.0
 
     @property
@@ -78,6 +79,7 @@ class StreamedChoice:
     def push(self, event: TokenEvent) -> ChoicePart:
         """What a further event makes certain."""
         self.finish, self.error = event.finish, event.error
+        self.retry_after_s = event.retry_after_s
         if event.token is not None:
             self.tokens += 1
             at = self._offsets.push(event.token)

@@ -262,7 +262,10 @@ async def _events(answers: Answers, shape: Shape, *, shows_usage: bool) -> Async
 
 def _require_whole(answers: Answers, number: int, part: ChoicePart) -> None:
     if part.finish == "error":
-        raise failed(answers.choices[number].error)
+        choice = answers.choices[number]
+        if choice.retry_after_s is not None:
+            raise overloaded(choice.error, choice.retry_after_s)
+        raise failed(choice.error)
     if part.finish == "abort":
         raise overloaded("The server gave the answer up because it is shutting down.", 1.0)
 

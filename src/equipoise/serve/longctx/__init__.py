@@ -1,0 +1,1 @@
+"""Serve long contexts: attention and cache of one engine over several ranks."""

@@ -1,0 +1,193 @@
+"""A decoder whose sequences lie over the pools of several ranks, for the engine's loop.
+
+What it decides
+    For every iteration, what moves between ranks: keys or queries (``choice``). Which pages are
+    whose is the scheduler's decision as ever: a page has a part on every rank, so that ranks admit
+    and evict alike, and each has one share of ``ranks`` of the cache.
+
+    A sequence's tokens lie where they were computed. Where they are of a number that the ranks
+    divide, every rank has equally many; otherwise rank 0 remembers who has one more.
+
+Kept true (tests/multi/serve/test_longctx.py)
+    Answers are those of one process, in every phase and way; a rank that is killed ends the
+    requests that it had tokens of, and no other.
+
+Sources
+    Context Parallelism for Scalable Million-Token Inference, arXiv:2411.01783.
+"""
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from equipoise.balance.context.variant import VARIANTS, ContinuedPrice
+from equipoise.base.arrays import Ints
+from equipoise.base.errors import LayoutError, ModelError
+from equipoise.nn.decoder import Decoder
+from equipoise.observe.journal import EventSink
+from equipoise.schedule.attention.count import Wire, count_attention
+from equipoise.schedule.batching.iteration import ServeChunk, Swap
+from equipoise.serve.engine.forward import PagedDecoder
+from equipoise.serve.longctx.calibrate import measure
+from equipoise.serve.longctx.choice import VariantChoice
+from equipoise.serve.longctx.message import Text, Work, write_work
+from equipoise.serve.longctx.ranks import ContextRanks
+from equipoise.serve.longctx.worker import PoolSizes
+
+PAGE_TOKENS = 16
+
+
+def page_tokens_of(ranks: int, page_tokens: int = PAGE_TOKENS) -> int:
+    """The smallest page from ``page_tokens`` on that the ranks divide.
+
+    >>> [page_tokens_of(ranks) for ranks in (1, 2, 3, 4)]
+    [16, 16, 18, 16]
+    """
+    return -(-page_tokens // ranks) * ranks
+
+
+class ContextDecoder(PagedDecoder):
+    """A decoder over ranks; this process is rank 0."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        *,
+        ranks: int,
+        pages: int,
+        page_tokens: int = PAGE_TOKENS,
+        swap_pages: int = 0,
+        variants: Sequence[str] = VARIANTS,
+        deadline_s: float = 60.0,
+        sink: EventSink | None = None,
+        is_invariant: bool = False,
+    ) -> None:
+        """Start the ranks, and measure what attention over them costs.
+
+        Args:
+            decoder: With its weights, on the CPU; experts without a capacity.
+            ranks: Processes that share every sequence, this one included.
+            pages: Pages of the cache; each rank has its share of every one.
+            page_tokens: Tokens of a page, over all ranks.
+            swap_pages: Slots in host memory, likewise.
+            variants: What may move between ranks.
+            deadline_s: Longest wait of one rank for another [s].
+            sink: Where each iteration's choice, its price and its measured seconds go.
+            is_invariant: Refused with more than one rank.
+
+        Raises:
+            LayoutError: the ranks do not divide a page, or this cannot be done over ranks.
+            ModelError: the experts have a capacity.
+            FitError: the memory is not there.
+            RanksLostError: a rank did not start.
+        """
+        _require_ranks(decoder, ranks, page_tokens, is_invariant=is_invariant)
+        sizes = PoolSizes(pages, page_tokens, swap_pages, ranks)
+        self.peers = ContextRanks(decoder, sizes, deadline_s=deadline_s)
+        try:
+            super().__init__(decoder, self.peers.pool)
+            self.ranks = ranks
+            self._sink = sink or EventSink()
+            self._shared: dict[str, tuple[int, ...]] = {}
+            """Tokens of each request, by rank."""
+            self._swaps: tuple[Sequence[Swap], Sequence[Swap]] = (), ()
+            model, dtype = decoder.model, self.pool.dtype
+            wire = Wire(model.head_width, dtype.itemsize, 8 if dtype == torch.float64 else 4)
+            self.choice = VariantChoice(model, self.measure(), wire, variants)
+            self.expected_bytes: Ints = np.zeros((ranks, ranks), dtype=np.int64)
+        except BaseException:
+            self.peers.close()
+            raise
+
+    def measure(self) -> ContinuedPrice:
+        """What attention over the ranks costs now."""
+        with self.peers.run(b"measure") as part:
+            return measure(part)
+
+    @torch.no_grad()
+    def run(self, chunks: Sequence[ServeChunk], tokens: Sequence[int]) -> Tensor:
+        """Keep the keys and values of some new tokens, and compute hidden states; see above.
+
+        Returns:
+            Hidden states before the last norm [t, D]; NaN where no logits are needed.
+
+        Raises:
+            RanksLostError: the ranks are gone, and with them all keys and values.
+        """
+        texts = tuple(
+            Text(each.start, each.tokens, each.logits, self._shares(each), each.runs)
+            for each in chunks
+        )
+        cached, new = [text.cached for text in texts], [text.tokens for text in texts]
+        strategy = self.choice.choose(cached, new)
+        swaps_out, swaps_in = self._swaps
+        work = Work(strategy, texts, tuple(tokens), tuple(swaps_out), tuple(swaps_in))
+        self._swaps = (), ()
+        begin_s = time.perf_counter()
+        with self.peers.run(write_work(work)) as part:
+            plan = part.plan(work)
+            x_TD = part.run(work, plan)
+        assert x_TD is not None  # noqa: S101 - rank 0 gets the rows
+        for chunk, counts in zip(chunks, np.stack(plan.key_tokens, axis=1).tolist(), strict=True):
+            if chunk.request:  # those of nobody are timed, and their contents do not matter
+                self._shared[chunk.request] = tuple(counts)
+        counted = count_attention(plan.schedule, self.choice.wire).forward_bytes
+        layers = self.decoder.model.layers
+        self.expected_bytes += layers * counted
+        self._sink.write(
+            "scalar",
+            "context",
+            strategy=strategy,
+            predicted_s=layers * self.choice.price.seconds(plan.schedule, self.choice.wire),
+            measured_s=part.attention_s,
+            iteration_s=time.perf_counter() - begin_s,
+            tokens=sum(new),
+            cached_tokens=sum(map(sum, cached)),
+            bytes=int(layers * counted.sum()),
+        )
+        return x_TD
+
+    def swap(self, out: Sequence[Swap], back: Sequence[Swap]) -> None:
+        """Move pages to and from host memory on all ranks, with the next iteration."""
+        self._swaps = out, back
+
+    def forget(self, request: str) -> None:
+        """A request is gone, and with it how its tokens are spread."""
+        self._shared.pop(request, None)
+
+    def close(self) -> None:
+        """End the other ranks."""
+        self.peers.close()
+
+    def _shares(self, chunk: ServeChunk) -> tuple[int, ...]:
+        """Tokens before a chunk, by rank."""
+        known, ranks = self._shared.get(chunk.request), self.ranks
+        if known is not None and sum(known) == chunk.start:
+            return known
+        if chunk.start % ranks and chunk.request:
+            raise ModelError(
+                f"Nobody knows how {chunk.start} tokens of request {chunk.request} are spread over "
+                f"{ranks} ranks."
+            )
+        return tuple((chunk.start + ranks - 1 - rank) // ranks for rank in range(ranks))
+
+
+def _require_ranks(decoder: Decoder, ranks: int, page_tokens: int, *, is_invariant: bool) -> None:
+    if ranks < 1 or page_tokens % ranks:
+        raise LayoutError(
+            f"Pages of {page_tokens} tokens cannot be spread evenly over {ranks} ranks. Take pages "
+            f"of {page_tokens_of(max(1, ranks), page_tokens)} tokens, or other ranks."
+        )
+    if ranks > 1 and is_invariant:
+        raise LayoutError(
+            "The invariant mode runs in one process: over ranks, the order in which parts of an "
+            "attention are summed depends on who has which tokens. Set layout.context to 1."
+        )
+    if decoder.embed.weight.device.type != "cpu":
+        raise LayoutError(
+            f"Contexts are spread over ranks on CPUs alone, and the model is on "
+            f"{decoder.embed.weight.device.type}. Set layout.context to 1, or serve on the CPU."
+        )

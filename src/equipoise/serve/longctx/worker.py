@@ -1,0 +1,99 @@
+"""A rank other than 0: a process that does what rank 0 says until its pipe closes."""
+
+import contextlib
+import json
+import signal
+import traceback
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import torch
+
+from equipoise.base.errors import EquipoiseError
+from equipoise.nn.decoder import Decoder
+from equipoise.serve.engine.pool import KvPool
+from equipoise.serve.longctx.calibrate import measure
+from equipoise.serve.longctx.mail import GroupMail
+from equipoise.serve.longctx.message import read_work
+from equipoise.serve.longctx.part import RankPart
+
+WEIGHTS = "decoder.pt"
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSizes:
+    """Sizes of every rank's pool."""
+
+    pages: int
+    page_tokens: int
+    swap_pages: int
+    ranks: int
+
+    def allocate(self, decoder: Decoder) -> KvPool:
+        """One rank's pool.
+
+        Raises:
+            FitError: the memory is not there.
+        """
+        weight = decoder.embed.weight
+        return KvPool(
+            decoder.model,
+            pages=self.pages,
+            page_tokens=self.page_tokens,
+            dtype=weight.dtype,
+            device=weight.device,
+            swap_pages=self.swap_pages,
+            ranks=self.ranks,
+        )
+
+
+def work(
+    pipe: Connection,
+    weights: Path,
+    folder: Path,
+    rank: int,
+    sizes: PoolSizes,
+    threads: int,
+    deadline_s: float,
+) -> None:
+    """Serve as a rank.
+
+    Args:
+        pipe: Messages from rank 0, and answers; when it closes, the rank ends.
+        weights: The whole decoder, shared between ranks by its file's pages.
+        folder: Where ranks meet.
+        rank: This one, 1 or more.
+        sizes: Of the pool.
+        threads: That compute.
+        deadline_s: Longest wait for another rank [s].
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C drains the server; it ends its ranks
+    torch.set_num_threads(threads)
+    with contextlib.suppress(EOFError, BrokenPipeError):
+        try:
+            decoder = torch.load(weights, mmap=True, weights_only=False)  # written by rank 0
+            pool = sizes.allocate(decoder)
+            pipe.send_bytes(b"")
+            mail = GroupMail(folder, rank, sizes.ranks, deadline_s=deadline_s)
+            part = RankPart(decoder, pool, mail)
+            while True:
+                _obey(pipe, part)
+        except EOFError:
+            raise
+        except EquipoiseError as error:
+            pipe.send_bytes(str(error).encode())
+        except Exception as error:
+            traceback.print_exc()
+            pipe.send_bytes(f"rank {rank} failed with {type(error).__name__}".encode())
+
+
+def _obey(pipe: Connection, part: RankPart) -> None:
+    message = pipe.recv_bytes()
+    if message == b"measure":
+        measure(part)
+    elif message == b"counts":
+        sent = part.mail.ledger.sent_bytes.tolist()
+        pipe.send_bytes(json.dumps({"sent": sent, "pool": part.pool.size_bytes}).encode())
+    else:
+        part.run(read_work(message))

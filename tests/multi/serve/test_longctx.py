@@ -1,0 +1,302 @@
+"""An engine over real ranks answers as one process does, whatever moves between them."""
+
+import dataclasses
+import os
+import signal
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from equipoise.balance.context.variant import VARIANTS
+from equipoise.base.errors import LayoutError, ModelError
+from equipoise.observe.journal import EventSink
+from equipoise.schedule.batching.fair.table import FAIR_POLICIES
+from equipoise.schedule.batching.scheduler import Scheduler
+from equipoise.schedule.batching.settings import BatchSettings
+from equipoise.serve.engine.forward import PagedDecoder
+from equipoise.serve.engine.loop import EngineLoop
+from equipoise.serve.engine.pool import token_bytes
+from equipoise.serve.engine.request import GenerateRequest, RanksLostError
+from equipoise.serve.longctx.choice import VariantChoice
+from equipoise.serve.longctx.decoder import ContextDecoder, page_tokens_of
+from equipoise.spec.model.presets import ModelSpec
+from support.serving.engine import SMALL, alone, reader, small_decoder
+from support.serving.loop import LinearPrice
+from support.serving.paged import chunk_of, paged
+
+PAGES = 40
+HEADS = [(9, 3), (8, 1), (4, 4)]
+SIDES = [(ranks, heads) for ranks in (1, 2, 3, 4) for heads in HEADS]
+
+
+def model_of(heads: tuple[int, int]) -> ModelSpec:
+    return dataclasses.replace(SMALL, heads=heads[0], kv_heads=heads[1], layers=2)
+
+
+def spread(model: ModelSpec, ranks: int, **more) -> ContextDecoder:  # type: ignore[no-untyped-def]
+    dtype = more.pop("dtype", torch.float32)
+    return ContextDecoder(
+        small_decoder(model, dtype),
+        ranks=ranks,
+        pages=PAGES,
+        page_tokens=page_tokens_of(ranks, 4),
+        swap_pages=PAGES,
+        **more,
+    )
+
+
+@pytest.fixture(scope="module", params=SIDES, ids=[f"{n}-{h[0]}/{h[1]}" for n, h in SIDES])
+def engine(request: pytest.FixtureRequest) -> Iterator[ContextDecoder]:
+    ranks, heads = request.param
+    engine = spread(model_of(heads), ranks)
+    yield engine
+    engine.close()
+
+
+def only(engine: ContextDecoder, *variants: str) -> None:
+    """Let nothing else move between the ranks."""
+    model, choice = engine.decoder.model, engine.choice
+    engine.choice = VariantChoice(model, choice.price, choice.wire, variants)
+
+
+# (text, tokens) in each iteration: whole prompts, parts of prompts, single tokens, and mixtures.
+PHASES = [
+    [(0, 37), (1, 5)],
+    [(2, 16)],
+    [(0, 1), (1, 1)],
+    [(0, 1), (2, 9), (1, 1)],
+    [(0, 1), (1, 1), (2, 1)],
+    [(2, 2), (1, 3)],
+    [(1, 1)],
+]
+
+
+def run_phases(engine: PagedDecoder) -> list[torch.Tensor]:
+    """Logits of every token of every iteration."""
+    size, vocab, done = engine.pool.page_tokens, engine.decoder.model.vocab, [0, 0, 0]
+    pages = [range(10), [*range(18, 22), *range(12, 16)], range(22, 30)]
+    logits = []
+    for phase in PHASES:
+        chunks, tokens = [], list[int]()
+        for text, count in phase:
+            stop = done[text] + count
+            held = list(pages[text])[: -(-stop // size)]
+            chunks.append(chunk_of(str(text), held, done[text], count))
+            tokens += [(7 * at * at + 3 * text) % vocab for at in range(done[text], stop)]
+            done[text] = stop
+        x_TD = engine.run(chunks, tokens)
+        logits.append(torch.cat(list(engine.logits(x_TD, range(len(tokens))))))
+    return logits
+
+
+def test_logits_equal_one_process_in_all_phases_and_bytes_are_the_schedules(
+    engine: ContextDecoder,
+) -> None:
+    one = paged(engine.decoder, pages=PAGES, page_tokens=engine.pool.page_tokens)
+    alone_logits = run_phases(one)
+    ranks = engine.ranks
+    hidden = engine.decoder.model.hidden * 4
+    for strategy in VARIANTS:
+        only(engine, strategy)
+        before = np.array([each["sent"] for each in engine.peers.counts()])
+        expected = engine.expected_bytes.copy()
+        for ours, theirs in zip(run_phases(engine), alone_logits, strict=True):
+            assert (ours - theirs).abs().max() <= 1e-5 * theirs.abs().max()
+        sent = np.array([each["sent"] for each in engine.peers.counts()]) - before
+        rows = sent - (engine.expected_bytes - expected)
+        assert (rows[:, 1:] == 0).all() and rows[0, 0] == 0
+        assert (rows % hidden == 0).all() and (rows >= 0).all()  # hidden states, for the head
+        assert rows.sum() <= hidden * sum(count for phase in PHASES for _, count in phase)
+        assert (rows.sum() > 0) == (ranks > 1)
+
+
+def test_each_rank_keeps_its_share_of_the_cache(engine: ContextDecoder) -> None:
+    ranks, tokens = engine.ranks, PAGES * engine.pool.page_tokens
+    whole = tokens * token_bytes(engine.decoder.model, torch.float32)
+    assert [each["pool"] * ranks for each in engine.peers.counts()] == [whole] * ranks
+
+
+class Noted(EventSink):
+    """Keeps what is journaled."""
+
+    def __init__(self) -> None:
+        self.lines = list[dict[str, object]]()
+
+    def write(self, kind: str, name: str, **fields: object) -> None:  # type: ignore[override]
+        self.lines.append({"name": name, **fields})
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[ContextDecoder]:
+    engine = spread(SMALL, 2, sink=Noted())
+    yield engine
+    engine.close()
+
+
+class Unclosed(EngineLoop):
+    """A loop whose ranks go on for the next test."""
+
+    def close(self) -> None:
+        close, self._decoder.close = self._decoder.close, lambda: None  # type: ignore[method-assign]
+        super().close()
+        self._decoder.close = close  # type: ignore[method-assign]
+
+
+def loop_of(
+    engine: ContextDecoder, price: LinearPrice | None = None, pages: int = PAGES, **limits: float
+) -> EngineLoop:
+    settings = BatchSettings(
+        pages,
+        page_tokens=engine.pool.page_tokens,
+        shares_chunks=True,
+        **limits,  # type: ignore[arg-type]
+    )
+    scheduler = Scheduler(settings, price or LinearPrice(), FAIR_POLICIES["fifo"])
+    return Unclosed(engine, reader(engine.decoder.model), scheduler, context_tokens=100)
+
+
+def prompt_of(seed: int, tokens: int) -> tuple[int, ...]:
+    return tuple((7 * at * at + 31 * seed + 5) % 280 for at in range(tokens))
+
+
+def asked(prompt: Sequence[int], tokens: int, tenant: str = "") -> GenerateRequest:
+    return GenerateRequest(tuple(prompt), most_tokens=tokens, ignores_end=True, tenant=tenant)
+
+
+@pytest.mark.parametrize("iteration_s", [1.0, 2e-3])
+def test_greedy_tokens_are_those_of_each_request_by_itself(
+    two: ContextDecoder, iteration_s: float
+) -> None:
+    """In one chunk and in several, with more requests than pages: some are preempted."""
+    batch = [asked(prompt_of(seed, 11 + 9 * seed), 20) for seed in range(5)]
+    for price, swap_pages in ((LinearPrice(), 0), (LinearPrice(swap=1e-9), PAGES)):
+        only(two, *VARIANTS)
+        loop = loop_of(
+            two, price, 28, iteration_s=iteration_s, lone_iteration_s=iteration_s,
+            swap_pages=swap_pages,
+        )  # fmt: skip
+        handles = [loop.submit(each) for each in batch]
+        with loop:
+            answers = [handle.result() for handle in handles]
+        assert [list(each.ids) for each in answers] == [alone(each.prompt, 20) for each in batch]
+        assert loop.stats().preemptions > 0
+
+
+def test_a_prefix_is_found_up_to_where_a_chunk_ended(two: ContextDecoder) -> None:
+    prompt = prompt_of(1, 64)
+    with loop_of(two, iteration_s=2.5e-3, lone_iteration_s=2.5e-3) as loop:
+        first = loop.submit(asked(prompt, 9)).result().ids
+        again = loop.submit(asked(prompt, 9))
+        longer = loop.submit(asked((*prompt, *first, 5), 3))
+        parted = loop.submit(asked((*prompt[:30], 9, 9), 3))
+        assert again.result().ids == first == tuple(alone(prompt, 9))
+        assert list(longer.result().ids) == alone((*prompt, *first, 5), 3)
+        assert list(parted.result().ids) == alone((*prompt[:30], 9, 9), 3)
+    size = two.pool.page_tokens
+    hits = [handle.cached_tokens for handle in (again, longer, parted)]
+    assert all(hits) and all(hit % size == 0 for hit in hits)
+    assert hits[1] > hits[0] > hits[2]
+
+
+def test_the_same_prompt_at_the_same_time_is_computed_in_any_chunks(two: ContextDecoder) -> None:
+    batch = [asked(prompt_of(2, tokens), 6) for tokens in (50, 50, 37, 50)]
+    loop = loop_of(two, iteration_s=2.2e-3)
+    handles = [loop.submit(each) for each in batch]
+    with loop:
+        ids = [list(handle.result().ids) for handle in handles]
+    assert ids == [alone(each.prompt, 6) for each in batch]
+
+
+def test_the_choice_is_journaled_with_its_price(two: ContextDecoder) -> None:
+    noted = two._sink
+    assert isinstance(noted, Noted)
+    noted.lines.clear()
+    only(two, *VARIANTS)
+    run_phases(two)
+    assert len(noted.lines) == len(PHASES)
+    for line, phase in zip(noted.lines, PHASES, strict=True):
+        assert line["strategy"] in VARIANTS
+        assert line["tokens"] == sum(count for _, count in phase)
+        assert line["predicted_s"] > 0 and line["iteration_s"] > line["measured_s"] > 0  # type: ignore[operator]
+
+
+def test_a_killed_rank_ends_the_requests_that_it_had_tokens_of(two: ContextDecoder) -> None:
+    with loop_of(two, most_sequences=1) as loop:
+        running = loop.submit(asked(prompt_of(1, 20), 79))
+        waiting = loop.submit(asked(prompt_of(2, 20), 5))
+        next(iter(running))
+        (victim,) = two.peers.pids
+        os.kill(victim, signal.SIGKILL)
+        ended = running.result()
+        assert (ended.finish, ended.error) == (
+            "error",
+            "Rank 1 of 2 was lost: SIGKILL ended it. Ask again.",
+        )
+        assert ended.retry_after_s is not None and ended.retry_after_s > 0
+        assert list(waiting.result().ids) == alone(prompt_of(2, 20), 5)
+        again = loop.submit(asked(prompt_of(1, 20), 9))
+        assert list(again.result().ids) == alone(prompt_of(1, 20), 9)
+        assert again.cached_tokens == 0  # what was computed before is gone
+    assert two.peers.pids != [victim]
+    stats = loop.stats()
+    assert (stats.running, stats.waiting, stats.used_pages) == (0, 0, 0)
+
+
+def test_a_rank_that_is_stopped_is_waited_for_until_the_deadline() -> None:
+    engine = spread(SMALL, 3, deadline_s=2.0)
+    try:
+        os.kill(engine.peers.pids[1], signal.SIGSTOP)
+        with pytest.raises(RanksLostError) as caught:
+            run_phases(engine)
+        words = str(caught.value)
+        assert words.startswith("One of 3 ranks was lost: rank ")
+        assert words.endswith(" waited 2 s for rank 2. Ask again.")
+        assert len(run_phases(engine)) == len(PHASES)  # all ranks were started anew
+    finally:
+        engine.close()
+    assert engine.peers.pids == []
+
+
+def test_bf16_is_as_near_as_in_one_process() -> None:
+    model = model_of((9, 3))
+    engine = spread(model, 2, dtype=torch.bfloat16)
+    try:
+        ours = run_phases(engine)
+    finally:
+        engine.close()
+    exact = run_phases(paged(small_decoder(model), pages=PAGES, page_tokens=4))
+    one = run_phases(paged(engine.decoder, pages=PAGES, page_tokens=4))
+    for mine, its, whole in zip(ours, one, exact, strict=True):
+        bound = 1.5 * (its - whole).abs().max() + 0.02 * whole.abs().max()
+        assert (mine - whole).abs().max() <= bound
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "words"),
+    [
+        (
+            {"ranks": 3, "page_tokens": 16},
+            LayoutError,
+            "Pages of 16 tokens cannot be spread evenly over 3 ranks. Take pages of 18 tokens, or "
+            "other ranks.",
+        ),
+        (
+            {"ranks": 2, "is_invariant": True},
+            LayoutError,
+            "The invariant mode runs in one process: over ranks, the order in which parts of an "
+            "attention are summed depends on who has which tokens. Set layout.context to 1.",
+        ),
+    ],
+)
+def test_what_cannot_be_spread_is_refused(settings, error, words) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(error) as caught:
+        ContextDecoder(small_decoder(), pages=4, **settings)
+    assert str(caught.value) == words
+
+
+def test_experts_with_a_capacity_are_refused_and_no_rank_stays() -> None:
+    model = dataclasses.replace(SMALL, experts=4, top_k=2, expert_ffn=24, capacity_factor=1.25)
+    with pytest.raises(ModelError, match="Experts with a capacity factor"):
+        spread(model, 2)
