@@ -41,6 +41,8 @@ BENCHES = (
     "planner.layered",
     "planner.measured_search",
     "planner.published",
+    "serving.fairness",
+    "serving.simulator",
 )
 
 

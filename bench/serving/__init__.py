@@ -1,1 +1,1 @@
-"""Benches of serving."""
+"""Benches of serving: the scheduler, the simulator, the engine."""

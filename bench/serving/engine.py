@@ -160,7 +160,7 @@ def beside_a_long_prompt(engine: EngineLoop) -> dict[str, Any]:
 
 
 def differing(engine: EngineLoop) -> dict[str, Any]:
-    """Of 16 prompts, those that are answered otherwise in a batch of 32 than alone."""
+    """How many of 16 prompts are answered otherwise in a batch of 32 than alone."""
     given = prompts(32, 100, seed=9)
     together = answer(engine, given, top=0)
     tokens = bits = 0

@@ -221,7 +221,12 @@ def _foresee(record: RunRecord, model: ModelSpec, device: DeviceSpec) -> Floats:
     tokens, count = record.rank_tokens, np.maximum(record.micro_batches, 1.0)
     pairs = (record.rank_flop - 6.0 * model.matmul_params * tokens) / (3.0 * pair_flop(model))
     train = record.start.spec["train"]
-    dtype: Dtype = "bf16" if train["precision"] == "bf16" else "fp32"
+    if train["precision"] not in device.dtypes:
+        raise SpecError(
+            f"The run multiplied in {train['precision']}, and {device.name} has curves of "
+            f"{' and '.join(device.dtypes)}. Compare a run in one of these."
+        )
+    dtype: Dtype = train["precision"]
     again = 1 if train["recompute"] == "full" else 0
     usable = np.isfinite(tokens) & np.isfinite(pairs) & (tokens > 0)
     rows = np.where(usable, tokens / count, 1.0)

@@ -35,6 +35,7 @@ class CurvePrice:
         self._prompt_token_s = last_s / most
         self._output_token_s = read_points(curve.tokens, _FILLED_DECODES) / _FILLED_DECODES
         self._output_token_s += head_s + curve.sequence_s
+        self._context_s = curve.pair_s + curve.kv_token_s
 
     def iteration_s(self, work: IterationWork) -> float:
         """One whole iteration [s]."""
@@ -53,14 +54,28 @@ class CurvePrice:
             + curve.sequence_s * work.sequences
         )
 
+    def decodes_s(self, work: IterationWork, iterations: int) -> list[float]:
+        """This iteration and those after it, in which every sequence reads one token more [s].
+
+        To the last bit as ``iteration_s`` of each.
+        """
+        curve, grown = self.curve, work.sequences
+        rows_s = self.iteration_s(IterationWork(work.tokens, 0, 0, 0, work.logits))
+        pair_s, kv_s, sequences_s = curve.pair_s, curve.kv_token_s, curve.sequence_s * grown
+        pairs, kv_tokens = work.pairs, work.kv_tokens
+        return [
+            rows_s + pair_s * (pairs + step) + kv_s * (kv_tokens + step) + sequences_s
+            for step in range(0, iterations * grown, grown)
+        ]
+
     def prompt_s(self, start: int, tokens: int) -> float:
         """The share of prompt tokens [start, start + tokens) in well-filled iterations [s]."""
         return self._prompt_token_s * tokens + self.curve.pair_s * chunk_pairs(start, tokens)
 
     def output_s(self, start: int, tokens: int) -> float:
         """Likewise tokens that are generated one by one, each of which reads its context [s]."""
-        pair_s = self.curve.pair_s + self.curve.kv_token_s
-        return self._output_token_s * tokens + pair_s * chunk_pairs(start, tokens)
+        pairs = tokens * start + tokens * (tokens + 1) // 2
+        return self._output_token_s * tokens + self._context_s * pairs
 
     def swap_s(self, tokens: int) -> float:
         """Moving the keys and values of this many tokens, one way [s]."""

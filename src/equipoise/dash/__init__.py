@@ -1,1 +1,1 @@
-"""What people look at: the report of finished runs. It reads run folders and nothing else."""
+"""What people look at: reports, pictures and traces of runs, and the live dashboard."""

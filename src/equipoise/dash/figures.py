@@ -51,9 +51,14 @@ SHARED_AXES = ("cp", "tp", "pp", "ep", "etp")
 """Degrees of a layout that are shown if they are more than one."""
 
 
-def page_data(records: Sequence[RunRecord]) -> Table:
-    """Everything that the page draws, as JSON's types; NaN as None."""
-    names = labels(records)
+def page_data(records: Sequence[RunRecord], names: Sequence[str] = ()) -> Table:
+    """Everything that the page draws, as JSON's types; NaN as None.
+
+    Args:
+        records: Runs, at least one.
+        names: What the page calls them; without any, ``labels`` of the runs.
+    """
+    names = names or labels(records)
     summaries = [summarize(record, name) for record, name in zip(records, names, strict=True)]
     comparisons = compare_all(records, names)
     plans, faults = read_plans(records, names)
@@ -84,7 +89,7 @@ def _run(record: RunRecord, summary: Table) -> Table:
         "label": summary["label"],
         "policy": record.start.policy,
         "is_in_order": record.start.policy == IN_ORDER,
-        "about": _about(record),
+        "about": about(record, int(record.step.size)),
         "status": _status(record),
         "summary": summary,
         "lines": {
@@ -199,8 +204,8 @@ def _histogram(records: Sequence[RunRecord]) -> Table | None:
     }
 
 
-def _about(record: RunRecord) -> str:
-    """The model and how it was trained, in one line."""
+def about(record: RunRecord, steps: int) -> str:
+    """The model and how it was trained for some steps, in one line."""
     spec, model = flat(record.start.spec), record.start.model
     parts = [
         f"{model.get('layers', '?')} layers of {model.get('hidden', '?')}",
@@ -211,7 +216,7 @@ def _about(record: RunRecord) -> str:
             if int(spec.get(key := f"layout.{axis}") or 1) > 1
         ),
         f"ZeRO {spec['layout.zero']}" if "layout.zero" in spec else "",
-        f"{record.step.size:,} step{'' if record.step.size == 1 else 's'}",
+        f"{steps:,} step{'' if steps == 1 else 's'}",
         f"{format_count(float(record.tokens_seen[-1]))} tokens"
         if record.step.size and not math.isnan(record.tokens_seen[-1])
         else "",

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from equipoise.base.arrays import Floats
@@ -156,12 +157,10 @@ def find_spikes(loss: Floats) -> list[int]:
     known = loss[rows]
     if known.size <= _LEAST_BEFORE:
         return []
-    above = np.array(
-        [
-            known[at] - np.median(known[max(0, at - SPIKE_BEFORE) : at])
-            for at in range(_LEAST_BEFORE, known.size)
-        ]
-    )
+    early = [np.median(known[:at]) for at in range(_LEAST_BEFORE, min(SPIKE_BEFORE, known.size))]
+    later = sliding_window_view(known[:-1], min(SPIKE_BEFORE, known.size - 1))
+    medians = [*early, *np.median(later, axis=1)] if known.size > SPIKE_BEFORE else early
+    above = known[_LEAST_BEFORE:] - np.array(medians)
     scatter = 1.4826 * float(np.median(np.abs(above - np.median(above))))
     least = SPIKE_TIMES * max(scatter, _LEAST_SCATTER * float(np.median(np.abs(known))))
     spikes: list[int] = []

@@ -28,7 +28,7 @@ from equipoise.nn.loss import head_loss
 from equipoise.nn.moe.layer import MixtureOfExperts
 from equipoise.nn.norm import RmsNorm
 from equipoise.nn.packed import PackedModel
-from equipoise.nn.project import add_project, add_swiglu, gate_up, project
+from equipoise.nn.project import PLAIN, Products, gate_up
 from equipoise.nn.recompute import again
 from equipoise.nn.rope import rotary_frequencies, rotary_table, rotate
 from equipoise.nn.tensor import Alone, TensorRanks, look_up
@@ -47,6 +47,7 @@ class Attention(nn.Module):
         self.model = model
         self.head_width = model.head_width
         self.tensor: TensorRanks = Alone()
+        self.products = PLAIN
         self.query = nn.Linear(model.hidden, query, bias=model.qkv_bias)
         self.key = nn.Linear(model.hidden, key, bias=model.qkv_bias)
         self.value = nn.Linear(model.hidden, key, bias=model.qkv_bias)
@@ -67,7 +68,8 @@ class Attention(nn.Module):
         """Queries, keys and values of this rank's heads, as the attention core takes them."""
         x_TD = self.tensor.enter(x_tD, table.shape[1])
         parts = [self.query, self.key, self.value]
-        projected = project(x_TD, *(self._rows(part.weight, part) for part in parts))
+        weights = [self._rows(part.weight, part) for part in parts]
+        projected = self.products.project(x_TD, *weights)
         adapters = [adapter_of(part) for part in parts]
         if any(adapters):
             projected = tuple(
@@ -87,9 +89,9 @@ class Attention(nn.Module):
         o_TD = o_THE.flatten(1)
         adapter = adapter_of(self.output)
         if self.tensor.ranks == 1:
-            out_TD = add_project(residual_tD, o_TD, self.output.weight)
+            out_TD = self.products.add_project(residual_tD, o_TD, self.output.weight)
             return out_TD if adapter is None else out_TD + adapter(o_TD)
-        (partial_TD,) = project(o_TD, local(self.output.weight))
+        (partial_TD,) = self.products.project(o_TD, local(self.output.weight))
         if adapter is not None:
             partial_TD = partial_TD + adapter(o_TD)
         return residual_tD + self.tensor.leave(partial_TD)
@@ -115,6 +117,7 @@ class FeedForward(nn.Module):
         self.gate = nn.Linear(model.hidden, model.ffn, bias=False)
         self.up = nn.Linear(model.hidden, model.ffn, bias=False)
         self.down = nn.Linear(model.ffn, model.hidden, bias=False)
+        self.products = PLAIN
 
     def declare(self) -> dict[str, Placement]:
         """Hidden units are split."""
@@ -126,15 +129,15 @@ class FeedForward(nn.Module):
         gate_FD, up_FD, down_DF = (local(part.weight) for part in parts)
         adapters = [adapter_of(part) for part in parts]
         if not any(adapters):
-            return add_swiglu(residual_TD, x_TD, gate_FD, up_FD, down_DF)
-        inner = project(x_TD, gate_FD, up_FD)
+            return self.products.add_swiglu(residual_TD, x_TD, gate_FD, up_FD, down_DF)
+        inner = self.products.project(x_TD, gate_FD, up_FD)
         hidden_TF = gate_up(
             *(
                 x if adapter is None else x + adapter(x_TD)
                 for x, adapter in zip(inner, adapters, strict=False)
             )
         )
-        out_TD = add_project(residual_TD, hidden_TF, down_DF)
+        out_TD = self.products.add_project(residual_TD, hidden_TF, down_DF)
         return out_TD if adapters[2] is None else out_TD + adapters[2](hidden_TF)
 
 
@@ -246,6 +249,12 @@ class Decoder(PackedModel):
         for at, layer in enumerate(self.layers):
             if isinstance(layer, DecoderLayer):
                 layer.recompute = layer_recompute(setting, at)
+
+    def set_products(self, products: Products) -> None:
+        """Set how attention projections and dense feed-forwards multiply."""
+        for module in self.modules():
+            if isinstance(module, Attention | FeedForward):
+                module.products = products
 
     def declare(self) -> dict[str, Placement]:
         """The vocabulary is split."""

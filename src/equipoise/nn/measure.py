@@ -27,6 +27,7 @@ from equipoise.nn.decoder import Decoder, initialize
 from equipoise.nn.device.clock import busy_clock
 from equipoise.nn.loss import IGNORED
 from equipoise.nn.packed import PackedModel
+from equipoise.nn.project import PLAIN, Products
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.recompute import LayerRecompute, attention_repeats, layer_recompute
 from equipoise.spec.run.spec import Recompute
@@ -78,6 +79,7 @@ class OwnModel:
     """How a decoder of our own is measured."""
 
     model: ModelSpec
+    products: Products = PLAIN
 
     @property
     def attends(self) -> list[tuple[float, AttendDocuments]]:
@@ -88,6 +90,7 @@ class OwnModel:
         """The first of its layers, with embedding and head."""
         decoder = Decoder(dataclasses.replace(self.model, layers=layers))
         initialize(decoder, 0)
+        decoder.set_products(self.products)
         return decoder
 
 
@@ -171,6 +174,7 @@ def measure_curve(
     recompute: Recompute,
     masks: bool = False,
     measured: MeasuredModel | None = None,
+    products: Products = PLAIN,
 ) -> LoadCurve:
     """Measure the seconds of a rank's forward and backward on this machine.
 
@@ -182,6 +186,7 @@ def measure_curve(
         recompute: The run's activation recomputation.
         masks: Whether some tokens have no label, so that what they save is measured too.
         measured: What is run; a decoder of these sizes unless given.
+        products: Of that decoder.
 
     Returns:
         A curve with the fastest of several runs at each point.
@@ -189,7 +194,7 @@ def measure_curve(
     Cost: two to four seconds on one core for models of up to 30M weights.
     """
     alike = dataclasses.replace(model, dense_layers=0, expert_every=1)  # of layers with experts
-    measured = measured or OwnModel(alike)
+    measured = measured or OwnModel(alike, products)
     ladder = sorted({min(context_tokens, 16 * 2**power) for power in range(24)})
     # A backward is 2.5 forwards of attention; some layers run one more.
     passes = 1 + attention_repeats(recompute, model.layers) / model.layers / 3.5

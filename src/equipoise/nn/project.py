@@ -9,12 +9,15 @@ What it decides
     A weight's gradient is a product that can be deferred: see ``nn.defer``.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from equipoise.nn.defer import DeferredProduct, WeightGradients
+from equipoise.numerics import linear
 
 
 class _Project(torch.autograd.Function):
@@ -126,3 +129,19 @@ def add_swiglu(
     """``residual + (silu(x gate) * (x up)) down``. Source: arXiv:2002.05202."""
     out: Tensor = _SwiGlu.apply(residual_TD, x_TD, gate_FD, up_FD, down_DF)
     return out
+
+
+@dataclass(frozen=True, slots=True)
+class Products:
+    """The dense layers' matrix products, in one precision."""
+
+    project: Callable[..., tuple[Tensor, ...]]
+    add_project: Callable[[Tensor, Tensor, Tensor], Tensor]
+    add_swiglu: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+PLAIN = Products(project, add_project, add_swiglu)
+"""In the dtype of activations and weights."""
+
+FP8 = Products(linear.project, linear.add_project, linear.add_swiglu)
+"""Products of rows rounded to float8, with outputs in the dtype of activations."""

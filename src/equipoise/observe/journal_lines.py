@@ -82,10 +82,16 @@ def read_journals(folder: Path) -> dict[int, JournalLines]:
         DataError: the folder does not hold a run, a journal is not a file that can be read, or a
             newer equipoise wrote it.
     """
-    return {rank: _read_journal(path) for rank, path in _journal_files(folder).items()}
+    return {rank: _read_journal(path) for rank, path in journal_files(folder).items()}
 
 
-def _journal_files(folder: Path) -> dict[int, Path]:
+def journal_files(folder: Path) -> dict[int, Path]:
+    """Every rank's journal file in a run folder.
+
+    Raises:
+        SpecError: no such folder.
+        DataError: the folder does not hold a run.
+    """
     if not folder.exists():
         raise SpecError(
             f"No such folder: {folder}. Give the folder of a run, which `equipoise train` wrote, "
@@ -128,24 +134,20 @@ def _read_lines(path: Path, journal: JournalLines) -> JournalLines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
-            event, is_torn = _event(line)
+            event, is_torn = parse_line(line, path, number)
             journal.torn_lines += is_torn
-            if event is None:
-                continue
-            if event["v"] > NEWEST_SCHEMA:
-                raise DataError(
-                    f"{path}:{number} is of journal schema {event['v']}; this equipoise reads "
-                    f"schemas up to {NEWEST_SCHEMA}. Report with the equipoise that trained the "
-                    "run, or a newer one."
-                )
-            journal.add(event)
+            if event is not None:
+                journal.add(event)
     return journal
 
 
-def _event(line: bytes) -> tuple[Event | None, bool]:
+def parse_line(line: bytes, path: Path, number: int) -> tuple[Event | None, bool]:
     """The event of a line, and whether part of the line was lost.
 
     If another line was appended to a torn one, the event is the appended one.
+
+    Raises:
+        DataError: a newer equipoise wrote the line.
     """
     for data in (line, line[line.rfind(b'{"v"') :]):
         try:
@@ -154,5 +156,11 @@ def _event(line: bytes) -> tuple[Event | None, bool]:
         except ValueError:  # bad JSON or bad UTF-8
             continue
         if isinstance(event, dict) and isinstance(event.get("v"), int) and is_whole(text):
+            if event["v"] > NEWEST_SCHEMA:
+                raise DataError(
+                    f"{path}:{number} is of journal schema {event['v']}; this equipoise reads "
+                    f"schemas up to {NEWEST_SCHEMA}. Report with the equipoise that trained the "
+                    "run, or a newer one."
+                )
             return event, data is not line
     return None, True

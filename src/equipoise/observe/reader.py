@@ -50,7 +50,15 @@ def read_run(folder: Path) -> RunRecord:
 
     Cost: O(bytes); about 10 s for a million lines.
     """
-    journals = read_journals(folder)
+    return make_record(folder, read_journals(folder))
+
+
+def make_record(folder: Path, journals: Mapping[int, JournalLines]) -> RunRecord:
+    """A run as arrays, from the lines of its ranks' journals.
+
+    Raises:
+        DataError: rank 0's journal is missing, or the run never started.
+    """
     if 0 not in journals:
         raise DataError(
             f"{folder} has no journal/{journal_name(0)}, which holds its steps. Copy the whole "

@@ -21,11 +21,14 @@ Kept true (tests/multi/check/test_layout.py, tests/multi/parallel/test_pipeline_
     Loss and every gradient of any axes together equal one rank's.
 """
 
+from equipoise.base.errors import LayoutError
 from equipoise.comm.group import Ranks
 from equipoise.comm.mesh import Mesh
 from equipoise.cost.memory.weights import SMALL_BYTES
 from equipoise.nn.decoder import Decoder
 from equipoise.nn.packed import PackedModel
+from equipoise.nn.project import FP8
+from equipoise.numerics.fp8 import require_fp8
 from equipoise.parallel.expert.exchange import spread_experts
 from equipoise.parallel.tensor.shard import split_weights
 from equipoise.parallel.zero.shard import ShardedDecoder, mixed_precision
@@ -48,15 +51,19 @@ def apply_axes(
         decoder: Whole, or some stages of a pipeline; with the same weights on every rank.
         ranks: All of them.
         zero: ZeRO stage.
-        precision: ``fp32``, or ``bf16`` with fp32 master weights and sums.
+        precision: ``fp32``, or ``bf16`` with fp32 master weights and sums; ``fp8`` is ``bf16`` with
+            float8 products in dense layers.
         mesh: Groups of the layout; without one all ranks share the data alone.
         recompute: What layers make again in the backward.
         small_bytes: Groups of weights up to this size, gathered, stay whole for the step under
             ZeRO 3; 0 gathers every group each time [bytes].
 
     Raises:
-        LayoutError: the model does not divide over tp, ep or etp.
+        LayoutError: the model does not divide over tp, ep or etp; or it or the layout has no float8
+            products.
     """
+    if precision == "fp8":
+        _multiply_fp8(decoder, ranks, mesh)
     if mesh is not None:
         spread_experts(decoder, mesh, policy=mixed_precision(precision))
         if mesh.layout.tp > 1 and isinstance(decoder, Decoder):  # ZeRO refuses any other
@@ -65,3 +72,19 @@ def apply_axes(
     return ShardedDecoder(
         decoder, ranks, zero=zero, precision=precision, mesh=mesh, small_bytes=small_bytes
     )
+
+
+def _multiply_fp8(decoder: PackedModel, ranks: Ranks, mesh: Mesh | None) -> None:
+    """Give the dense layers float8 products.
+
+    Raises:
+        LayoutError: the layout or the model has none that are proven, or this device has none.
+    """
+    divided = {} if mesh is None else {"tp": mesh.layout.tp, "pp": mesh.layout.pp}
+    for axis, count in divided.items():
+        if count > 1:
+            raise LayoutError(f"float8 products are not proven with {axis} = {count}. Use bf16.")
+    if not isinstance(decoder, Decoder) or decoder.model.experts:
+        raise LayoutError("float8 products are proven in dense decoders of this package. Use bf16.")
+    require_fp8(ranks.device)
+    decoder.set_products(FP8)

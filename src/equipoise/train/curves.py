@@ -34,6 +34,7 @@ from equipoise.base.read import read_json
 from equipoise.comm.group import Ranks, name_device
 from equipoise.cost.curve import LoadCurve
 from equipoise.nn.measure import MeasuredModel, measure_curve
+from equipoise.nn.project import FP8, PLAIN
 from equipoise.observe.machine import cpu_name, usable_cores
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.run.spec import RunSpec
@@ -102,7 +103,7 @@ def disturbed_sentence(curve: LoadCurve) -> str:
 
 def activation_dtype(spec: RunSpec) -> torch.dtype:
     """Dtype of activations at this precision."""
-    return torch.bfloat16 if spec.train.precision == "bf16" else torch.float32
+    return torch.float32 if spec.train.precision == "fp32" else torch.bfloat16
 
 
 def _curve_name(spec: RunSpec, model: ModelSpec, ranks: Ranks, measured: Measured) -> str:
@@ -208,6 +209,7 @@ def _measure(
         recompute=spec.train.recompute,
         masks=spec.data.masks,
         measured=measured,
+        products=FP8 if spec.train.precision == "fp8" else PLAIN,
     )
     share = (time.thread_time() - clock) / (time.perf_counter() - began)
     if ranks.device.type == "cuda":  # where the host waits

@@ -43,7 +43,7 @@ from equipoise.train.context import ContextGroup
 from equipoise.train.record import RunRecorder
 from equipoise.train.step import Gradients, StepResult, StepRunner
 
-AGREE = {"fp32": 1e-4, "bf16": 0.02}
+AGREE = {"fp32": 1e-4, "bf16": 0.02, "fp8": 0.02}
 """How far losses and gradient norms of sides may differ, by precision [ratio]. Sums in another
 order differ by 1e-6 in fp32; another piece or mask differs by more than these."""
 

@@ -32,6 +32,7 @@ from equipoise.cost.curve import counted_curve
 from equipoise.data.batch import Batch
 from equipoise.data.cache.store import open_store
 from equipoise.nn.decoder import Decoder, initialize
+from equipoise.nn.project import PLAIN
 from equipoise.observe.journal import Journal
 from equipoise.optim.adamw import clip, global_norm, make_adamw
 from equipoise.parallel.zero.shard import ShardedDecoder
@@ -493,6 +494,19 @@ def check_without_sum(ranks: Ranks, case: Case) -> list[Verdict]:
     def build(*arguments: Any, **named: Any) -> StepRunner:
         runner = build_runner(*arguments, **named)
         return Wrong(*(getattr(runner, field.name) for field in dataclasses.fields(runner)))
+
+    return check_cases(ranks, [case], build=build)
+
+
+def check_with_plain_products(ranks: Ranks, case: Case) -> list[Verdict]:
+    """A case in which the last rank does not round what it multiplies."""
+
+    def build(*arguments: Any, **named: Any) -> StepRunner:
+        runner = build_runner(*arguments, **named)
+        decoder = runner.model.decoder
+        if ranks.rank == ranks.world - 1 and isinstance(decoder, Decoder):
+            decoder.set_products(PLAIN)
+        return runner
 
     return check_cases(ranks, [case], build=build)
 

@@ -13,7 +13,7 @@ import pytest
 from equipoise.serve.http.keys import hash_key
 from equipoise.spec.model.presets import ModelSpec
 from support.chat.corpus import write_model
-from support.http.raw import ask
+from support.serving.http.raw import ask
 from support.verbs import run
 
 MODEL = ModelSpec(layers=1, hidden=16, heads=2, kv_heads=1, ffn=16, vocab=270, head_width=8)

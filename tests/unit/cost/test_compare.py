@@ -164,3 +164,15 @@ def test_runs_that_cannot_be_compared(device) -> None:
     )
     with pytest.raises(SpecError, match=f"^{re.escape(message)}$"):
         compare_run(long, MODEL, device)
+
+
+def test_a_precision_without_curves_is_refused(device: DeviceSpec) -> None:
+    record = _record([[[512]]] * 5)
+    record.start.spec["train"]["precision"] = "fp8"
+    names = " and ".join(device.dtypes)
+    with pytest.raises(SpecError) as caught:
+        compare_run(record, MODEL, device)
+    assert str(caught.value) == (
+        f"The run multiplied in fp8, and this-cpu has curves of {names}. Compare a run in one of "
+        "these."
+    )

@@ -149,7 +149,7 @@ def test_what_is_not_there(
     blocked.write_text("")
     assert main(["trace", str(run), "--out", str(blocked / "step.json")]) == 2
     assert capsys.readouterr().err == (
-        f"The trace cannot be written to {blocked}/step.json: File exists. Give another file "
+        f"The trace cannot be written to {blocked}/step.json: Not a directory. Give another file "
         "with --out FILE.\n"
     )
     with pytest.raises(SpecError) as refused:

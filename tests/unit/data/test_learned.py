@@ -1,6 +1,7 @@
 """Runs of learned tokens: counts are those of the mask they were made of."""
 
 import numpy as np
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -45,7 +46,7 @@ def test_labels_of_pieces_are_counted_as_they_are_read(
     start = data.draw(st.integers(0, int(lengths[document]) - 1))
     stop = data.draw(st.integers(start + 1, int(lengths[document])))
     pieces = np.array([[number, start, stop], [document, 0, lengths[document]]])
-    labels = make_batch(store, MicroBatch(pieces), "cpu").labels_T.numpy()
+    labels = make_batch(store, MicroBatch(pieces), torch.device("cpu")).labels_T.numpy()
     counted = count_labels(pieces, store)
     own = labels[: stop - start]
     assert counted.tolist() == [(own != IGNORED).sum(), (labels[stop - start :] != IGNORED).sum()]

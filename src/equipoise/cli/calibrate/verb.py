@@ -14,7 +14,7 @@ from equipoise.cli.written import require_folder_of, require_kind
 
 if TYPE_CHECKING:
     from equipoise.spec.device.parts import ModelParts
-    from equipoise.spec.run.resolve import ResolvedRun
+    from equipoise.train.calibrate.parts_plan import PartsPlan
 
 HELP = "measure this machine, so that this-cpu is priced by what it does"
 
@@ -67,10 +67,13 @@ def run(args: argparse.Namespace) -> int:
     from equipoise.launch.agent import whole_environment
     from equipoise.spec.device.file import write_device_file
     from equipoise.train.calibrate.measure import CalibrationPlan, measure_machine
+    from equipoise.train.calibrate.parts_plan import PartsPlan
 
     # What is timed here has the variables of ranks that train.
     os.environ.update(whole_environment())
     resolved = run_from(args)
+    has_run = (args.run_toml is not None or args.overrides) and not resolved.model.experts
+    plan = PartsPlan.for_run(resolved) if has_run else None
     folder = file.absolute().parent
     _make(folder)
     kept = _kept_parts(file)
@@ -79,8 +82,8 @@ def run(args: argparse.Namespace) -> int:
     )
     measured = dataclasses.replace(measured, parts=kept)
     write_device_file(file, measured)
-    if (args.run_toml is not None or args.overrides) and not resolved.model.experts:
-        parts = _time_parts(args, resolved, file)
+    if plan is not None:
+        parts = _time_parts(args, plan, file)
         others = [each for each in kept if (each.model, each.dtype) != (parts.model, parts.dtype)]
         measured = dataclasses.replace(measured, parts=(*others, parts))
         write_device_file(file, measured)
@@ -114,20 +117,19 @@ def _kept_parts(file: Path) -> "tuple[ModelParts, ...]":
     return measured.parts if is_here else ()
 
 
-def _time_parts(args: argparse.Namespace, resolved: "ResolvedRun", file: Path) -> "ModelParts":
-    """The parts of the run's steps, with the links of the device file."""
+def _time_parts(args: argparse.Namespace, plan: "PartsPlan", file: Path) -> "ModelParts":
+    """The parts of a run's steps, with the links of the device file."""
     from equipoise.observe.machine import usable_cores
     from equipoise.sim.machine import Machine
     from equipoise.spec.cluster.spec import cores_cluster
     from equipoise.spec.device.here import this_cpu
     from equipoise.spec.layout import Layout
     from equipoise.train.calibrate.model import measure_parts
-    from equipoise.train.calibrate.parts_plan import PartsPlan
 
     cores = len(usable_cores())
     machine = Machine(cores_cluster(this_cpu(file), max(2, cores)))
     link = machine.context_links(Layout(cp=max(2, cores))).near
-    return measure_parts(PartsPlan.for_run(resolved), link, make_progress(args.quiet or args.json))
+    return measure_parts(plan, link, make_progress(args.quiet or args.json))
 
 
 def _judge(args: argparse.Namespace) -> None:

@@ -79,6 +79,7 @@ def run(args: argparse.Namespace) -> int:
     worlds = read_worlds(args.ranks or [1, 2, 3, 4])
     resolved = run_from(args)
     layout, freeze = resolved.spec.layout, tuple[str, ...]()
+    is_fp8 = resolved.spec.train.precision == "fp8"
     if resolved.spec.model.engine == "transformers":
         from equipoise.parallel.theirs.shrink import name_frozen, read_small
         from equipoise.train.request import init_folder
@@ -94,6 +95,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.processes:
         played = [case for world in worlds for case in cases.played_cases(world, model)]
         played = cases.of_theirs(played, theirs) if theirs else played
+        played = cases.of_fp8(played) if is_fp8 else played
         verdicts += run_cases(played, progress, over_gloo=False)
     if not args.in_process:
         real: list[Case] = []
@@ -107,6 +109,7 @@ def run(args: argparse.Namespace) -> int:
                 real += cases.pipeline_cases(world, model)
             real += partial.masked_cases(world, model, is_theirs=bool(theirs))
             real += partial.trained_cases(world, model, their_freeze=freeze)
+        real = cases.of_fp8(real) if is_fp8 else real
         verdicts += run_cases(cases.of_theirs(real, theirs) if theirs else real, progress)
     return _show(args, verdicts, model)
 
@@ -134,17 +137,18 @@ def _show(args: argparse.Namespace, verdicts: "Sequence[Verdict]", model: "Model
     from equipoise.train.check.case import TOLERANCE
 
     failed = [verdict for verdict in verdicts if not verdict.is_exact]
+    tolerance = max((verdict.case.tolerance for verdict in verdicts), default=TOLERANCE)
     if args.json:
         rows = [_row(verdict) for verdict in verdicts]
-        sys.stdout.write(json.dumps({"tolerance": TOLERANCE, "cases": rows}, indent=1) + "\n")
+        sys.stdout.write(json.dumps({"tolerance": tolerance, "cases": rows}, indent=1) + "\n")
     elif not args.quiet:
         sys.stdout.write(_scope(verdicts, model))
         _print_table(verdicts)
     if failed:
-        return check_layouts.fail(_blame(failed, len(verdicts), TOLERANCE), is_json=args.json)
+        return check_layouts.fail(_blame(failed, len(verdicts), tolerance), is_json=args.json)
     if not args.json and not args.quiet:
         sys.stdout.write(
-            f"{len(verdicts)} cases equal one rank to {TOLERANCE:g} of each gradient's scale.\n"
+            f"{len(verdicts)} cases equal one rank to {tolerance:g} of each gradient's scale.\n"
         )
     return 0
 

@@ -54,23 +54,26 @@ def print_serving(answer: ServingAnswer, title: str, *, is_quiet: bool) -> None:
     )
     if is_quiet:
         return
-    columns = (
+    columns = [
         Column("tenant", is_left=True),
         Column("requests"),
-        Column("prompt", goes=5),
-        Column("output", goes=4),
+        Column("prompt", goes=1),
+        Column("output", goes=2),
         Column("TTFT p50"),
         Column("p99"),
         Column("TPOT p50"),
         Column("p99"),
-        Column("latency p50", goes=2),
-        Column("p99", goes=2),
-        Column("tokens/s", goes=3),
-        Column("in time", goes=1),
-    )
+        Column("latency p50", goes=3),
+        Column("p99", goes=3),
+        Column("tokens/s", goes=4),
+    ]
     rows = [_cells(name or "(none)", each) for name, each in row["tenants"].items()]
     if len(rows) > 1:
         rows.append(_cells("all", row))
+    if answer.objectives:
+        columns.append(Column("in time"))
+    else:
+        rows = [cells[:-1] for cells in rows]
     print_columns(console, columns, rows, box=None, pad_edge=False)
     for line in _lines(answer, row):
         console.print(line, soft_wrap=True)

@@ -15,7 +15,7 @@ from equipoise.cli.written import require_folder_of, require_kind
 if TYPE_CHECKING:
     from equipoise.sim.answer import StepAnswer
 
-HELP = "say how long a step takes, or how a trace is served, on another cluster; needs no torch"
+HELP = "say how long a step, or a trace's requests, take on a cluster; needs no torch"
 
 EXAMPLES = """\
 examples:

@@ -121,7 +121,7 @@ def forecast_memory(
     (13048320, 2.0)
     """
     stage = whole_model(model) if stage is None else stage
-    width = 2 if precision == "bf16" else 4
+    width = 4 if precision == "fp32" else 2
     tables, layers = held_groups(model, layout, stage.layers, stage.embeds, stage.has_head)
     groups = [tables, *layers]
     largest = max(layers, key=lambda group: group.params, default=WeightGroup(0, 0))
@@ -145,6 +145,9 @@ def forecast_memory(
     ahead = width * largest.params if layout.zero == 3 else 0
     head = model.hidden * -(-model.vocab // layout.tp) if stage.has_head else 0
 
+    rounded = 0  # the largest operand: scaled in 2 bytes, rounded to 1, and laid out by rows
+    if precision == "fp8":
+        rounded = (width + 2) * max(tokens, model.hidden) * max(model.ffn, model.hidden)
     each = _layers(model, layout, stage, tokens, width, recompute, received_values)
     angles = tokens * (model.head_width * width + _TOKEN_BYTES) * stage.kept_micro_batches
     total = sum(layer.kept for layer in each)
@@ -157,7 +160,7 @@ def forecast_memory(
     for at, layer in enumerate(reversed(each)):
         activations = max(total * stage.kept_micro_batches - gone, layer.kept) + angles
         behind = 4 * largest.params if at and not sums_at_end else 0
-        working = layer.backward - layer.kept + width * largest.params
+        working = layer.backward - layer.kept + width * largest.params + rounded
         moments.append(
             _moment(gradients + new * head, activations, ahead + behind, working=working)
         )
@@ -172,7 +175,7 @@ def forecast_memory(
         return overhead.taken_bytes(
             kept=terms["activations"] if micro_batches > 1 else 0.0,
             passing=passing + (width * gathered if layout.zero == 3 else 0),
-            narrow_sizes=sizes if precision == "bf16" else 0,
+            narrow_sizes=0 if precision == "fp32" else sizes,
         )
 
     fullest = max(moments, key=lambda terms: sum(terms.values()) + taken(terms))

@@ -1,19 +1,26 @@
 // The figures: what each draws of the data, and the numbers of its table.
 
-// The first run of a policy has the policy's colour; others, colours that no policy has.
-const taken = new Set();
-let spare = 0;
-for (const run of data.runs) {
-  const isFirst = ["by-work", "in-order", "by-tokens"].includes(run.policy) && !taken.has(run.policy);
-  run.color = isFirst ? `var(--${run.policy})` : `var(--other-${spare++ % 3})`;
-  taken.add(run.policy);
-}
-const names = data.runs.map((run) => run.label);
+let names = [];
 // Figures of one run open at one that packs by something.
-const firstRun = Math.max(0, data.runs.findIndex((run) => !run.is_in_order));
-
+let firstRun = 0;
 // With few ranks their bars share a row with the skew of every step.
-const hasFewRanks = data.runs.every((run) => run.ranks_drawn.length <= 8);
+let hasFewRanks = true;
+
+// Take what the figures draw. The first run of a policy has the policy's colour; others, colours
+// that no policy has.
+function take(pageData) {
+  data = pageData;
+  const taken = new Set();
+  let spare = 0;
+  for (const run of data.runs) {
+    const isFirst = ["by-work", "in-order", "by-tokens"].includes(run.policy) && !taken.has(run.policy);
+    run.color = isFirst ? `var(--${run.policy})` : `var(--other-${spare++ % 3})`;
+    taken.add(run.policy);
+  }
+  names = data.runs.map((run) => run.label);
+  firstRun = Math.max(0, data.runs.findIndex((run) => !run.is_in_order));
+  hasFewRanks = data.runs.every((run) => run.ranks_drawn.length <= 8);
+}
 
 function extent(values, { fromZero = true, room = 0.06 } = {}) {
   let low = Infinity, high = -Infinity;
@@ -36,15 +43,23 @@ function sampledHint(figure, lines) {
 }
 
 // lines: [{name, color, dashed, thick, x, y}]
-function drawLines(figure, lines, { x, y, height = 250, xTitle = "step", label }) {
+// events: [{kind, text, at}], where something happened on the x axis.
+function drawLines(figure, lines, { x, y, height = 250, xTitle = "step", label, events = [] }) {
   const [xLow, xHigh] = [Math.min(...lines.map((line) => line.x[0] ?? Infinity)), Math.max(...lines.map((line) => line.x.at(-1) ?? -Infinity))];
   const [low, high] = extent(lines.flatMap((line) => [...(line.low ?? line.y), ...(line.high ?? line.y), ...(line.spikes?.y ?? [])]), y);
   return keepDrawn(figure.body, (width) => {
     const f = frame(figure.body, width, {
       height, label,
       x: { low: xLow, high: xHigh, isWhole: true, format: x?.axis?.(xHigh) ?? formatWhole, title: xTitle },
-      y: { low, high, format: y.axis ? y.axis(high) : y.format },
+      y: { low, high, format: y.axis ? y.axis(high) : y.format, isWhole: y.isWhole },
     });
+    for (const { kind, text, at } of events.filter((each) => each.at >= xLow && each.at <= xHigh)) {
+      const mark = kind === "evaluation"
+        ? shape("path", { class: "event evaluation", d: `M${f.toX(at)} ${f.bottom - 9} l4 4.5 l-4 4.5 l-4 -4.5 z` })
+        : shape("line", { class: `event ${kind}`, x1: f.toX(at), x2: f.toX(at), y1: f.top, y2: f.bottom });
+      mark.append(shape("title", {}, text));
+      f.svg.append(mark);
+    }
     for (const line of lines.filter((each) => each.low && !each.dashed)) {
       const edge = (values) => line.x.map((at, index) => `${f.toX(at).toFixed(1)},${f.toY(values[index]).toFixed(1)}`);
       f.svg.append(shape("polygon", { points: [...edge(line.high), ...edge(line.low).reverse()].join(" "), fill: line.color, "fill-opacity": 0.16 }));
@@ -66,7 +81,7 @@ function drawLines(figure, lines, { x, y, height = 250, xTitle = "step", label }
       const at = lines[0].x[nearest(lines[0].x, wanted)];
       return {
         x: f.toX(at),
-        title: `${xTitle} ${(x?.format ?? formatWhole)(at)}`,
+        title: `${xTitle} ${(x?.format ?? formatWhole)(at)}`.trim(),
         rows: lines.map((line) => {
           const index = nearest(line.x, at);
           return [line.name, y.format(line.y[index]) + (line.low ? ` (${y.format(line.low[index])} to ${y.format(line.high[index])})` : "")];
@@ -327,7 +342,10 @@ function lossFigure() {
   if (!lines.length) return;
   const figure = addFigure({ id: "loss", title: "Loss against tokens", marks: ["measured"], wide: !hasFewRanks });
   figure.legend.append(...lines.map((line) => key("line", line.color, line.name)));
-  drawLines(figure, lines, { x: { format: formatCount, axis: countFormatter }, xTitle: "tokens seen", y: { fromZero: false, format: formatLoss, axis: () => (value) => value.toLocaleString("en", { maximumFractionDigits: 3 }) }, label: "Training loss of each run against tokens seen." });
+  const events = data.runs.flatMap((run) => (run.events ?? []).map((event) => ({ ...event, at: event.tokens })));
+  drawLines(figure, lines, { events, x: { format: formatCount, axis: countFormatter }, xTitle: "tokens seen", y: { fromZero: false, format: formatLoss, axis: () => (value) => value.toLocaleString("en", { maximumFractionDigits: 3 }) }, label: "Training loss of each run against tokens seen." });
+  if (events.some((event) => event.kind === "evaluation")) figure.legend.append(key("diamond", "var(--by-tokens)", "evaluation"));
+  if (events.some((event) => event.kind === "fault")) figure.legend.append(key("line", "var(--fault)", "fault"));
   if (lines.some((line) => line.spikes.x.length)) {
     figure.legend.append(key("ring", "var(--fault)", "spike"));
     figure.hint("A spike lies more than 6 times the usual scatter above the median of the 16 steps before it; the scatter is the median distance from such a median, times 1.4826.");

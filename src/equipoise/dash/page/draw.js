@@ -45,6 +45,9 @@ function showTooltip(pageX, pageY, title, rows) {
 function hideTooltip() { tooltip.hidden = true; }
 
 let figuresDrawn = 0;
+// The figure that the next one follows, on a page that draws its figures again and again; null at
+// the first. Undefined where each is drawn once, below the others.
+let drawnLast;
 
 // A figure: heading, marks, finding, controls, body, and its numbers as a table.
 function addFigure({ id, title, marks = [], wide = false }) {
@@ -68,16 +71,52 @@ function addFigure({ id, title, marks = [], wide = false }) {
     body,
     hints,
   );
-  document.getElementById("figures").append(node);
-  figuresDrawn += 1;
+  const before = document.getElementById(id);
+  if (before) renew(before, node);
+  else if (drawnLast) drawnLast.after(node);
+  else if (drawnLast === null) document.getElementById("figures").prepend(node);
+  else document.getElementById("figures").append(node);
+  if (drawnLast !== undefined) drawnLast = node;
+  figuresDrawn += before ? 0 : 1;
   return { node, controls, legend, body, title, hint: (text) => hints.append(hints.textContent ? ` ${text}` : text) };
+}
+
+// Put a figure with newer numbers in the place of one; a table that was open stays open.
+function renew(before, node) {
+  const hadFocus = before.querySelector("summary") === document.activeElement;
+  if (before.classList.contains("alone")) node.classList.add("alone");
+  before.replaceWith(node);
+  if (!before.querySelector("details")?.open) return;
+  // The table is added after the body, so it is opened when the figure is whole.
+  queueMicrotask(() => {
+    const details = node.querySelector("details");
+    if (details) details.open = true;
+    if (hadFocus) details?.querySelector("summary").focus();
+  });
+}
+
+// A figure that would stand alone in its row, beside a hole, has the row to itself.
+function settleRows() {
+  let isSecond = false;
+  const figures = [...document.querySelectorAll("#figures > figure")];
+  figures.forEach((figure, index) => {
+    if (figure.classList.contains("wide")) { isSecond = false; return; }
+    const next = figures[index + 1];
+    const isAlone = !isSecond && (!next || next.classList.contains("wide"));
+    figure.classList.toggle("alone", isAlone);
+    isSecond = !isSecond && !isAlone;
+  });
 }
 
 // Draw now, and again whenever the width changes.
 function keepDrawn(body, draw) {
   let width = 0;
   const redraw = () => { width = body.clientWidth; if (width > 0) draw(width); };
-  new ResizeObserver(() => { if (body.clientWidth !== width) redraw(); }).observe(body);
+  const observer = new ResizeObserver(() => {
+    if (!body.isConnected) observer.disconnect();
+    else if (body.clientWidth !== width) redraw();
+  });
+  observer.observe(body);
   redraw();
   return redraw;
 }
@@ -89,6 +128,7 @@ function key(kind, color, text) {
     shape("rect", { x: 5, y: 0, width: 12, height: 12, fill: "var(--wait)" }),
     shape("path", { d: "M5 6 L11 0 M5 12 L17 0 M11 12 L17 6", stroke: color, "stroke-width": 1, "stroke-opacity": 0.6 }),
   );
+  else if (kind === "diamond") mark.append(shape("path", { d: "M11 1 l5 5 l-5 5 l-5 -5 z", fill: color }));
   else if (kind === "dot") mark.append(shape("circle", { cx: 11, cy: 6, r: 4, fill: color }));
   else if (kind === "ring") mark.append(shape("circle", { cx: 11, cy: 6, r: 4, fill: "var(--paper)", stroke: color, "stroke-width": 2 }));
   else mark.append(shape("line", { x1: 0, x2: 22, y1: 6, y2: 6, stroke: color, "stroke-width": 2, "stroke-dasharray": kind === "dashes" ? "5 4" : null }));
@@ -134,7 +174,7 @@ function frame(body, width, { height, x, y, label, left = 58, bottom = 42, top =
   };
   const toX = scale(x, left, width - right);
   const toY = scale(y, height - bottom, top);
-  const yTicks = y.ticks ?? roundTicks(y.low, y.high, Math.max(2, Math.floor((height - bottom - top) / 48)));
+  const yTicks = y.ticks ?? roundTicks(y.low, y.high, Math.max(2, Math.floor((height - bottom - top) / 48)), y.isWhole);
   for (const tick of yTicks) {
     svg.append(
       shape("line", { class: "grid", x1: left, x2: width - right, y1: toY(tick), y2: toY(tick) }),

@@ -1,6 +1,6 @@
 // Numbers as people read them, and the ticks of an axis.
 
-const data = JSON.parse(document.getElementById("data").textContent);
+let data = null;
 const missing = "–";
 
 function isKnown(value) { return value !== null && value !== undefined; }

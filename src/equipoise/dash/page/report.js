@@ -1,5 +1,6 @@
 // Put the page together: every figure in its order, then the words.
 
+take(JSON.parse(document.getElementById("data").textContent));
 for (const note of data.notes) {
   document.getElementById("notes").append(element("li", { class: note.kind }, note.text));
 }
@@ -21,16 +22,7 @@ memoryFigure();
 configurationFigure();
 environmentFigure();
 
-// A figure that would stand alone in its row, beside a hole, has the row to itself.
-let isSecond = false;
-const drawnFigures = [...document.querySelectorAll("#figures > figure")];
-drawnFigures.forEach((figure, index) => {
-  if (figure.classList.contains("wide")) { isSecond = false; return; }
-  const next = drawnFigures[index + 1];
-  const isAlone = !isSecond && (!next || next.classList.contains("wide"));
-  figure.classList.toggle("alone", isAlone);
-  isSecond = !isSecond && !isAlone;
-});
+settleRows();
 
 const words = (pairs) => pairs.flatMap(([word, ...meaning]) => [element("dt", {}, word), element("dd", {}, ...meaning)]);
 document.getElementById("footer").append(

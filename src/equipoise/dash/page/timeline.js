@@ -55,6 +55,12 @@ class Timeline {
     const { from, to } = steps[this.chosen];
     const room = (to - from) * 0.04;
     this.look(from - room, to + room);
+    this.gone = [this.from, this.to];
+  }
+
+  // Whether the newest step is looked at, just as it was first shown.
+  get isNewest() {
+    return this.chosen === this.timeline.steps.length - 1 && this.gone[0] === this.from && this.gone[1] === this.to;
   }
 
   look(from, to) {
@@ -342,9 +348,10 @@ function textOn(color) {
   return 0.299 * red + 0.587 * green + 0.114 * blue > 140 ? "#14161a" : "#ffffff";
 }
 
-function timelineFigure() {
-  const runs = data.runs.filter((run) => run.timeline.steps.length);
-  if (!runs.length) return;
+// A live one opens at the newest step; its answer takes newer data, or says that it cannot.
+function timelineFigure({ isLive = false } = {}) {
+  let runs = data.runs.filter((run) => run.timeline.steps.length);
+  if (!runs.length) return null;
   const hasPredicted = runs.some((run) => run.timeline.ranks.some((rank) => rank.predicted));
   const figure = addFigure({ id: "timeline", title: "What each rank did, and when", marks: hasPredicted ? ["measured", "predicted"] : ["measured"], wide: true });
   const present = [...new Set(runs.flatMap((run) => run.timeline.names))];
@@ -376,6 +383,15 @@ function timelineFigure() {
     timeline.look(start + from, start + to);
   };
   const first = Math.max(0, runs.findIndex((run) => !run.is_in_order));
+  const last = (run) => run.timeline.steps.length - 1;
+  let newest = runs;
+  const follow = () => {
+    const at = runs.indexOf(timeline.run);
+    runs = newest;
+    timeline.show(runs[at], last(runs[at]));
+    fill();
+    timeline.onlook();
+  };
   addSwitch(figure.controls, runs.map((run) => run.label), first, "run", switchTo);
   const button = (text, label, act) => element("button", { type: "button", "aria-label": label, onclick: act }, text);
   figure.controls.append(
@@ -385,24 +401,37 @@ function timelineFigure() {
       button("−", "zoom out", () => timeline.zoom(1 / 0.6)), button("+", "zoom in", () => timeline.zoom(0.6)),
       button("‹", "previous step", () => timeline.goTo(timeline.chosen - 1)), button("›", "next step", () => timeline.goTo(timeline.chosen + 1)),
       button("all", "show all steps", () => timeline.look(0, timeline.end)),
+      isLive ? button("newest", "follow the newest step", () => follow()) : null,
     ),
     status,
   );
   const { bars, timeline: held } = runs[first];
-  timeline.show(runs[first], nearest(held.steps.map((each) => each.step), bars.step[bars.typical]));
+  timeline.show(runs[first], isLive ? last(runs[first]) : nearest(held.steps.map((each) => each.step), bars.step[bars.typical]));
   fill();
   timeline.onlook();
   keepDrawn(figure.body, (width) => timeline.resize(width));
   window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => timeline.draw());
 
+  if (isLive) figure.hint("It follows the newest step; once moved, it stands still.");
   if (hasPredicted) figure.hint("Above as measured; below, paler, as predicted before the step ran.");
   figure.hint("Drag to move; pinch, Ctrl + wheel, or click and then the wheel, to zoom. Keys: ← → + − [ ] 0.");
   for (const { label, timeline: { steps, of, ranks, ranks_of: ranksOf } } of runs) {
-    if (steps.length < of) figure.hint(`Of ${label} the page holds ${steps.length} of ${formatWhole(of)} steps, evenly chosen, and the last ones; grey is where others were.`);
+    if (!isLive && steps.length < of) figure.hint(`Of ${label} the page holds ${steps.length} of ${formatWhole(of)} steps, evenly chosen, and the last ones; grey is where others were.`);
     if (ranks.length < ranksOf) figure.hint(`Of ${label} the page holds ${ranks.length} of ${formatWhole(ranksOf)} ranks, evenly chosen.`);
   }
   addTable(figure, ["run", "rank", "span", "count", "seconds in all"], () => runs.flatMap((run) => run.timeline.ranks.flatMap((rank) => run.timeline.names.map((name, index) => {
     const mine = rank.d.filter((_, at) => rank.name[at] === index);
     return [run.label, String(rank.rank), name, formatWhole(mine.length), formatSeconds(mine.reduce((a, b) => a + b, 0) / 1e6)];
   }).filter((row) => row[3] !== "0"))));
+  return {
+    refresh() {
+      const next = data.runs.filter((run) => run.timeline.steps.length);
+      const isSame = next.length === runs.length && next.every((run, at) => run.label === runs[at].label && run.timeline.ranks.length === runs[at].timeline.ranks.length);
+      const isDrawn = next.every((run) => run.timeline.names.every((name) => present.includes(name)));
+      if (!isSame || !isDrawn) return false;
+      newest = next;
+      if (timeline.isNewest) follow();
+      return true;
+    },
+  };
 }

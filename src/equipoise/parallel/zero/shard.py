@@ -74,7 +74,7 @@ class ShardedDecoder:
                 and tensors divided already.
             ranks: All of them; each calls this.
             zero: ZeRO stage.
-            precision: ``fp32``, or ``bf16`` with fp32 master weights and sums.
+            precision: ``fp32``; ``bf16`` or ``fp8`` with fp32 master weights and sums.
             mesh: Groups of the layout; without one all ranks share the data alone.
             small_bytes: The most that a group of weights has, gathered, which ZeRO 3 keeps for the
                 step; 0 has every group gathered each time.
@@ -142,8 +142,12 @@ class ShardedDecoder:
 
 
 def mixed_precision(precision: str) -> MixedPrecisionPolicy:
-    """In which dtypes weights are gathered and gradients summed: ``fp32`` or ``bf16``."""
-    if precision == "bf16":
+    """In which dtypes weights are gathered and gradients summed.
+
+    Args:
+        precision: ``fp32``; ``bf16`` or ``fp8``, which gather in bf16 and sum in fp32.
+    """
+    if precision in ("bf16", "fp8"):
         return MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     return MixedPrecisionPolicy()
 

@@ -33,18 +33,19 @@ class Accounts:
         start, stop = sequence.charged, sequence.computed
         if stop <= start:
             return
-        prompt = sequence.request.prompt_tokens
-        work_s = 0.0
-        if start < prompt:
-            work_s = self._price.prompt_s(start, min(stop, prompt) - start)
-            start = prompt
-        if stop > start:
-            work_s += self._price.output_s(start, stop - start)
+        prompt, price = sequence.request.prompt_tokens, self._price
+        if start >= prompt:
+            work_s = price.output_s(start, stop - start)
+        elif stop <= prompt:
+            work_s = price.prompt_s(start, stop - start)
+        else:
+            work_s = price.prompt_s(start, prompt - start) + price.output_s(prompt, stop - prompt)
         sequence.charged = stop
         self._policy.charge(sequence.request.id, work_s)
-        done_s = min(work_s, sequence.left_s)
-        sequence.left_s -= done_s
-        self.backlog_s -= done_s
+        left_s = sequence.left_s
+        if left_s > 0.0:
+            sequence.left_s = after_s = left_s - work_s if work_s < left_s else 0.0
+            self.backlog_s -= left_s - after_s
 
     def prompt_ahead_s(self, sequence: Sequence) -> float:
         """Work of a request's prompt that is not charged yet [s]."""

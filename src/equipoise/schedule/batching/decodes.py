@@ -56,19 +56,28 @@ class Decodes:
         del self._sequences[name], self._crossing[-sequence.offset % self._page_tokens][name]
         self.context_tokens -= sequence.known
 
-    def advance(self) -> None:
-        """Each sequence got its token."""
-        self._counter += 1
-        self.context_tokens += len(self._sequences)
+    def advance(self, most: int) -> int:
+        """Each sequence got a token in each of some iterations.
+
+        They end where pages end, or after ``most``; returns how many there were.
+        """
+        crossing, size = self._crossing, self._page_tokens
+        first = counter = self._counter
+        while True:
+            counter += 1
+            if counter - first == most or crossing[counter % size]:
+                break
+        self._counter = counter
+        self.context_tokens += (counter - first) * len(self._sequences)
+        return counter - first
 
     def at_page_end(self) -> list[Sequence]:
         """Those whose computed tokens fill whole pages, up to date."""
-        crossing = self._crossing[self._counter % self._page_tokens]
-        if not crossing:
-            return []
-        members = list(crossing.values())
+        counter = self._counter
+        members = list(self._crossing[counter % self._page_tokens].values())
         for each in members:
-            self.update(each)
+            each.computed = computed = counter + each.offset
+            each.known = computed + 1
         return members
 
     def pages_until(self, iterations: int) -> int:

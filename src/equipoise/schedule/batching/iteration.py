@@ -30,7 +30,8 @@ class ServeChunk:
     samples: bool
     """Whether a token is sampled after the chunk's last token."""
     logits: int
-    """Last tokens of the chunk whose logits are needed: 0, 1, or all of them."""
+    """Last tokens of the chunk whose logits are needed: none, the one that is sampled from, or all
+    that were not scored before."""
 
     @property
     def pages(self) -> list[int]:

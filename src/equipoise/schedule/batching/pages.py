@@ -149,14 +149,19 @@ class PagePool:
         parent.children[key] = self._cached[page] = cached
         return cached
 
-    def grow(self, behind: int) -> int:
-        """Take one page, for the request whose last page is ``behind``."""
-        if not self._free.take_next(behind):
-            return self.take(1, behind=behind)[0]
-        self._users[behind + 1] = 1
-        self._growing.discard(behind)
-        self._growing.add(behind + 1)
-        return behind + 1
+    def grow(self, pages: list[int]) -> bool:
+        """Add a page to those of one request; False if none is available."""
+        last = pages[-1]
+        if self._free.take_next(last):
+            self._users[last + 1] = 1
+            self._growing.discard(last)
+            self._growing.add(last + 1)
+            pages.append(last + 1)
+            return True
+        if not self.available:
+            return False
+        pages += self.take(1, behind=last)
+        return True
 
     def release(self, pages: Sequence[int]) -> None:
         """A request gives up pages; the last ones become idle first."""

@@ -66,15 +66,8 @@ class Residency:
         """Whether the next token has no page."""
         return sequence.computed == len(sequence.pages) * self._page_tokens
 
-    def grow(self, sequence: Sequence) -> None:
-        """Give a sequence one page more."""
-        sequence.pages.append(self.pool.grow(sequence.pages[-1]))
-        sequence.runs = None
-
     def register(self, sequence: Sequence) -> None:
         """Cache the pages of a sequence that are whole by now."""
-        if sequence.registered >= len(sequence.keys):
-            return
         whole = min(len(sequence.keys), sequence.computed // self._page_tokens)
         request = sequence.request
         for at in range(sequence.registered, whole):

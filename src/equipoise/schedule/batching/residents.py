@@ -38,15 +38,16 @@ class Residents:
     def grow_decodes(self, preempted: list[Sequence]) -> list[Swap]:
         """Settle, cache and grow the decodes that have filled their pages."""
         swaps: list[Swap] = []
-        memory = self.memory
+        memory, settle = self.memory, self.accounts.settle
         for sequence in self.decodes.at_page_end():
             if not sequence.is_decoding:  # preempted for one before it
                 continue
-            self.accounts.settle(sequence)
-            memory.register(sequence)
+            settle(sequence)
+            if sequence.registered < len(sequence.keys):
+                memory.register(sequence)
             while memory.needs_page(sequence):
-                if memory.pool.available:
-                    memory.grow(sequence)
+                if memory.pool.grow(sequence.pages):
+                    sequence.runs = None
                     break
                 victim = max(self.running.values(), key=self._key_of)
                 swaps += self._preempt(victim)

@@ -62,6 +62,8 @@ class Scheduler:
         self._inbox: list[tuple[FairJob, Sequence]] = []
         self._sequences: dict[str, Sequence] = {}
         """All requests that are here."""
+        self._aborted: list[Sequence] = []
+        """Those that were given up while an iteration runs."""
         self._number = 0
         self._current: Iteration | None = None
         self._is_draining = False
@@ -104,7 +106,7 @@ class Scheduler:
         if sequence is None:
             return False
         if self._current is not None and request_id in self._residents.running:
-            sequence.is_aborted = True
+            self._aborted.append(sequence)
         else:
             self._end(sequence, now_s)
         return True
@@ -242,10 +244,10 @@ class Scheduler:
         for outcome in outcomes:
             if outcome.failed:
                 self._sequences[outcome.request].keys = ()
-        for step in range(repeats):
-            if step:
-                self._residents.grow_decodes([])
-            self._residents.decodes.advance()
+        left = repeats - self._residents.decodes.advance(repeats)
+        while left:
+            self._residents.grow_decodes([])
+            left -= self._residents.decodes.advance(left)
         for chunk in iteration.prefills:
             self._residents.advance(self._residents.running[chunk.request], chunk)
         ended = []
@@ -258,9 +260,10 @@ class Scheduler:
         for sequence in sorted(ended, key=_canonical):
             self._end(sequence, now_s)
             self._residents.accounts.note(sequence)
-        aborted = [each for each in self._residents.running.values() if each.is_aborted]
-        for sequence in sorted(aborted, key=_canonical):
-            self._end(sequence, now_s)
+        for sequence in sorted(self._aborted, key=_canonical):
+            if self._sequences.get(sequence.request.id) is sequence:  # it did not end by itself
+                self._end(sequence, now_s)
+        self._aborted.clear()
 
     # Parts of a decision.
 
@@ -309,8 +312,10 @@ class Scheduler:
         request = sequence.request
         is_last = sequence.computed + tokens == sequence.known
         samples = is_last and request.most_tokens > 0
-        logits = tokens if request.scores_prompt else int(samples)
-        start, runs = sequence.computed, sequence.page_runs()
+        start, logits = sequence.computed, int(samples)
+        if request.scores_prompt:  # what was scored before a preemption is not scored again
+            logits = max(logits, start + tokens - max(start, sequence.charged))
+        runs = sequence.page_runs()
         return ServeChunk(request.id, start, tokens, runs, samples, logits)
 
     def _equal_iterations(self, repeats: int, changes: bool) -> int:

@@ -18,7 +18,6 @@ class Sequence:
     __slots__ = (
         "charged",
         "computed",
-        "is_aborted",
         "is_decoding",
         "keys",
         "known",
@@ -52,7 +51,6 @@ class Sequence:
         self.is_decoding = False
         self.offset = 0
         """``computed`` minus the decodes' counter."""
-        self.is_aborted = False
 
     @property
     def generated(self) -> int:

@@ -23,7 +23,7 @@ from equipoise.serve.sample import adjust, choose_token, log_probabilities
 from equipoise.serve.text import StopStrings, TextStream
 
 
-class Answer:
+class LiveAnswer:
     """The state of one request that the scheduler does not know: ids and text."""
 
     def __init__(

@@ -51,12 +51,18 @@ class PagedDecoder:
             is_invariant: Whether a row's results may depend on nothing but its own sequence.
 
         Raises:
-            ModelError: the experts have a capacity, or this machine has no invariant product.
+            ModelError: the experts have a capacity, the invariant mode is asked for on another
+                device than CPU, or this machine has no invariant product.
         """
         if decoder.model.capacity_factor:
             raise ModelError(
                 f"Experts with a capacity factor of {decoder.model.capacity_factor:g} drop tokens "
                 "by micro-batch, so a continued text has no one answer. Set capacity_factor to 0."
+            )
+        if is_invariant and pool.device.type != "cpu":
+            raise ModelError(
+                f"The invariant mode runs on CPU alone; the model is on {pool.device}. Serve it "
+                "there without."
             )
         self.decoder, self.pool = decoder, pool
         self.ranks = 1

@@ -27,10 +27,11 @@ from equipoise.observe.journal import EventSink
 from equipoise.schedule.batching.iteration import BatchSchedule, ServeChunk, ServeOutcome
 from equipoise.schedule.batching.request import ServeRequest
 from equipoise.schedule.batching.scheduler import Scheduler
-from equipoise.serve.engine.answer import Answer
+from equipoise.schedule.batching.settings import BatchSettings
+from equipoise.serve.engine.answer import LiveAnswer
 from equipoise.serve.engine.forward import PagedDecoder
 from equipoise.serve.engine.pool import KvPool
-from equipoise.serve.engine.read import Row, describe_failure, read_logits
+from equipoise.serve.engine.read import LogitsRow, describe_failure, read_logits
 from equipoise.serve.engine.request import Event, GenerateRequest, Handle, RanksLostError
 from equipoise.serve.engine.stats import EngineStats, Tally
 from equipoise.serve.prompt import PromptReader
@@ -69,7 +70,7 @@ class EngineLoop:
         self.prompts, self.context_tokens = prompts, context_tokens
         self._decoder, self._scheduler, self._clock = decoder, scheduler, clock
         self._tally = Tally(sink or EventSink())
-        self._answers = dict[str, Answer]()
+        self._answers = dict[str, LiveAnswer]()
         self._computing = frozenset[str]()
         """Requests of the iteration at hand."""
         self._numbers = count()
@@ -101,7 +102,7 @@ class EngineLoop:
         name = f"{next(self._numbers)}"
         handle = Handle(name, len(request.prompt), self.abort, deliver)
         now_s = self._clock()
-        answer = Answer(
+        answer = LiveAnswer(
             request,
             handle,
             self.prompts.tokenizer.core,
@@ -173,6 +174,11 @@ class EngineLoop:
         self.close()
 
     @property
+    def limits(self) -> BatchSettings:
+        """What its scheduler may use."""
+        return self._scheduler.settings
+
+    @property
     def pool(self) -> KvPool:
         """Where keys and values are kept."""
         return self._decoder.pool
@@ -220,7 +226,7 @@ class EngineLoop:
             if name not in self._computing:
                 self._close(answer)
 
-    def _next(self) -> tuple[BatchSchedule, list[Answer]] | None:
+    def _next(self) -> tuple[BatchSchedule, list[LiveAnswer]] | None:
         """The next iteration with its chunks' answers, when there is one; None at the end."""
         with self._changed:
             while not self._is_closed:
@@ -233,7 +239,7 @@ class EngineLoop:
                 self._changed.wait(_IDLE_S)
             return None
 
-    def _run(self, schedule: BatchSchedule, answers: Sequence[Answer]) -> set[str]:
+    def _run(self, schedule: BatchSchedule, answers: Sequence[LiveAnswer]) -> set[str]:
         """Compute an iteration and tell its clients; the requests that failed."""
         self._decoder.swap(schedule.swaps_out, schedule.swaps_in)
         for chunk, answer in zip(schedule.chunks, answers, strict=True):
@@ -241,7 +247,7 @@ class EngineLoop:
                 answer.has_begun, answer.handle.cached_tokens = True, chunk.start
         return self._compute(schedule.chunks, answers)
 
-    def _compute(self, chunks: Sequence[ServeChunk], answers: Sequence[Answer]) -> set[str]:
+    def _compute(self, chunks: Sequence[ServeChunk], answers: Sequence[LiveAnswer]) -> set[str]:
         """Compute chunks and choose tokens; the requests whose rows are not to be used again."""
         try:
             return self._forward(chunks, answers)
@@ -256,14 +262,14 @@ class EngineLoop:
             failed |= self._compute([chunk], [answer])
         return failed
 
-    def _forward(self, chunks: Sequence[ServeChunk], answers: Sequence[Answer]) -> set[str]:
+    def _forward(self, chunks: Sequence[ServeChunk], answers: Sequence[LiveAnswer]) -> set[str]:
         tokens = list[int]()
-        rows, packed = list[Row](), list[int]()
+        rows, packed = list[LogitsRow](), list[int]()
         for chunk, answer in zip(chunks, answers, strict=True):
             stop = chunk.start + chunk.tokens
             tokens += answer.tokens[chunk.start : stop]
             packed += range(len(tokens) - chunk.logits, len(tokens))
-            rows += [Row(answer, at) for at in range(stop - chunk.logits, stop)]
+            rows += [LogitsRow(answer, at) for at in range(stop - chunk.logits, stop)]
         x_tD = self._decoder.run(chunks, tokens)
         failed, begin = set[str](), 0
         for logits_RV in self._decoder.logits(x_tD, packed):
@@ -271,7 +277,7 @@ class EngineLoop:
             begin += len(logits_RV)
         return failed
 
-    def _outcomes(self, answers: Iterable[Answer], failed: set[str]) -> list[ServeOutcome]:
+    def _outcomes(self, answers: Iterable[LiveAnswer], failed: set[str]) -> list[ServeOutcome]:
         outcomes = list[ServeOutcome]()
         for answer in answers:
             name, keys = answer.handle.name, self._new_keys(answer)
@@ -280,14 +286,14 @@ class EngineLoop:
                 outcomes.append(ServeOutcome(name, has_ended, keys, name in failed))
         return outcomes
 
-    def _close(self, answer: Answer) -> None:
+    def _close(self, answer: LiveAnswer) -> None:
         """Forget an answer that has ended or is given up."""
         answer.give_up("abort")
         self._tally.end(answer)
         del self._answers[answer.handle.name]
         self._decoder.forget(answer.handle.name)
 
-    def _new_keys(self, answer: Answer) -> tuple[bytes, ...]:
+    def _new_keys(self, answer: LiveAnswer) -> tuple[bytes, ...]:
         """Contents of whole pages that the scheduler does not know yet: the ids themselves.
 
         Equal keys are equal tokens: no digest can take one text for another.

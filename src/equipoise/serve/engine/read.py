@@ -13,19 +13,19 @@ from itertools import groupby
 from torch import Tensor
 
 from equipoise.base.errors import EquipoiseError, ModelError
-from equipoise.serve.engine.answer import Answer
+from equipoise.serve.engine.answer import LiveAnswer
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class LogitsRow:
     """A row whose logits are read."""
 
-    answer: Answer
+    answer: LiveAnswer
     position: int
-    """Of the row's token in its sequence; the row's logits are the next one's."""
+    """Where the row's token stands in its sequence; the logits are the next one's."""
 
 
-def read_logits(logits_RV: Tensor, rows: Sequence[Row]) -> set[str]:
+def read_logits(logits_RV: Tensor, rows: Sequence[LogitsRow]) -> set[str]:
     """Give each answer its rows, in order; the requests that failed.
 
     Args:
@@ -46,7 +46,7 @@ def read_logits(logits_RV: Tensor, rows: Sequence[Row]) -> set[str]:
     return failed
 
 
-def _give(logits_RV: Tensor, rows: Sequence[Row], most: Sequence[float], best: int) -> None:
+def _give(logits_RV: Tensor, rows: Sequence[LogitsRow], most: Sequence[float], best: int) -> None:
     """One answer's rows: scores of its prompt, and its next token."""
     answer, last = rows[0].answer, rows[-1].position
     if answer.finish is not None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from equipoise.observe.journal import EventSink
 from equipoise.schedule.batching.iteration import BatchSchedule
 from equipoise.schedule.batching.scheduler import Scheduler
-from equipoise.serve.engine.answer import Answer
+from equipoise.serve.engine.answer import LiveAnswer
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +23,9 @@ class EngineStats:
     asked_tokens: int
     """Tokens that were looked up in it."""
     prompt_tokens: int
-    """Of requests that have ended."""
+    """Prompt tokens of requests that have ended."""
     generated_tokens: int
-    """Likewise."""
+    """Tokens that those requests were answered with."""
     preemptions: int
     finished: Mapping[str, int]
     """Requests that have ended, by reason."""
@@ -68,7 +68,7 @@ class Tally:
             preempted=len(schedule.preempted),
         )
 
-    def end(self, answer: Answer) -> None:
+    def end(self, answer: LiveAnswer) -> None:
         """Count a request that has ended."""
         self._finished[answer.finish or "abort"] += 1
         self._prompt_tokens += len(answer.request.prompt)

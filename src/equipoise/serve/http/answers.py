@@ -14,11 +14,11 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 
-from equipoise.base.errors import EquipoiseError
+from equipoise.base.errors import FaultError, FitError, SpecError
 from equipoise.schedule.batching.request import QueueFullError
 from equipoise.serve.engine.request import Event, Handle, PromptScored, TokenEvent
 from equipoise.serve.http.asked import Asked, refusal
-from equipoise.serve.http.choice import Choice, Part
+from equipoise.serve.http.choice import ChoicePart, StreamedChoice
 from equipoise.serve.http.fault import overloaded
 from equipoise.serve.http.metrics import Metrics
 from equipoise.serve.http.served import ServedModel
@@ -49,8 +49,8 @@ class Answers:
         Args:
             model: What answers.
             asked: What to submit.
-            metrics: Told of every token.
-            on_token: Told how many tokens came, for the tenant's limits.
+            metrics: Counts every token.
+            on_token: Called with the number of tokens that came, for the tenant's limits.
             on_slow: Called once if too many events wait.
             most_events: See ``MOST_EVENTS``.
 
@@ -70,7 +70,7 @@ class Answers:
         self._tokens = [0] * len(asked.requests)
         self._is_closed = self._is_answered = False
         self.choices = [
-            Choice(model.vocabulary, self._end_rule(model, number))
+            StreamedChoice(model.vocabulary, self._end_rule(model, number))
             for number in range(len(asked.requests))
         ]
         self._handles: list[Handle] = []
@@ -81,9 +81,12 @@ class Answers:
             self.close(is_answered=False)
             metrics.count_refusal("queue_full")
             raise overloaded(str(error), error.retry_after_s) from None
-        except EquipoiseError as error:
+        except (SpecError, FitError) as error:
             self.close(is_answered=False)
             raise refusal(error) from None
+        except FaultError as error:
+            self.close(is_answered=False)
+            raise overloaded(str(error), 5.0) from None
         self._open = set(range(len(asked.requests)))
 
     def _end_rule(self, model: ServedModel, number: int) -> Callable[[int], bool]:
@@ -169,7 +172,7 @@ class Answers:
         """Tokens of all answers."""
         return sum(choice.tokens for choice in self.choices)
 
-    async def parts(self) -> AsyncIterator[tuple[int, Part | PromptScored]]:
+    async def parts(self) -> AsyncIterator[tuple[int, ChoicePart | PromptScored]]:
         """What becomes certain, answer by number.
 
         Raises:

@@ -21,7 +21,9 @@ from starlette.requests import Request
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from equipoise.base.errors import FitError, ModelError, SpecError
 from equipoise.base.shown import shorten
+from equipoise.serve.http.asked import refusal
 from equipoise.serve.http.endpoints import Endpoint, Endpoints
 from equipoise.serve.http.fault import HttpError, failed, overloaded
 from equipoise.serve.http.keys import find_tenant
@@ -87,6 +89,8 @@ class Gate:
             drop(Request(scope))
         except HttpError as fault:
             await self._refuse(answer, fault)
+        except (SpecError, FitError, ModelError) as error:
+            await self._refuse(answer, refusal(error))
         except HTTPException as error:  # from the router: 404 and 405
             await self._refuse(answer, _routing_fault(scope, error))
         except Exception:

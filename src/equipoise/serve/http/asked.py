@@ -62,11 +62,26 @@ class Asked:
         return sum(len(prompt.ids) for prompt in self.prompts)
 
 
-async def tokenize(model: ServedModel, text: str, *, special: bool = True) -> Prompt:
-    """Tokens of a text, never none if they are for the model."""
+async def tokenize(
+    model: ServedModel, text: str, *, special: bool = True, most_tokens: int | None = None
+) -> Prompt:
+    """Tokens of a text.
+
+    Args:
+        model: Its tokenizer.
+        text: What to cut.
+        special: Whether to add what the tokenizer's own rules add.
+        most_tokens: Tokens of more are not listed; None lists all.
+
+    Raises:
+        HttpError: there are more than ``most_tokens``; says how many.
+    """
 
     def encode() -> Prompt:
+        # A batch of one: only for batches other threads go on meanwhile.
         (encoding,) = model.tokenizer.core.encode_batch([text], add_special_tokens=special)
+        if most_tokens is not None and len(encoding) > most_tokens:
+            raise _too_long(most_tokens, len(encoding), None, "prompt")
         return Prompt(tuple(encoding.ids), text, tuple(first for first, _ in encoding.offsets))
 
     return encode() if len(text) <= _SHORT else await asyncio.to_thread(encode)
@@ -93,7 +108,10 @@ async def ask_completion(model: ServedModel, body: CompletionBody, tenant: str) 
     """
     prompts = []
     for each in body.prompt:
-        prompt = await tokenize(model, each) if isinstance(each, str) else Prompt(each, None)
+        if isinstance(each, str):
+            prompt = await tokenize(model, each, most_tokens=model.context_tokens)
+        else:
+            prompt = Prompt(each, None)
         if not prompt.ids:
             first = model.first_ids
             prompt = Prompt(first, prompt.text, (0,) * len(first))
@@ -229,17 +247,24 @@ def _require_room(
     limit = model.context_tokens
     asked = prompt_tokens + (1 if most_tokens is None else most_tokens)
     if asked > limit:
-        parts = f"the prompt has {prompt_tokens:,} tokens"
-        if most_tokens is not None:
-            parts += f" and the answer may have {most_tokens:,} ({name})"
-        raise HttpError(
-            400,
-            f"The model's context is {limit:,} tokens; {parts}, together {asked:,}. Shorten the "
-            "prompt or ask for fewer.",
-            param=name if most_tokens is not None and prompt_tokens < limit else "prompt",
-            code="context_length_exceeded",
-        )
+        raise _too_long(limit, prompt_tokens, most_tokens, name)
     return limit - prompt_tokens if most_tokens is None else most_tokens
+
+
+def _too_long(limit: int, prompt_tokens: int, most_tokens: int | None, name: str) -> HttpError:
+    """What a context refuses, by the field ``name`` that asks for the answer."""
+    parts = f"the prompt has {prompt_tokens:,} tokens"
+    if most_tokens:
+        parts += f" and the answer may have {most_tokens:,} ({name}), together "
+        parts += f"{prompt_tokens + most_tokens:,}"
+    elif prompt_tokens == limit:
+        parts += ", which leaves none for an answer"
+    return HttpError(
+        400,
+        f"The model's context is {limit:,} tokens; {parts}. Shorten the prompt or ask for fewer.",
+        param=name if most_tokens and prompt_tokens < limit else "prompt",
+        code="context_length_exceeded",
+    )
 
 
 def refusal(error: EquipoiseError) -> HttpError:

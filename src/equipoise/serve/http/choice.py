@@ -29,7 +29,7 @@ class Scored:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ChoicePart:
     """What became certain at once."""
 
     text: str
@@ -51,7 +51,7 @@ class Offsets:
         return at
 
 
-class Choice:
+class StreamedChoice:
     """One answer while it grows."""
 
     def __init__(self, vocabulary: Vocabulary, is_end: Callable[[int], bool]) -> None:
@@ -73,10 +73,10 @@ class Choice:
 
     @property
     def mean_logprob(self) -> float:
-        """Of its tokens; an answer is the better, the higher it is."""
+        """Mean over its tokens; the higher, the better the answer."""
         return self._logprobs / max(1, self.tokens)
 
-    def push(self, event: TokenEvent) -> Part:
+    def push(self, event: TokenEvent) -> ChoicePart:
         """What a further event makes certain."""
         self.finish, self.error = event.finish, event.error
         self.retry_after_s = event.retry_after_s
@@ -95,4 +95,4 @@ class Choice:
         if event.finish is None or was_cut:
             ready = [each for each in self._held if each.at < self._characters]
         self._held = self._held[len(ready) :]
-        return Part(event.text, tuple(ready), event.finish)
+        return ChoicePart(event.text, tuple(ready), event.finish)

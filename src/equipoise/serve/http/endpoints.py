@@ -16,7 +16,7 @@ from equipoise.serve.engine.request import PromptScored
 from equipoise.serve.http.answers import Answers, SlowReaderError
 from equipoise.serve.http.asked import Asked, ask_chat, ask_completion, render, tokenize
 from equipoise.serve.http.body import read_body
-from equipoise.serve.http.choice import Part
+from equipoise.serve.http.choice import ChoicePart
 from equipoise.serve.http.fault import HttpError, failed, invalid, overloaded
 from equipoise.serve.http.fields import (
     ChatBody,
@@ -34,7 +34,7 @@ from equipoise.serve.http.send import (
     while_connected,
 )
 from equipoise.serve.http.server_state import ServerState
-from equipoise.serve.http.shape import ChatShape, CompletionShape, Head, Json, Shape, usage
+from equipoise.serve.http.shape import AnswerHead, ChatShape, CompletionShape, Json, Shape, usage
 
 _MOST_DETOKENIZED = 1_000_000
 
@@ -80,6 +80,7 @@ class Endpoints:
         asked: Asked,
         shape: Shape,
     ) -> None:
+        self._require_engine()
         tenant = self._tenant(request)
         limits = self.state.limits[tenant]
         count = len(asked.requests)
@@ -109,7 +110,9 @@ class Endpoints:
                 options = body.stream_options
                 shows_usage = options is not None and bool(options.include_usage)
                 events = _events(answers, shape, shows_usage=shows_usage)
-                await send_events(send, events, heartbeat_s=self.state.heartbeat_s)
+                await send_events(
+                    send, events, headers=limits.headers(), heartbeat_s=self.state.heartbeat_s
+                )
             else:
                 await _collect(answers, shape)
                 whole = shape.envelope(shape.whole(_best(answers, asked)), is_chunk=False)
@@ -171,8 +174,7 @@ class Endpoints:
         """``GET /health``: whether this server answers."""
         if self.state.is_draining:
             raise overloaded("The server is shutting down.", 1.0)
-        if not self.model.engine.is_alive:
-            raise overloaded("The engine has stopped. Start the server again.", 5.0)
+        self._require_engine()
         await send_json(send, {"status": "ok"})
 
     async def version(self, request: Request, send: Send) -> None:  # noqa: ARG002
@@ -192,6 +194,10 @@ class Endpoints:
             self._require_model(body.model)
         return body
 
+    def _require_engine(self) -> None:
+        if not self.model.engine.is_alive:
+            raise overloaded("The engine has stopped. Start the server again.", 5.0)
+
     def _require_model(self, name: str) -> None:
         if name != self.model.name:
             raise HttpError(
@@ -205,8 +211,8 @@ class Endpoints:
         tenant: str = request.scope["state"]["tenant"]
         return tenant
 
-    def _head(self) -> Head:
-        return Head(self.model.name, self.model.fingerprint)
+    def _head(self) -> AnswerHead:
+        return AnswerHead(self.model.name, self.model.fingerprint)
 
     def _card(self) -> Json:
         return {
@@ -254,7 +260,7 @@ async def _events(answers: Answers, shape: Shape, *, shows_usage: bool) -> Async
         yield {**shape.envelope([], is_chunk=True), "usage": _usage(answers)}
 
 
-def _require_whole(answers: Answers, number: int, part: Part) -> None:
+def _require_whole(answers: Answers, number: int, part: ChoicePart) -> None:
     if part.finish == "error":
         choice = answers.choices[number]
         if choice.retry_after_s is not None:

@@ -7,8 +7,8 @@ What it decides
     next request.
 
 Kept true (tests/unit/serve/http/test_limits.py, by Hypothesis)
-    In any span of time a tenant gets at most its allowance of that span, one minute's more, and
-    what the answers under way overdraw.
+    No tenant fills the queue alone. In any span of time a tenant gets at most its allowance of
+    that span, one minute's more, and what the answers under way overdraw.
 """
 
 import math
@@ -49,8 +49,18 @@ class Bucket:
 class TenantLimits:
     """What one tenant has used."""
 
-    def __init__(self, tenant: Tenant, clock: Clock) -> None:
+    def __init__(self, tenant: Tenant, clock: Clock, most_answers: int | None = None) -> None:
+        """Begin with all that a tenant may use.
+
+        Args:
+            tenant: Its limits.
+            clock: Seconds.
+            most_answers: Answers that it may have under way whatever its limits say, so that no
+                tenant fills the queue.
+        """
         self.tenant = tenant
+        bounds = [each for each in (tenant.concurrency, most_answers) if each is not None]
+        self._most_answers = min(bounds, default=None)
         self._requests, self._tokens = (
             None if each is None else Bucket(each, clock)
             for each in (tenant.requests_per_minute, tenant.tokens_per_minute)
@@ -63,7 +73,7 @@ class TenantLimits:
         Raises:
             HttpError: 429 if it must wait, 400 if it could never run.
         """
-        most = self.tenant.concurrency
+        most = self._most_answers
         if most is not None and answers > most:
             raise invalid(
                 f"The request asks for {answers:,} answers, and tenant {self.tenant.name} may have "
@@ -139,7 +149,23 @@ class TenantLimits:
 
 
 def limits_of(
-    tenants: Mapping[str, Tenant], clock: Clock = time.monotonic
+    tenants: Mapping[str, Tenant],
+    clock: Clock = time.monotonic,
+    *,
+    running: int,
+    waiting: int,
 ) -> dict[str, TenantLimits]:
-    """Limits of every tenant, all unused."""
-    return {name: TenantLimits(tenant, clock) for name, tenant in tenants.items()}
+    """Limits of every tenant, all unused.
+
+    Args:
+        tenants: By name.
+        clock: Seconds.
+        running: Answers that are computed together.
+        waiting: Answers that may wait. Of several tenants each may have its share of them.
+    """
+    whole = sum(tenant.weight for tenant in tenants.values())
+
+    def most(tenant: Tenant) -> int | None:
+        return None if len(tenants) == 1 else running + int(waiting * tenant.weight / whole)
+
+    return {name: TenantLimits(each, clock, most(each)) for name, each in tenants.items()}

@@ -105,7 +105,7 @@ class Metrics:
         self._prompts.observe(tokens)
 
     def count_token(self, tenant: str, seconds: float, *, is_first: bool) -> None:
-        """A token came, so many seconds after the last, or after the request."""
+        """A token came, these seconds after the last one or after the request."""
         self._generated.labels(self._model, tenant).inc()
         (self._first if is_first else self._next).observe(seconds)
 

@@ -99,7 +99,11 @@ async def _start(send: Send, status: int, fields: Mapping[str, str]) -> None:
 
 
 async def send_events(
-    send: Send, events: AsyncIterator[Any], *, heartbeat_s: float = HEARTBEAT_S
+    send: Send,
+    events: AsyncIterator[Any],
+    *,
+    headers: Mapping[str, str] | None = None,
+    heartbeat_s: float = HEARTBEAT_S,
 ) -> None:
     """A stream of events, with ``[DONE]`` at its end.
 
@@ -113,6 +117,7 @@ async def send_events(
             "content-type": "text/event-stream; charset=utf-8",
             "cache-control": "no-cache",
             "x-accel-buffering": "no",
+            **(headers or {}),
         },
     )
     coming = asyncio.ensure_future(anext(events, None))

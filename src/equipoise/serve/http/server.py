@@ -1,4 +1,4 @@
-"""Run the application on a socket until it is told to stop, and let what it began end.
+"""Run the application on a socket until a signal stops it, and let what it began end.
 
 What it decides
     The first Ctrl-C or SIGTERM drains: new requests get 503, those under way go on. The second
@@ -29,7 +29,7 @@ _HEAD_S = 30.0
 _UNREAD_MS = 60_000
 """The kernel closes a connection whose client leaves data unread for this long."""
 _UNREAD_BYTES = 128 << 10
-"""What the kernel keeps for a client that does not read; unless told it keeps megabytes."""
+"""What the kernel keeps for a client that does not read; by default it keeps megabytes."""
 _USER_TIMEOUT = getattr(socket, "TCP_USER_TIMEOUT", None)
 
 

@@ -39,5 +39,11 @@ class ServerState:
 
     def __post_init__(self) -> None:
         self.metrics = Metrics(self.model.engine, self.model.name, self.tenants.by_name)
-        self.limits = limits_of(self.tenants.by_name, self.clock)
+        engine = self.model.engine.limits
+        self.limits = limits_of(
+            self.tenants.by_name,
+            self.clock,
+            running=engine.most_sequences,
+            waiting=engine.queued_requests,
+        )
         self.most_body_bytes = max(_LEAST_BODY_BYTES, _TOKEN_BYTES * self.model.context_tokens)

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from equipoise.serve.engine.request import PromptScored, Score
 from equipoise.serve.http.asked import Asked, Prompt
-from equipoise.serve.http.choice import Offsets, Part, Scored
+from equipoise.serve.http.choice import ChoicePart, Offsets, Scored
 from equipoise.serve.http.vocabulary import Vocabulary
 
 Json = dict[str, Any]
@@ -32,7 +32,7 @@ def usage(prompt_tokens: int, answer_tokens: int, cached_tokens: int) -> Json:
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class AnswerHead:
     """What all chunks of an answer have alike."""
 
     model: str
@@ -50,7 +50,7 @@ class Shape(Protocol):
     def scored(self, number: int, event: PromptScored) -> list[Json]:
         """Choices for a prompt's scores."""
 
-    def chunk(self, number: int, part: Part) -> list[Json]:
+    def chunk(self, number: int, part: ChoicePart) -> list[Json]:
         """Choices for what became certain."""
 
     def whole(self, numbers: Sequence[int]) -> list[Json]:
@@ -63,9 +63,9 @@ class Shape(Protocol):
 class ChatShape:
     """``/v1/chat/completions``."""
 
-    def __init__(self, head: Head, asked: Asked, vocabulary: Vocabulary) -> None:
+    def __init__(self, head: AnswerHead, asked: Asked, vocabulary: Vocabulary) -> None:
         self._head, self._asked, self._vocabulary = head, asked, vocabulary
-        self._parts: dict[int, list[Part]] = {}
+        self._parts: dict[int, list[ChoicePart]] = {}
 
     def begin(self, number: int) -> list[Json]:
         """The role comes first."""
@@ -75,7 +75,7 @@ class ChatShape:
         """Prompts of a conversation are not shown."""
         return []
 
-    def chunk(self, number: int, part: Part) -> list[Json]:
+    def chunk(self, number: int, part: ChoicePart) -> list[Json]:
         """One choice, if there is anything to say."""
         self._parts.setdefault(number, []).append(part)
         if not (part.text or part.scored or part.finish):
@@ -134,11 +134,11 @@ class ChatShape:
 class CompletionShape:
     """``/v1/completions``."""
 
-    def __init__(self, head: Head, asked: Asked, vocabulary: Vocabulary) -> None:
+    def __init__(self, head: AnswerHead, asked: Asked, vocabulary: Vocabulary) -> None:
         self._head, self._asked, self._vocabulary = head, asked, vocabulary
         self._prompt_texts = [prompt_text(each, vocabulary) for each in asked.prompts]
         self._prompt_scores: dict[int, tuple[Score, ...]] = {}
-        self._parts: dict[int, list[Part]] = {}
+        self._parts: dict[int, list[ChoicePart]] = {}
         self._has_begun: set[int] = set()
 
     def begin(self, number: int) -> list[Json]:  # noqa: ARG002
@@ -150,7 +150,7 @@ class CompletionShape:
         self._prompt_scores[number // self._asked.each] = event.scores
         return []
 
-    def chunk(self, number: int, part: Part) -> list[Json]:
+    def chunk(self, number: int, part: ChoicePart) -> list[Json]:
         """One choice, if there is anything to say."""
         self._parts.setdefault(number, []).append(part)
         is_first = number not in self._has_begun
@@ -178,7 +178,9 @@ class CompletionShape:
             "choices": choices,
         }
 
-    def _choice(self, index: int, number: int, parts: Sequence[Part], *, echoes: bool) -> Json:
+    def _choice(
+        self, index: int, number: int, parts: Sequence[ChoicePart], *, echoes: bool
+    ) -> Json:
         prompt = number // self._asked.each
         text = "".join(part.text for part in parts)
         before = self._prompt_texts[prompt] if self._asked.echo else ""

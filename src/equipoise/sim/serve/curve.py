@@ -29,7 +29,7 @@ from equipoise.cost.step.request import Precision
 from equipoise.cost.step.work import LayerWork, head_work, layer_work
 from equipoise.cost.work import causal_pairs
 from equipoise.sim.machine import Machine
-from equipoise.spec.device.serving import Points, ServingCurve
+from equipoise.spec.device.serving import MeasuredServing, Points, ServingCurve
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
 
@@ -39,6 +39,7 @@ _CONTEXT_TOKENS = 4096
 _DECODES = 32
 _LAUNCH_S = 2e-6
 _MEMORY_SHARE = 0.9
+_ENGINE_SHARE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,14 +101,42 @@ def describe_replica(
     return ServingDevice(curve, kv_token_bytes, weights_bytes, kv_bytes, layout.tp)
 
 
-def _served(model: ModelSpec, machine: Machine, layout: Layout) -> Layout:
-    """The layout of one replica, or a refusal."""
+def measured_replica(
+    model: ModelSpec, machine: Machine, measured: MeasuredServing
+) -> ServingDevice:
+    """One replica of the engine on this machine, which was measured.
+
+    Keys and values get a quarter of its cores' memory, as in the engine.
+    """
+    width = 4 if measured.dtype == "fp32" else 2
+    kv_token_bytes = 2.0 * model.layers * model.kv_heads * model.head_width * width
+    cores = measured.threads
+    return ServingDevice(
+        measured.curve,
+        kv_token_bytes / cores,
+        model.params * width / cores,
+        _ENGINE_SHARE * machine.capacity_bytes,
+        cores,
+    )
+
+
+def require_served(layout: Layout) -> None:
+    """Refuse axes that are not priced in serving.
+
+    Raises:
+        SpecError: names the axis.
+    """
     for axis, meaning in (("cp", "context"), ("pp", "pipeline"), ("ep", "expert")):
         if getattr(layout, axis) > 1:
             raise SpecError(
                 f"layout: {axis} is {getattr(layout, axis)}, and {meaning} parallelism is not "
                 "priced in serving yet. Give tp and dp."
             )
+
+
+def _served(model: ModelSpec, machine: Machine, layout: Layout) -> Layout:
+    """The layout of one replica, or a refusal."""
+    require_served(layout)
     if layout.etp not in (1, layout.tp):
         raise SpecError(
             f"layout: etp is {layout.etp}, and experts are priced in serving only where they are "

@@ -14,8 +14,10 @@ Kept true (tests/unit/sim/serve/test_replica.py)
     tokens in come out; no page stays in use.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from typing import Protocol
 
 from equipoise.schedule.batching.iteration import Iteration, ServeOutcome
 from equipoise.schedule.batching.request import ServeRequest
@@ -26,6 +28,18 @@ from equipoise.spec.serving import IterationWork
 
 _MANY = 1 << 20
 """Iterations that are decided at once, at most."""
+_AT_ONCE = 64
+"""Iterations that are priced at once, before the clock is looked at."""
+
+
+class ClockPrice(ServingPrice, Protocol):
+    """A price that also says what decodes in a row take."""
+
+    def decodes_s(self, work: IterationWork, iterations: int) -> Sequence[float]:
+        """This iteration and those after it, in which every sequence reads one token more [s].
+
+        To the last bit as ``iteration_s`` of each.
+        """
 
 
 @dataclass(slots=True)
@@ -41,7 +55,7 @@ class _Paused:
 class Replica:
     """A scheduler and its clock."""
 
-    def __init__(self, scheduler: Scheduler, price: ServingPrice, *, at_once: int = _MANY) -> None:
+    def __init__(self, scheduler: Scheduler, price: ClockPrice, *, at_once: int = _MANY) -> None:
         self.scheduler = scheduler
         self.now_s = 0.0
         self.record = ReplicaRecord(pages=scheduler.settings.pages)
@@ -97,26 +111,34 @@ class Replica:
 
     def _let_pass(self, iteration: Iteration, resumed: int, until_s: float) -> int:
         """Move the clock on by the iteration's repeats, as long as nothing arrives."""
-        seconds, work = iteration.predicted_s, iteration.work
-        decodes, gaps = iteration.decodes, self.record.gaps
-        begin_s, now_s = self.now_s, self.now_s
-        ran = 0
+        work, gaps = iteration.work, self.record.gaps
+        counted = iteration.decodes - resumed
+        begin_s = now_s = self.now_s
+        ran, left = 0, iteration.repeats
+        seconds: Sequence[float] = [iteration.predicted_s]
         while True:
-            after_s = now_s + seconds
-            if decodes > resumed:
-                gaps.append((after_s - now_s, decodes - resumed))
-            now_s = after_s
-            ran += 1
-            if ran == iteration.repeats or now_s >= until_s:
+            for each_s in seconds:
+                if counted:
+                    gaps.append((each_s, counted))
+                now_s += each_s
+                ran += 1
+                if now_s >= until_s:
+                    break
+            left -= len(seconds)
+            if now_s >= until_s or not left:
                 break
-            work = IterationWork(
-                work.tokens,
-                work.pairs + decodes,
-                work.kv_tokens + decodes,
-                work.sequences,
-                work.logits,
+            # Further iterations decode only: every sequence reads one token more in each.
+            grown = ran * work.sequences
+            seconds = self._price.decodes_s(
+                IterationWork(
+                    work.tokens,
+                    work.pairs + grown,
+                    work.kv_tokens + grown,
+                    work.sequences,
+                    work.logits,
+                ),
+                min(left, _AT_ONCE),
             )
-            seconds = self._price.iteration_s(work)
         self.now_s = now_s
         self.record.busy_s += now_s - begin_s
         return ran

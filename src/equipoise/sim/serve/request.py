@@ -2,20 +2,20 @@
 
 What it decides
     A trace, a model, a cluster and a layout by the names of ``equipoise simulate``. On this machine
-    the curve that the engine measured of itself is used, and nothing else: a roofline is not what
-    a CPU's engine does.
+    a replica is one process with a thread on each of tp cores, and the curve that such an engine
+    measured of itself is used, and nothing else: a roofline is not what a CPU's engine does.
 
 Kept true (tests/unit/sim/serve/test_request.py, tests/unit/cli/simulate/test_requests.py)
     The answer is what ``equipoise simulate --requests --json`` prints; each refusal has one
     sentence.
 """
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from equipoise.base.errors import SpecError
+from equipoise.base.nearest import nearest
 from equipoise.cost.serving import CurvePrice
 from equipoise.cost.step.request import Precision
 from equipoise.data.progress import Progress
@@ -23,7 +23,12 @@ from equipoise.schedule.batching.fair.table import find_policy
 from equipoise.schedule.batching.settings import BatchSettings
 from equipoise.sim.machine import Machine
 from equipoise.sim.serve.answer import Objective, ServingAnswer
-from equipoise.sim.serve.curve import ServingDevice, describe_replica
+from equipoise.sim.serve.curve import (
+    ServingDevice,
+    describe_replica,
+    measured_replica,
+    require_served,
+)
 from equipoise.sim.serve.run import run_trace
 from equipoise.spec.cluster.file import read_cluster
 from equipoise.spec.cluster.spec import ClusterSpec
@@ -53,8 +58,8 @@ class ServingRequest:
     objectives: Mapping[str, Objective] = field(default_factory=dict)
     """By tenant; "" for those not named."""
     settings: BatchSettings | None = None
-    """The scheduler's limits; None: as many pages as the device has room for, 256 sequences, and a
-    queue without an end."""
+    """The scheduler's limits; None: as many pages as the device has room for, 256 sequences (64 on
+    this machine, as its engine has), and a queue without an end."""
 
 
 def simulate_serving(request: ServingRequest, progress: Progress | None = None) -> ServingAnswer:
@@ -75,16 +80,26 @@ def simulate_serving(request: ServingRequest, progress: Progress | None = None) 
     make_policy = find_policy(request.fair)
     given = request.requests
     trace = read_request_trace(Path(given)) if isinstance(given, str | Path) else tuple(given)
+    tenants = {each.tenant for each in trace}
+    for name in request.objectives:
+        if name and name not in tenants:
+            raise SpecError(
+                f'An objective is for tenant "{name}", and the trace has no request of theirs. '
+                f"Nearest: {nearest(name, sorted(tenants)) or '(none)'}."
+            )
     model = read_model(request.model) if isinstance(request.model, str) else request.model
-    layout = _layout_of(request.layout)
+    layout = request.layout
+    if isinstance(layout, str):
+        layout = read_layout(layout).layout
     cluster = request.cluster
     machine = Machine(read_cluster(cluster) if isinstance(cluster, str) else cluster)
     layout.require_world(machine.cluster.devices)
+    require_served(layout)
     replica = _replica(request, model, machine, layout)
     settings = request.settings or BatchSettings(
         replica.pages(PAGE_TOKENS),
         PAGE_TOKENS,
-        most_sequences=256,
+        most_sequences=64 if machine.device.name == THIS_CPU else 256,
         queued_requests=len(trace) + 1,
     )
     price = CurvePrice(replica.curve)
@@ -92,31 +107,18 @@ def simulate_serving(request: ServingRequest, progress: Progress | None = None) 
     return ServingAnswer(run, replica, machine.device, request.fair, request.objectives)
 
 
-def _layout_of(given: str | Layout) -> Layout:
-    if isinstance(given, Layout):
-        return given
-    words = read_layout(given)
-    if words.virtual > 1:
-        raise SpecError("layout: virtual has no meaning in serving. Give tp and dp.")
-    return words.layout
-
-
 def _replica(
     request: ServingRequest, model: ModelSpec, machine: Machine, layout: Layout
 ) -> ServingDevice:
     if machine.device.name != THIS_CPU:
         return describe_replica(model, machine, layout, request.precision)
-    name = serving_name(model)
-    measured = [
-        each
-        for each in read_serving(serving_file())
-        if each.model == name and each.dtype == request.precision and each.ranks == layout.tp
-    ]
-    if not measured:
-        raise SpecError(
-            f"The serving engine was not measured on this machine for this model in "
-            f"{request.precision} with tp={layout.tp}. Serve the model once, or name a device of "
-            "the table."
-        )
-    described = describe_replica(model, machine, layout, request.precision)
-    return dataclasses.replace(described, curve=measured[-1].curve)
+    threads = layout.tp
+    wanted = serving_name(model), request.precision, threads, 1
+    for each in read_serving(serving_file()):
+        if (each.model, each.dtype, each.threads, each.ranks) == wanted:
+            return measured_replica(model, machine, each)
+    raise SpecError(
+        f"The serving engine was not measured on this machine for this model in "
+        f"{request.precision} on {threads} {'core' if threads == 1 else 'cores'}. Serve the model "
+        "once, or name a device of the table."
+    )

@@ -20,9 +20,9 @@ from equipoise.data.progress import Progress, SilentProgress
 from equipoise.schedule.batching.fair.policy import MakePolicy
 from equipoise.schedule.batching.request import QueueFullError, ServeRequest
 from equipoise.schedule.batching.scheduler import Scheduler
-from equipoise.schedule.batching.settings import BatchSettings, ServingPrice
+from equipoise.schedule.batching.settings import BatchSettings
 from equipoise.sim.serve.record import ReplicaRecord, RequestRecord
-from equipoise.sim.serve.replica import Replica
+from equipoise.sim.serve.replica import ClockPrice, Replica
 from equipoise.spec.request_trace import TracedRequest
 
 
@@ -47,7 +47,7 @@ class ServedTrace:
 def run_trace(
     trace: Sequence[TracedRequest],
     settings: BatchSettings,
-    price: ServingPrice,
+    price: ClockPrice,
     make_policy: MakePolicy,
     *,
     replicas: int = 1,
@@ -105,6 +105,6 @@ def _request(record: RequestRecord, page_tokens: int) -> ServeRequest:
         traced.arrival_s,
         traced.prompt_tokens,
         # What a request may generate is known to the scheduler, what it will is not.
-        max(traced.most_tokens, traced.output_tokens),
+        max(traced.most_tokens, traced.output_tokens) if traced.output_tokens else 0,
         tuple(b"%s/%d" % (group, page) for page in range(pages)),
     )

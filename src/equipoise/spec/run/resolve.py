@@ -23,6 +23,7 @@ from equipoise.spec.limits import MOST_WINDOWS
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.run.keys import DEFAULT, Fault, Given, Origin, build, keys, toml
 from equipoise.spec.run.lora import FEED_FORWARD, TARGETS, LoraSpec
+from equipoise.spec.run.precision import judge_precision
 from equipoise.spec.run.resolve_model import resolve_model
 from equipoise.spec.run.spec import PYTHON_SOURCES, RunSpec
 from equipoise.spec.run.wish import Wish, nearest_multiples
@@ -66,6 +67,7 @@ def resolve(
     _judge_together(wish)
     model, model_origins = resolve_model(wish, base)
     _judge_experts_of_lora(wish, model)
+    judge_precision(wish, model)
     spec = build({name: each.value for name, each in wish.given.items()})
     run = ResolvedRun(
         spec=spec,

@@ -24,7 +24,7 @@ PYTHON_SOURCES = ("python-stdlib", "python-functions")
 """Sources that are this Python's own files, and read no path."""
 Format = Literal["text", "messages", "prompt-completion"]
 Loss = Literal["answers", "last-answer", "all"]
-Precision = Literal["fp32", "bf16"]
+Precision = Literal["fp32", "bf16", "fp8"]
 RateSchedule = Literal["cosine", "linear", "wsd", "constant", "inverse-sqrt"]
 Recompute = Literal["none", "attention", "selective", "every-2", "every-3", "every-4", "full"]
 
@@ -235,7 +235,11 @@ class TrainSpec:
         ),
     ] = ()
     precision: Annotated[
-        Precision, Field(description="of activations and matmuls; master weights are fp32")
+        Precision,
+        Field(
+            description="of activations and matmuls; master weights are fp32; fp8 is bf16 with "
+            "float8 products in attention projections and feed-forwards"
+        ),
     ] = "fp32"
     recompute: Annotated[
         Recompute,

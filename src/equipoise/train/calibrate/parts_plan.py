@@ -10,6 +10,7 @@ Kept true (tests/unit/train/calibrate/test_parts_table.py)
 
 from dataclasses import dataclass, field
 
+from equipoise.base.errors import SpecError
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.run.resolve import ResolvedRun
 from equipoise.spec.run.spec import Precision
@@ -41,8 +42,16 @@ class PartsPlan:
         >>> from equipoise.spec.run.load import read_run
         >>> PartsPlan.for_run(read_run(None, [("pack.context_tokens", "1024")])).sizes
         (128, 1024, 1280)
+
+        Raises:
+            SpecError: the run multiplies in a precision that no curve has.
         """
         spec = run.spec
+        if spec.train.precision == "fp8":
+            raise SpecError(
+                'train.precision = "fp8" has no curves on cores: equipoise calibrate times fp32 '
+                "and bf16. Set one of them, or calibrate without a run.toml."
+            )
         return cls(run.model, spec.train.precision, spec.pack.most_tokens, spec.pack.context_tokens)
 
     @property

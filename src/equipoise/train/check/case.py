@@ -48,10 +48,15 @@ from equipoise.spec.run.spec import (
     TrainSpec,
 )
 
-Precision = Literal["fp32", "fp64"]
+Precision = Literal["fp32", "fp64", "fp8"]
 
 TOLERANCE = 1e-5
 """Largest error of a loss, logit or gradient in fp32, relative to its scale (design, Tests)."""
+
+FP8_TOLERANCE = 1e-3
+"""The same with float8 products. Sums in another order differ by 1e-7 as in fp32, but where one
+lies on an edge between two float8 numbers, they round an element to its neighbour, up to 2^-3 away.
+One such element among thousands weighs 1e-5; leaving out the rounding weighs 1e-2."""
 
 DOCUMENT_TOKENS = (173, 5, 1, 64, 97, 31, 8, 129, 2, 40, 77, 200)
 
@@ -83,7 +88,7 @@ class Case:
     pack: PackSpec
     train: TrainSpec
     precision: Precision = "fp32"
-    """Dtype of weights and activations."""
+    """Dtype of weights and activations; ``fp8`` is fp32 with float8 products in dense layers."""
     tolerance: float = TOLERANCE
     """Largest error of a loss, logit or gradient, relative to its scale."""
     doc_tokens: tuple[int, ...] = DOCUMENT_TOKENS
@@ -207,6 +212,16 @@ def of_theirs(cases: Sequence[Case], config: str) -> list[Case]:
         config: As ``Case.theirs``.
     """
     return [dataclasses.replace(case, theirs=config, precision="fp64") for case in cases]
+
+
+def of_fp8(cases: Sequence[Case]) -> list[Case]:
+    """Those of the same cases that float8 products are proven in, with such products."""
+    return [
+        dataclasses.replace(case, precision="fp8", tolerance=FP8_TOLERANCE)
+        for case in cases
+        if case.layout.tp == case.layout.pp == case.layout.ep == case.layout.etp == 1
+        and not case.lora.rank
+    ]
 
 
 def scaled_down(model: ModelSpec) -> ModelSpec:

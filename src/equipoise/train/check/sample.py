@@ -33,6 +33,7 @@ from equipoise.nn.decoder import Decoder, initialize
 from equipoise.nn.loss import IGNORED
 from equipoise.nn.moe.balance import balances, set_loss_scale
 from equipoise.nn.packed import PackedModel
+from equipoise.nn.project import FP8
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.pack import MicroBatch, PackedStep, Pieces
 from equipoise.spec.run.lora import LoraSpec
@@ -171,6 +172,8 @@ def make_decoder(case: Case, labels: int) -> Decoder:
         balance.state_X.copy_(torch.arange(model.experts))
     set_loss_scale(decoder, 1 / labels)
     _choose_trained(decoder, case)
+    if case.precision == "fp8":
+        decoder.set_products(FP8)
     return decoder.double() if case.precision == "fp64" else decoder
 
 

@@ -1,9 +1,12 @@
 """The scheduler: each token once, pages conserved, whatever arrives, ends or is preempted."""
 
+from collections.abc import Mapping
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from equipoise.schedule.batching.fair.policy import FairPolicy, MakePolicy
 from equipoise.schedule.batching.fair.table import FAIR_POLICIES
 from equipoise.schedule.batching.request import ServeRequest
 from equipoise.schedule.batching.scheduler import Scheduler
@@ -37,6 +40,23 @@ def loads(draw: st.DrawFn) -> tuple[list[ServeRequest], dict[str, int]]:
     return requests, outputs
 
 
+def noting(make: MakePolicy, charged: dict[str, float]) -> MakePolicy:
+    """The same policy, which notes the work that each job is charged."""
+
+    def made(weights: Mapping[str, float], grace_s: float) -> FairPolicy:
+        policy = make(weights, grace_s)
+        charge = policy.charge
+
+        def note(job_id: str, work_s: float) -> None:
+            charged[job_id] = charged.get(job_id, 0.0) + work_s
+            charge(job_id, work_s)
+
+        policy.charge = note  # type: ignore[method-assign]
+        return policy
+
+    return made
+
+
 @settings(deadline=None, max_examples=300)
 @given(
     load=loads(),
@@ -68,7 +88,9 @@ def test_every_token_is_computed_once_and_every_page_comes_back(
         is_chunked=is_chunked,
         swap_pages=swap_pages,
     )
-    scheduler = Scheduler(limits, LinearPrice(swap=swap), FAIR_POLICIES[policy])
+    price = LinearPrice(swap=swap)
+    charged: dict[str, float] = {}
+    scheduler = Scheduler(limits, price, noting(FAIR_POLICIES[policy], charged))
     loop = Loop(scheduler, outputs)
     loop.run(requests)
     for each in requests:
@@ -76,5 +98,11 @@ def test_every_token_is_computed_once_and_every_page_comes_back(
         assert mine.sampled == outputs[each.id]
         assert mine.computed == each.prompt_tokens + max(0, mine.sampled - 1)
         assert mine.end_s is not None
+        # Whatever preemption took away and the cache gave, no token is charged twice.
+        work_s = price.prompt_s(0, mine.computed)
+        if each.page_keys:
+            assert charged[each.id] <= work_s * (1 + 1e-9)
+        else:
+            assert charged[each.id] == pytest.approx(work_s)
     assert scheduler.used_pages == 0 and scheduler.available_pages == pages
     assert scheduler.backlog_s == pytest.approx(0.0, abs=1e-9)

@@ -11,8 +11,8 @@ from equipoise.serve.engine.calibrate import kept_curve, measure_curve, median_s
 from equipoise.serve.engine.forward import PagedDecoder
 from equipoise.spec.device.serving import read_serving
 from equipoise.spec.serving import IterationWork, chunk_pairs
-from support.engine import small_decoder
-from support.paged import paged
+from support.serving.engine import small_decoder
+from support.serving.paged import paged
 
 
 class _Clocked(PagedDecoder):

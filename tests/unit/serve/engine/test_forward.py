@@ -12,7 +12,7 @@ from equipoise.base.errors import ModelError
 from equipoise.nn.decoder import Decoder
 from equipoise.serve.engine.forward import PagedDecoder
 from equipoise.spec.model.presets import RopeScaling
-from support.paged import PLAIN, built, chunk_of, paged, whole_logits
+from support.serving.paged import PLAIN, built, chunk_of, paged, whole_logits
 
 MODELS = {
     "plain": PLAIN,

@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 
 from equipoise.base.errors import ModelError
 from equipoise.nn.decoder import Decoder
+from equipoise.serve.engine.forward import PagedDecoder
+from equipoise.serve.engine.pool import KvPool
 from equipoise.serve.engine.request import Answered, GenerateRequest, Score
 from equipoise.serve.engine.tiles import find_rows
 from equipoise.serve.sample import Sampling
 from equipoise.spec.model.presets import ModelSpec
-from support.engine import SMALL, make_engine, small_decoder
+from support.serving.engine import SMALL, make_engine, small_decoder
 from support.serving.loop import LinearPrice
 
 MODELS = {
@@ -145,4 +147,14 @@ def test_a_machine_without_invariant_products_is_refused() -> None:
     assert str(caught.value) == (
         "On this machine a row's bits depend on the other rows, whatever the tile: 32, 64, 16, 8 "
         "rows were tried. Serve without the invariant mode."
+    )
+
+
+def test_the_mode_is_refused_on_other_devices() -> None:
+    decoder, meta = small_decoder(), torch.device("meta")
+    pool = KvPool(SMALL, pages=2, page_tokens=4, dtype=torch.float32, device=meta)
+    with pytest.raises(ModelError) as caught:
+        PagedDecoder(decoder, pool, is_invariant=True)
+    assert str(caught.value) == (
+        "The invariant mode runs on CPU alone; the model is on meta. Serve it there without."
     )

@@ -23,9 +23,9 @@ from equipoise.serve.engine.request import (
 )
 from equipoise.serve.sample import Sampling, log_probabilities
 from equipoise.serve.text import TextStream
-from support.engine import END, alone, byte_level, make_engine, small_decoder
-from support.paged import whole_logits
+from support.serving.engine import END, alone, byte_level, make_engine, small_decoder
 from support.serving.loop import LinearPrice
+from support.serving.paged import whole_logits
 
 
 def prompt_of(seed: int, tokens: int) -> tuple[int, ...]:

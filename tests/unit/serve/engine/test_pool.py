@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from equipoise.base.errors import FitError
 from equipoise.schedule.batching.iteration import Swap
 from equipoise.serve.engine.pool import KvPool, token_bytes
-from support.paged import PLAIN, joined
+from support.serving.paged import PLAIN, joined
 
 
 def make_pool(pages: int, *, swap_pages: int = 0, dtype: torch.dtype = torch.float32) -> KvPool:

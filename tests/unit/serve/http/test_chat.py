@@ -7,8 +7,8 @@ import openai
 import pytest
 
 from support.chat.template import CHATML
-from support.engine import byte_level
-from support.http.served import MODEL, Running, running
+from support.serving.engine import byte_level
+from support.serving.http.served import MODEL, Running, running
 
 TALK: list[Any] = [
     {"role": "system", "content": "be brief"},

@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.serve.engine.request import Finish, Score, TokenEvent
-from equipoise.serve.http.choice import Choice, Part
+from equipoise.serve.http.choice import ChoicePart, StreamedChoice
 from equipoise.serve.http.vocabulary import Vocabulary
 from equipoise.serve.text import StopStrings, TextStream
-from support.engine import END, byte_level
+from support.serving.engine import END, byte_level
 
 VOCABULARY = Vocabulary(byte_level())
 
@@ -34,8 +34,8 @@ def events(ids: Sequence[int], stops: Sequence[str] = ()) -> list[TokenEvent]:
     return said
 
 
-def parts(said: Sequence[TokenEvent]) -> list[Part]:
-    choice = Choice(VOCABULARY, {END}.__contains__)
+def parts(said: Sequence[TokenEvent]) -> list[ChoicePart]:
+    choice = StreamedChoice(VOCABULARY, {END}.__contains__)
     return [choice.push(event) for event in said]
 
 

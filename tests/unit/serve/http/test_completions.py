@@ -6,7 +6,7 @@ from typing import Any
 import openai
 import pytest
 
-from support.http.served import MODEL, Running, running
+from support.serving.http.served import MODEL, Running, running
 
 
 @pytest.fixture(scope="module")
@@ -183,3 +183,10 @@ def test_a_stop_string_is_never_in_the_text(client: openai.OpenAI) -> None:
     cut = client.completions.create(**asked, stop=stop, extra_body={"ignore_eos": True})
     assert cut.choices[0].text == text[: text.index(stop)]
     assert cut.choices[0].finish_reason == "stop"
+
+
+def test_a_stop_string_in_the_prompt_ends_nothing(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"model": MODEL, "max_tokens": 5, "seed": 3, "logit_bias": {"40": 100}}
+    answer = client.completions.create(prompt="END", stop="END", echo=True, **asked)
+    assert answer.choices[0].text.startswith("END")
+    assert answer.choices[0].finish_reason == "length"

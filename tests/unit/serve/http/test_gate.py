@@ -12,8 +12,8 @@ import pytest
 from equipoise import __version__
 from equipoise.serve.http.keys import hash_key, make_key
 from equipoise.serve.http.tenants import Tenant, Tenants
-from support.http.raw import Reply, ask, open_socket, read_reply
-from support.http.served import MODEL, Running, running
+from support.serving.http.raw import Reply, ask, open_socket, read_reply
+from support.serving.http.served import MODEL, Running, running
 
 KEYS = {name: make_key() for name in ("ann", "bob", "few")}
 BY_NAME = {
@@ -183,8 +183,13 @@ def test_context_names_limit_and_count(server: Running) -> None:
     }
     reply = post(server, {"prompt": "hello " * 5000, "max_tokens": 1})
     count = len(server.state.model.tokenizer.encode("hello " * 5000))
-    assert f"the prompt has {count:,} tokens" in error(reply)["message"]
-    assert error(reply)["param"] == "prompt"
+    assert error(reply) == {
+        "message": f"The model's context is 512 tokens; the prompt has {count:,} tokens. Shorten "
+        "the prompt or ask for fewer.",
+        "type": "invalid_request_error",
+        "param": "prompt",
+        "code": "context_length_exceeded",
+    }
 
 
 @pytest.mark.parametrize(

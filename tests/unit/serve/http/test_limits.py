@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.serve.http.fault import HttpError
-from equipoise.serve.http.limits import TenantLimits
+from equipoise.serve.http.limits import TenantLimits, limits_of
 from equipoise.serve.http.tenants import Tenant
 
 
@@ -126,6 +126,15 @@ def test_no_span_gives_more_than_its_allowance(
             got = sum(tokens for _, tokens in taken[first : last + 1])
             # What the last answer overdrew is not paid back yet.
             assert got <= per_minute * (1 + span_s / 60) + 10 + 1e-6
+
+
+def test_no_tenant_fills_the_queue() -> None:
+    tenants = {"a": Tenant("a", 3.0), "b": Tenant("b"), "c": Tenant("c", concurrency=2)}
+    limits = limits_of(tenants, running=8, waiting=100)
+    for name, most in (("a", 8 + 60), ("b", 8 + 20), ("c", 2)):
+        limits[name].take(1, most)
+        assert refusal(limits[name], 1).status == 429
+    limits_of({"a": Tenant("a")}, running=8, waiting=100)["a"].take(1, 10_000)
 
 
 def test_without_limits_nothing_is_said() -> None:

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from support.http.raw import Reply, ask, open_socket, read_reply
-from support.http.scrape import scraped
-from support.http.served import MODEL, Running, running
+from support.serving.http.raw import Reply, ask, open_socket, read_reply
+from support.serving.http.scrape import scraped
+from support.serving.http.served import MODEL, Running, running
 
 LONG = {"model": MODEL, "prompt": "a", "max_tokens": 3500, "ignore_eos": True, "temperature": 0}
+HONEST = {"model": MODEL, "prompt": "Hello world", "max_tokens": 20, "ignore_eos": True}
 SIZES: dict[str, Any] = {"pages": 1024, "context_tokens": 4000, "most_sequences": 2}
 
 
@@ -102,6 +103,22 @@ def test_a_full_queue_says_when_to_come_back(server: Running) -> None:
     said = json.loads(refused.body)["error"]
     assert said["type"] == "overloaded_error"
     assert said["message"].startswith("2 requests wait already, as many as may. Try again in ")
+
+
+def test_a_storm_of_clients_that_leave_holds_nobody_up() -> None:
+    settings: list[dict[str, Any]] = [
+        {"n": 2, "temperature": 1},
+        {"stream": True},
+        {"prompt": "a " * 200, "max_tokens": 9},
+    ]
+    data = json.dumps(HONEST).encode()
+    with running(**SIZES) as server:
+        for at in range(12):
+            begin(server, **settings[at % 3]).close()
+            if at % 4 == 3:
+                honest = ask(server.port, "POST", "/v1/completions", data)
+                assert json.loads(honest.body)["usage"]["completion_tokens"] == 20
+        until(lambda: is_idle(server))
 
 
 def test_who_does_not_read_is_given_up() -> None:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.serve.http.vocabulary import Vocabulary
-from support.engine import byte_level
+from support.serving.engine import byte_level
 from unit.serve.test_text import pieces
 
 CORES = {"byte level": byte_level(), "pieces": pieces()}

@@ -94,7 +94,7 @@ def test_every_fault_is_told_at_once_in_the_order_of_the_files(tmp_path: Path) -
         tmp_path,
         'extends = "base.toml"\n'
         "[train]\n"
-        'precision = "fp8"\n'
+        'precision = "fp33"\n'
         "steps = -1\n"
         "warmup_steps = 5000\n"
         "[pack]\n"
@@ -104,7 +104,8 @@ def test_every_fault_is_told_at_once_in_the_order_of_the_files(tmp_path: Path) -
         "cpp = 2\n",
     )
     assert faults(path, ("train.lr", "fast"), ("train.step", "3")) == (
-        'run.toml:3  train.precision: "fp8" is not one of "fp32", "bf16". Nearest: "fp32".\n'
+        'run.toml:3  train.precision: "fp33" is not one of "fp32", "bf16", "fp8". '
+        'Nearest: "fp32".\n'
         "run.toml:4  train.steps: -1 is too small; it must be at least 0.\n"
         "run.toml:7  pack.step_tokens: 5000 is not a multiple of pack.context_tokens = "
         "4096 (run.toml:8). Nearest: 4096 or 8192.\n"

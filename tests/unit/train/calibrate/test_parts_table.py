@@ -6,12 +6,14 @@ from typing import get_args
 import pytest
 
 from equipoise.balance.context.plan import plan_context
+from equipoise.base.errors import SpecError
 from equipoise.cost.curve import LoadCurve
 from equipoise.schedule.attention.count import Wire
 from equipoise.schedule.attention.price import LinkPrice
 from equipoise.sim.here import count_tiles, replay_core
 from equipoise.spec.device.parts import DocPoint, Measured, Way
 from equipoise.spec.model.presets import preset
+from equipoise.spec.run.load import read_run
 from equipoise.train.calibrate.parts import ways_of
 from equipoise.train.calibrate.parts_plan import DEPTHS, PartsPlan, StepRecord, WaySamples
 from equipoise.train.calibrate.parts_table import context_points, document_points, way_table
@@ -135,3 +137,12 @@ def test_sizes_and_lengths_of_a_run_are_covered() -> None:
     assert PLAN.sizes == (128, 1024, 1280) and PLAN.doc_tokens == (16, 64, 256, 1024)
     short = PartsPlan(preset("2m"), "fp32", 100, 100)
     assert short.sizes == (128,) and short.doc_tokens == (16, 64, 100)
+
+
+def test_a_run_in_float8_is_refused() -> None:
+    with pytest.raises(SpecError) as caught:
+        PartsPlan.for_run(read_run(None, [("train.precision", "fp8")]))
+    assert str(caught.value) == (
+        'train.precision = "fp8" has no curves on cores: equipoise calibrate times fp32 and bf16. '
+        "Set one of them, or calibrate without a run.toml."
+    )

@@ -2,8 +2,8 @@
 
 Why
     Equal shares make everybody's jobs end late. The same shares spent on one job after the other
-    let most end early and none late: short jobs of a tenant that asks for little go first, and a
-    tenant that asks for much loses nothing.
+    let most end early: short jobs of a tenant that asks for little go first, and a tenant that asks
+    for much loses nothing.
 
 What it decides
     The *fluid* device serves all users with unfinished jobs at once, each in proportion to its
@@ -20,9 +20,9 @@ What it decides
     same job.
 
 Kept true (tests/unit/schedule/batching/fair/test_uwfq.py)
-    No job ends later than in the fluid device by more than the longest chunk; a user's last
-    deadline does not depend on how its work is cut into jobs; what is charged moves the fluid
-    device by as much.
+    Where estimates are right, no user ends its work later than in the fluid device by more than the
+    longest chunk, nor does any job where those of a user come together; a user's last deadline does
+    not depend on how its work is cut into jobs; what is charged moves the fluid device by as much.
 
 Sources
     UWFQ, arXiv:2510.15485.
@@ -74,12 +74,11 @@ class Uwfq:
         if chain is None:
             weight = self._weights.get(job.tenant, 1.0)
             chain = self._users[job.tenant] = UserChain(job.tenant, weight, self._now)
-        pause = max(0.0, self._now - chain.end)
         last_s = chain.stages.get(job.stage_of)
-        if last_s is not None and now_s - last_s <= self._grace_s:
-            pause = 0.0
+        is_stage = last_s is not None and now_s - last_s <= self._grace_s
         chain.advance(self._now)
-        link = chain.append(job.id, job.arrival_s, job.work_s / chain.weight, pause)
+        work = job.work_s / chain.weight
+        link = chain.append(job.id, job.arrival_s, work, self._now, is_stage=is_stage)
         self._jobs[job.id] = _Chained(job, chain, link, job.work_s)
         self._activate(chain)
         self._queue.push(job.tenant, link[0], job.id)
@@ -106,15 +105,15 @@ class Uwfq:
         """A job was served: the fluid device serves as much."""
         chained = self._jobs[job_id]
         chained.done_s += work_s
+        chained.chain.serve(chained.link, work_s / chained.chain.weight)
         self._serve(work_s)
         if chained.done_s > chained.planned_s * (1.0 + _ROUNDING):
             chain = chained.chain
             more_s = max(chained.planned_s, chained.done_s - chained.planned_s)
             chain.advance(self._now)
             chain.leave(chained.link, self._now)
-            pause = max(0.0, self._now - chain.end)
             work = more_s / chain.weight
-            chained.link = chain.append(job_id, chained.job.arrival_s, work, pause)
+            chained.link = chain.append(job_id, chained.job.arrival_s, work, self._now)
             chained.planned_s += more_s
             self._activate(chain)
 

@@ -2,8 +2,8 @@
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from support.http.raw import ask
-from support.http.served import Running
+from support.serving.http.raw import ask
+from support.serving.http.served import Running
 
 _LABELS = ("tenant", "finished_reason", "reason")
 

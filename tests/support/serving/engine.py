@@ -19,8 +19,8 @@ from equipoise.serve.engine.loop import EngineLoop
 from equipoise.serve.prompt import PromptReader
 from equipoise.serve.sample import Sampling, choose_token
 from equipoise.spec.model.presets import ModelSpec
-from support.paged import PLAIN, built, paged
 from support.serving.loop import LinearPrice
+from support.serving.paged import PLAIN, built, paged
 
 END = 0
 SMALL = dataclasses.replace(PLAIN, vocab=280)

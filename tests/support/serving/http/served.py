@@ -14,7 +14,7 @@ from equipoise.serve.http.server_state import ServerState
 from equipoise.serve.http.tenants import Tenants, open_tenants
 from equipoise.serve.prompt import PromptReader
 from support.chat.template import CHATML
-from support.engine import END, SMALL, byte_level, make_engine
+from support.serving.engine import END, SMALL, byte_level, make_engine
 
 MODEL = "tiny"
 

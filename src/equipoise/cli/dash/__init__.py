@@ -1,0 +1,1 @@
+"""``equipoise dash``: the verb."""

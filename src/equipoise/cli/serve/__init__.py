@@ -1,0 +1,1 @@
+"""``equipoise serve``: the verb."""

@@ -1,0 +1,45 @@
+"""The price of an iteration: points are met, nothing gets cheaper by growing, shares add up."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from equipoise.cost.serving import CurvePrice, read_points
+from equipoise.spec.device.serving import ServingCurve
+from equipoise.spec.serving import IterationWork
+
+CURVE = ServingCurve(
+    tokens=((1, 4e-3), (64, 5e-3), (4096, 0.2)),
+    logits=((1, 1e-4), (64, 4e-4)),
+    pair_s=1e-8,
+    kv_token_s=1e-7,
+    sequence_s=1e-5,
+    swap_token_s=1e-7,
+)
+PRICE = CurvePrice(CURVE)
+sizes = st.tuples(*(st.integers(0, 10_000) for _ in range(5)))
+
+
+def test_points_are_met() -> None:
+    assert PRICE.iteration_s(IterationWork(64, 0, 0, 0, 0)) == 5e-3
+    assert PRICE.iteration_s(IterationWork(4096, 0, 0, 0, 64)) == pytest.approx(0.2 + 4e-4)
+    assert PRICE.iteration_s(IterationWork(0, 5, 7, 3, 0)) == pytest.approx(5e-8 + 7e-7 + 3e-5)
+    assert PRICE.swap_s(10) == 1e-6
+
+
+def test_a_single_point_grows_in_proportion() -> None:
+    assert read_points(((4, 2.0),), 2) == 2.0 and read_points(((4, 2.0),), 8) == 4.0
+
+
+@given(one=sizes, more=sizes)
+def test_more_work_never_takes_less_time(one: tuple[int, ...], more: tuple[int, ...]) -> None:
+    both = [a + b for a, b in zip(one, more, strict=True)]
+    assert PRICE.iteration_s(IterationWork(*both)) >= PRICE.iteration_s(IterationWork(*one))
+
+
+@given(start=st.integers(0, 5000), first=st.integers(0, 5000), second=st.integers(0, 5000))
+def test_shares_of_ranges_that_touch_add_up(start: int, first: int, second: int) -> None:
+    for share in (PRICE.prompt_s, PRICE.output_s):
+        whole = share(start, first + second)
+        parts = share(start, first) + share(start + first, second)
+        assert parts == pytest.approx(whole)

@@ -1,0 +1,141 @@
+"""Traces of requests: three forms read alike, and each wrong row is refused by its line."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from equipoise.base.errors import DataError
+from equipoise.spec.request_trace import TracedRequest, read_request_trace
+
+
+def write(folder: Path, text: str) -> Path:
+    file = folder / "trace"
+    file.write_text(text)
+    return file
+
+
+def lines(*rows: dict[str, object]) -> str:
+    return "\n".join(json.dumps(row) for row in rows) + "\n"
+
+
+def test_our_own_form(tmp_path: Path) -> None:
+    later = {"arrival_s": 2, "prompt_tokens": 9, "output_tokens": 0}
+    full = {
+        "arrival_s": 1.5,
+        "tenant": "a",
+        "prompt_tokens": 7,
+        "output_tokens": 3,
+        "most_tokens": 5,
+        "prefix_group": "g",
+        "prefix_tokens": 4,
+    }
+    assert read_request_trace(write(tmp_path, lines(later, full))) == (
+        TracedRequest(1.5, "a", 7, 3, 5, "g", 4),
+        TracedRequest(2.0, "", 9, 0, 0),
+    )
+
+
+def test_apex_and_azure_read_like_ours(tmp_path: Path) -> None:
+    apex = lines(
+        {"StartTimeOffset": 0, "ContextTokens": 374, "GeneratedTokens": 44},
+        {"StartTimeOffset": 4_314_000_000, "ContextTokens": 396, "GeneratedTokens": 109},
+    )
+    expected = (TracedRequest(0.0, "", 374, 44, 44), TracedRequest(4.314, "", 396, 109, 109))
+    assert read_request_trace(write(tmp_path, apex)) == expected
+    azure = (
+        "TIMESTAMP,ContextTokens,GeneratedTokens\r\n"
+        "2023-11-16 18:15:50.9951690,396,109\r\n"
+        "2023-11-16 18:15:46.6805900,374,44\r\n"
+    )
+    read = read_request_trace(write(tmp_path, azure))
+    assert [each.prompt_tokens for each in read] == [374, 396]
+    assert read[0].arrival_s == 0.0 and read[1].arrival_s == pytest.approx(4.314579, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            lines({"arrival_s": 0, "prompt_tokens": 0, "output_tokens": 1}),
+            ":1  prompt_tokens is 0. Give a whole number of 1 to 2,147,483,647.",
+        ),
+        (
+            lines({"arrival_s": -1, "prompt_tokens": 1, "output_tokens": 1}),
+            ":1  arrival_s is -1. Give a number from 0.",
+        ),
+        (
+            '{"arrival_s": NaN, "prompt_tokens": 1, "output_tokens": 1}',
+            ":1  arrival_s is NaN. Give a number from 0.",
+        ),
+        (
+            lines({"arrival_s": 0, "prompt_tokens": 1, "output_tokens": True}),
+            ":1  output_tokens is true. Give a whole number of 0 to 2,147,483,647.",
+        ),
+        (
+            "\n" + lines({"arrival_s": 0, "prompt_tokens": 1}),
+            ":2  has no output_tokens.",
+        ),
+        (
+            lines({"arrival_s": 0, "prompt_token": 1, "output_tokens": 1}),
+            ":1  prompt_token: no such key. Nearest: prompt_tokens. All: arrival_s, tenant, "
+            "prompt_tokens, output_tokens, most_tokens, prefix_group, prefix_tokens.",
+        ),
+        (
+            lines({"arrival_s": 0, "prompt_tokens": 4, "output_tokens": 3, "most_tokens": 2}),
+            ":1  most_tokens is 2. Give a whole number of 3 to 2,147,483,647.",
+        ),
+        (
+            lines({"arrival_s": 0, "prompt_tokens": 4, "output_tokens": 3, "prefix_tokens": 2}),
+            ":1  needs both prefix_group and prefix_tokens, or neither.",
+        ),
+        (
+            lines(
+                {
+                    "arrival_s": 0,
+                    "prompt_tokens": 4,
+                    "output_tokens": 3,
+                    "prefix_group": "g",
+                    "prefix_tokens": 5,
+                }
+            ),
+            ":1  prefix_tokens is 5, and the prompt has 4 tokens. Give at most those.",
+        ),
+        ('{"arrival_s": 0}\n', ":1  has no prompt_tokens."),
+        ("{}\n[1]\n", ":2  is [1]. Each line must be an object in braces."),
+        (
+            "time,tokens\n1,2\n",
+            ":1  has no column TIMESTAMP. A CSV trace needs TIMESTAMP, ContextTokens and "
+            "GeneratedTokens; these are time, tokens.",
+        ),
+        (
+            "TIMESTAMP,ContextTokens,GeneratedTokens\nnoon,2,2\n",
+            ':2  TIMESTAMP is "noon". Give a date and time.',
+        ),
+        (
+            "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:50,2,x\n",
+            ':2  GeneratedTokens is "x". Give a whole number of 0 to 2,147,483,647.',
+        ),
+        (
+            "",
+            " holds no requests. Give JSON lines with arrival_s, prompt_tokens and output_tokens, "
+            "or a CSV file with TIMESTAMP, ContextTokens and GeneratedTokens.",
+        ),
+    ],
+)
+def test_a_wrong_row_is_refused_by_its_line(tmp_path: Path, text: str, message: str) -> None:
+    file = write(tmp_path, text)
+    with pytest.raises(DataError) as refusal:
+        read_request_trace(file)
+    assert str(refusal.value) == f"{file}{message}"
+
+
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError) as refusal:
+        read_request_trace(tmp_path / "nope")
+    assert str(refusal.value) == f"No such file: {tmp_path / 'nope'}"
+    file = tmp_path / "bytes"
+    file.write_bytes(b"{\xff}")
+    with pytest.raises(DataError) as refusal:
+        read_request_trace(file)
+    assert str(refusal.value) == f"{file} holds no requests: it is not UTF-8 text: line 1."
