@@ -22,9 +22,9 @@ from equipoise.serve.engine.request import GenerateRequest, RanksLostError
 from equipoise.serve.longctx.choice import VariantChoice
 from equipoise.serve.longctx.decoder import ContextDecoder, page_tokens_of
 from equipoise.spec.model.presets import ModelSpec
-from support.engine import SMALL, alone, reader, small_decoder
-from support.paged import chunk_of, paged
+from support.serving.engine import SMALL, alone, reader, small_decoder
 from support.serving.loop import LinearPrice
+from support.serving.paged import chunk_of, paged
 
 PAGES = 40
 HEADS = [(9, 3), (8, 1), (4, 4)]
