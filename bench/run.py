@@ -21,6 +21,7 @@ BENCHES = (
     "local.pipeline_ranks",
     "local.experts",
     "serving.engine",
+    "serving.context",
     "peers.zero",
     "peers.sft",
     "local.boxing",

@@ -1,1 +1,1 @@
-"""Text from a trained model: one process, one sequence, no ranks."""
+"""Text from a trained model: one text at a time, or many together, over pages and over ranks."""

@@ -19,6 +19,7 @@ Shapes: t this rank's new tokens, D model width, H query heads, G key/value head
 
 import time
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -77,6 +78,14 @@ class RankPart:
             x_tD = layer(x_tD, table, partial(attention.attend, number))
         self.attention_s = attention.seconds
         return self._collect(work, plan, x_tD)
+
+    def counts(self) -> dict[str, Any]:
+        """What this rank has sent to each, the bytes of its pool, and its processor time [s]."""
+        return {
+            "sent": self.mail.ledger.sent_bytes.tolist(),
+            "pool": self.pool.size_bytes,
+            "core_s": time.process_time(),
+        }
 
     def plan(self, work: Work) -> ContinuedPlan:
         """Who computes what; the same on every rank."""

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -110,11 +111,10 @@ class ContextRanks:
                 peer.pipe.send_bytes(message)
             yield part
 
-    def counts(self) -> list[dict[str, object]]:
-        """What each rank has sent to each, and the bytes of its pool; between iterations."""
+    def counts(self) -> list[dict[str, Any]]:
+        """``RankPart.counts`` of each rank; between iterations."""
         with self.run(b"counts") as part:
-            mine = {"sent": part.mail.ledger.sent_bytes.tolist(), "pool": part.pool.size_bytes}
-            return [mine, *(json.loads(self._hear(peer)) for peer in self._peers)]
+            return [part.counts(), *(json.loads(self._hear(peer)) for peer in self._peers)]
 
     def close(self) -> None:
         """End all ranks, and remove their files."""

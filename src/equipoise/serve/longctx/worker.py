@@ -93,7 +93,6 @@ def _obey(pipe: Connection, part: RankPart) -> None:
     if message == b"measure":
         measure(part)
     elif message == b"counts":
-        sent = part.mail.ledger.sent_bytes.tolist()
-        pipe.send_bytes(json.dumps({"sent": sent, "pool": part.pool.size_bytes}).encode())
+        pipe.send_bytes(json.dumps(part.counts()).encode())
     else:
         part.run(read_work(message))
