@@ -33,7 +33,7 @@ from equipoise.schedule.batching.iteration import ServeChunk, Swap
 from equipoise.serve.engine.forward import PagedDecoder
 from equipoise.serve.longctx.calibrate import measure
 from equipoise.serve.longctx.choice import VariantChoice
-from equipoise.serve.longctx.message import Text, Work, write_work
+from equipoise.serve.longctx.message import RankWork, Text, write_work
 from equipoise.serve.longctx.ranks import ContextRanks
 from equipoise.serve.longctx.worker import PoolSizes
 
@@ -124,7 +124,7 @@ class ContextDecoder(PagedDecoder):
         cached, new = [text.cached for text in texts], [text.tokens for text in texts]
         strategy = self.choice.choose(cached, new)
         swaps_out, swaps_in = self._swaps
-        work = Work(strategy, texts, tuple(tokens), tuple(swaps_out), tuple(swaps_in))
+        work = RankWork(strategy, texts, tuple(tokens), tuple(swaps_out), tuple(swaps_in))
         self._swaps = (), ()
         begin_s = time.perf_counter()
         with self.peers.run(write_work(work)) as part:

@@ -28,7 +28,7 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class RankWork:
     """One iteration for every rank."""
 
     strategy: str
@@ -51,12 +51,12 @@ class Work:
         return [text.tokens for text in self.texts]
 
 
-def write_work(work: Work) -> bytes:
+def write_work(work: RankWork) -> bytes:
     """The message."""
     return json.dumps(dataclasses.asdict(work), separators=(",", ":")).encode()
 
 
-def read_work(message: bytes) -> Work:
+def read_work(message: bytes) -> RankWork:
     """The iteration in a message."""
     given = json.loads(message)
     texts = tuple(
@@ -70,7 +70,7 @@ def read_work(message: bytes) -> Work:
         for each in given["texts"]
     )
     out, back = (_swaps(given[name]) for name in ("swaps_out", "swaps_in"))
-    return Work(given["strategy"], texts, tuple(given["tokens"]), out, back)
+    return RankWork(given["strategy"], texts, tuple(given["tokens"]), out, back)
 
 
 def _swaps(given: Sequence[dict[str, object]]) -> tuple[Swap, ...]:

@@ -36,7 +36,7 @@ from equipoise.parallel.context.forward import Forward
 from equipoise.parallel.context.program import compile_rank
 from equipoise.serve.engine.pool import KvPool
 from equipoise.serve.longctx.mail import GroupMail
-from equipoise.serve.longctx.message import Work
+from equipoise.serve.longctx.message import RankWork
 
 
 class RankPart:
@@ -49,7 +49,7 @@ class RankPart:
         self._frequency = rotary_frequencies(decoder.model, device=pool.device)
 
     @torch.no_grad()
-    def run(self, work: Work, plan: ContinuedPlan | None = None) -> Tensor | None:
+    def run(self, work: RankWork, plan: ContinuedPlan | None = None) -> Tensor | None:
         """Compute this rank's rows of an iteration; every rank calls it with the same work.
 
         Args:
@@ -87,14 +87,14 @@ class RankPart:
             "core_s": time.process_time(),
         }
 
-    def plan(self, work: Work) -> ContinuedPlan:
+    def plan(self, work: RankWork) -> ContinuedPlan:
         """Who computes what; the same on every rank."""
         model = self.decoder.model
         return plan_continued(
             work.cached, work.new, work.strategy, heads=model.heads, kv_heads=model.kv_heads
         )
 
-    def _collect(self, work: Work, plan: ContinuedPlan, x_tD: Tensor) -> Tensor | None:
+    def _collect(self, work: RankWork, plan: ContinuedPlan, x_tD: Tensor) -> Tensor | None:
         """Send rank 0 the rows whose logits it needs."""
         stops = np.cumsum(work.new)
         needed = np.concatenate(
@@ -131,7 +131,7 @@ class RankPart:
 class _Attention:
     """The attention of one iteration on one rank, called once for each layer."""
 
-    def __init__(self, part: RankPart, work: Work, plan: ContinuedPlan) -> None:
+    def __init__(self, part: RankPart, work: RankWork, plan: ContinuedPlan) -> None:
         self._pool, self._mail = part.pool, part.mail
         rank = self._mail.rank
         self.seconds = 0.0

@@ -100,7 +100,7 @@ class ContextRanks:
 
     @contextlib.contextmanager
     def run(self, message: bytes) -> Iterator[RankPart]:
-        """Tell all ranks to do something, of which the block does rank 0's part.
+        """Tell all ranks to do something; the block does rank 0's part.
 
         Raises:
             RanksLostError: they did not get through; all of them are ended.

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.schedule.batching.iteration import PageRun, Swap
-from equipoise.serve.longctx.message import Text, Work, read_work, write_work
+from equipoise.serve.longctx.message import RankWork, Text, read_work, write_work
 
 counts = st.integers(0, 1 << 40)
 many = st.lists(counts, max_size=4).map(tuple)
@@ -13,6 +13,6 @@ texts = st.lists(st.builds(Text, counts, counts, counts, many, runs), max_size=3
 swaps = st.lists(st.builds(Swap, st.text(), many, many), max_size=2).map(tuple)
 
 
-@given(st.builds(Work, st.sampled_from(["ring", "pass-q"]), texts, many, swaps, swaps))
-def test_a_message_is_read_as_it_was_written(work: Work) -> None:
+@given(st.builds(RankWork, st.sampled_from(["ring", "pass-q"]), texts, many, swaps, swaps))
+def test_a_message_is_read_as_it_was_written(work: RankWork) -> None:
     assert read_work(write_work(work)) == work
