@@ -8,8 +8,8 @@ import torch
 from equipoise.schedule.batching.iteration import ServeChunk
 from equipoise.serve.engine.forward import PagedDecoder
 from equipoise.serve.engine.request import RanksLostError
-from support.http.raw import ask
-from support.http.served import MODEL, running
+from support.serving.http.raw import ask
+from support.serving.http.served import MODEL, running
 
 
 class _LostOnce(PagedDecoder):
