@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from support.engine import END, SMALL, alone, byte_level, small_decoder
 
 from equipoise.base.errors import EquipoiseError, LayoutError, SpecError
 from equipoise.nn.hf.files import GENERATION, ModelFiles, as_json, tokenizer_files
@@ -11,6 +10,7 @@ from equipoise.serve.engine.build import EngineSettings, open_engine
 from equipoise.serve.engine.request import GenerateRequest
 from equipoise.serve.source import TrainedModel
 from equipoise.spec.device.serving import ServingCurve
+from support.serving.engine import END, SMALL, alone, byte_level, small_decoder
 
 CURVE = ServingCurve(((1, 1e-3), (512, 5e-3)), ((1, 1e-4),), 1e-8, 1e-8, 1e-5, 1e-8)
 

@@ -4,12 +4,12 @@ import json
 from collections.abc import Sequence
 
 import torch
-from support.http.raw import ask
-from support.http.served import MODEL, running
 
 from equipoise.schedule.batching.iteration import ServeChunk
 from equipoise.serve.engine.forward import PagedDecoder
 from equipoise.serve.engine.request import RanksLostError
+from support.serving.http.raw import ask
+from support.serving.http.served import MODEL, running
 
 
 class _LostOnce(PagedDecoder):
