@@ -165,9 +165,10 @@ def side(*, is_whole: bool) -> dict[str, Any]:
         if is_whole:
             rows["prefill"] = prefill(decoder, two)
             rows["pool bytes of each rank"] = [each["pool"] for each in two.peers.counts()]
+        rows["other_load_cores"] = round(stamp.other_load(two.peers.counts()[1]["core_s"]), 2)
     finally:
         two.close()
-    return rows | {"other_load_cores": round(stamp.other_load(), 2)}
+    return rows
 
 
 def in_network(rate: str | None) -> dict[str, Any]:
