@@ -63,7 +63,7 @@ def test_bash_completes_flags_and_keys(script: Path) -> None:
 def test_bash_completes_values_and_leaves_files_to_the_shell(script: Path) -> None:
     assert tab(script, "plan", "--export", "") == {"torchtitan", "megatron"}
     assert tab(script, "completion", "") == {"bash", "zsh", "fish"}
-    assert tab(script, "train", "--train.precision", "") == {"fp32", "bf16"}
+    assert tab(script, "train", "--train.precision", "") == {"fp32", "bf16", "fp8"}
     assert tab(script, "train", "--train.precision", "=", "b") == {"bf16"}
     assert tab(script, "train", "--layout.pin", "t") == {"true"}
     assert tab(script, "train", "ru") == set()
@@ -94,7 +94,7 @@ def test_every_flag_of_every_parser_is_in_every_script(
 
 def test_values_of_a_key_are_those_of_its_type() -> None:
     values = {key.name: key.values for key in read_words().keys}
-    assert values["--train.precision"] == ("fp32", "bf16")
+    assert values["--train.precision"] == ("fp32", "bf16", "fp8")
     assert values["--train.steps"] == ()
     assert set(values["--pack.policy"]) <= set(POLICIES)
 
