@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 
 from equipoise.schedule.batching.fair.policy import FairJob, Key
-from equipoise.schedule.batching.fair.queue import WaitingQueue
+from equipoise.schedule.batching.fair.queue import QueuedPolicy, WaitingQueue
 
 
-class Fifo:
+class Fifo(QueuedPolicy):
     """Jobs in the order of their arrival, whoever sent them."""
 
     def __init__(self, weights: Mapping[str, float], grace_s: float) -> None:
@@ -19,15 +19,6 @@ class Fifo:
         del now_s
         self._arrivals[job.id] = job.arrival_s
         self.wait(job.id)
-
-    def first(self) -> str | None:
-        """The earliest of those that wait."""
-        return self._queue.first()
-
-    def take(self, job_id: str, ahead_s: float) -> None:
-        """A job waits no longer."""
-        del ahead_s
-        self._queue.remove(job_id)
 
     def wait(self, job_id: str) -> None:
         """A job waits, or waits again."""
@@ -44,5 +35,4 @@ class Fifo:
         """A job is gone."""
         del now_s
         del self._arrivals[job_id]
-        if job_id in self._queue:
-            self._queue.remove(job_id)
+        self._queue.discard(job_id)

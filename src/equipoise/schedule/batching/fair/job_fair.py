@@ -4,10 +4,10 @@ from collections.abc import Mapping
 
 from equipoise.schedule.batching.fair.clock import ShareClock
 from equipoise.schedule.batching.fair.policy import FairJob, Key
-from equipoise.schedule.batching.fair.queue import WaitingQueue
+from equipoise.schedule.batching.fair.queue import QueuedPolicy, WaitingQueue
 
 
-class JobFair:
+class JobFair(QueuedPolicy):
     """The job that was served least since it came is next."""
 
     def __init__(self, weights: Mapping[str, float], grace_s: float) -> None:
@@ -23,15 +23,6 @@ class JobFair:
         self._jobs[job.id] = job
         self._clock.join(job.id)
         self.wait(job.id)
-
-    def first(self) -> str | None:
-        """The job that was served least of those that wait."""
-        return self._queue.first()
-
-    def take(self, job_id: str, ahead_s: float) -> None:
-        """A job waits no longer."""
-        del ahead_s
-        self._queue.remove(job_id)
 
     def wait(self, job_id: str) -> None:
         """A job waits, or waits again."""
@@ -49,7 +40,6 @@ class JobFair:
     def finish(self, job_id: str, now_s: float) -> None:
         """A job is gone."""
         del now_s
-        if job_id in self._queue:
-            self._queue.remove(job_id)
+        self._queue.discard(job_id)
         self._clock.leave(job_id, is_forgotten=True)
         del self._jobs[job_id]

@@ -55,6 +55,11 @@ class WaitingQueue:
             del self._counts[group], self._heaps[group]
             self._listed.pop(group, None)
 
+    def discard(self, job_id: str) -> None:
+        """A job waits no longer, if it did."""
+        if job_id in self._jobs:
+            self.remove(job_id)
+
     def recheck(self, group: str) -> None:
         """A group's key may have fallen."""
         head = self._head(group)
@@ -96,3 +101,18 @@ class WaitingQueue:
                 return order[1]
             heappop(heap)
         return None
+
+
+class QueuedPolicy:
+    """A policy whose jobs wait in a ``WaitingQueue``."""
+
+    _queue: WaitingQueue
+
+    def first(self) -> str | None:
+        """The most deserving of those that wait."""
+        return self._queue.first()
+
+    def take(self, job_id: str, ahead_s: float) -> None:
+        """A job waits no longer."""
+        del ahead_s
+        self._queue.remove(job_id)

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 
 from equipoise.schedule.batching.fair.clock import ShareClock
 from equipoise.schedule.batching.fair.policy import FairJob, Key
-from equipoise.schedule.batching.fair.queue import WaitingQueue
+from equipoise.schedule.batching.fair.queue import QueuedPolicy, WaitingQueue
 
 
-class UserFair:
+class UserFair(QueuedPolicy):
     """The tenant that was served least is next, with the job that was served least."""
 
     def __init__(self, weights: Mapping[str, float], grace_s: float) -> None:
@@ -33,15 +33,6 @@ class UserFair:
         self._within[tenant].join(job.id)
         self.wait(job.id)
 
-    def first(self) -> str | None:
-        """The least served job of the least served tenant, of those that wait."""
-        return self._queue.first()
-
-    def take(self, job_id: str, ahead_s: float) -> None:
-        """A job waits no longer."""
-        del ahead_s
-        self._queue.remove(job_id)
-
     def wait(self, job_id: str) -> None:
         """A job waits, or waits again."""
         tenant = self._jobs[job_id].tenant
@@ -63,8 +54,7 @@ class UserFair:
     def finish(self, job_id: str, now_s: float) -> None:
         """A job is gone."""
         del now_s
-        if job_id in self._queue:
-            self._queue.remove(job_id)
+        self._queue.discard(job_id)
         tenant = self._jobs.pop(job_id).tenant
         self._within[tenant].leave(job_id, is_forgotten=True)
         self._counts[tenant] -= 1

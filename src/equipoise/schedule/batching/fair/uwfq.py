@@ -34,7 +34,7 @@ from heapq import heappop, heappush
 
 from equipoise.schedule.batching.fair.chain import Link, UserChain
 from equipoise.schedule.batching.fair.policy import FairJob, Key
-from equipoise.schedule.batching.fair.queue import WaitingQueue
+from equipoise.schedule.batching.fair.queue import QueuedPolicy, WaitingQueue
 
 _ROUNDING = 1e-9
 """Share of a job's work by which sums of its parts may differ from it."""
@@ -51,7 +51,7 @@ class _Chained:
     done_s: float = 0.0
 
 
-class Uwfq:
+class Uwfq(QueuedPolicy):
     """The job with the earliest virtual deadline is next."""
 
     def __init__(self, weights: Mapping[str, float], grace_s: float) -> None:
@@ -83,15 +83,6 @@ class Uwfq:
         self._activate(chain)
         self._queue.push(job.tenant, link[0], job.id)
 
-    def first(self) -> str | None:
-        """The job with the earliest deadline of those that wait."""
-        return self._queue.first()
-
-    def take(self, job_id: str, ahead_s: float) -> None:
-        """A job waits no longer."""
-        del ahead_s
-        self._queue.remove(job_id)
-
     def wait(self, job_id: str) -> None:
         """A job that was taken waits again; its deadline stays."""
         chained = self._jobs[job_id]
@@ -119,8 +110,7 @@ class Uwfq:
 
     def finish(self, job_id: str, now_s: float) -> None:
         """A job is gone; its size is corrected to what it was served."""
-        if job_id in self._queue:
-            self._queue.remove(job_id)
+        self._queue.discard(job_id)
         chained = self._jobs.pop(job_id)
         chain = chained.chain
         chain.advance(self._now)

@@ -18,10 +18,10 @@ Sources
 from collections.abc import Mapping
 
 from equipoise.schedule.batching.fair.policy import FairJob, Key
-from equipoise.schedule.batching.fair.queue import WaitingQueue
+from equipoise.schedule.batching.fair.queue import QueuedPolicy, WaitingQueue
 
 
-class Vtc:
+class Vtc(QueuedPolicy):
     """The tenant with the least counter is next."""
 
     def __init__(self, weights: Mapping[str, float], grace_s: float) -> None:
@@ -52,10 +52,6 @@ class Vtc:
                 counter = max(counter, self.counters[reached])
         self.counters[tenant] = counter
 
-    def first(self) -> str | None:
-        """The earliest job of the tenant with the least counter, of those that wait."""
-        return self._queue.first()
-
     def take(self, job_id: str, ahead_s: float) -> None:
         """A job waits no longer; its prompt is charged."""
         self._queue.remove(job_id)
@@ -83,8 +79,7 @@ class Vtc:
     def finish(self, job_id: str, now_s: float) -> None:
         """A job is gone; what was charged ahead is given back."""
         del now_s
-        if job_id in self._queue:
-            self._queue.remove(job_id)
+        self._queue.discard(job_id)
         self._refund(job_id)
         del self._jobs[job_id], self._ahead_s[job_id]
 

@@ -21,7 +21,7 @@ TENANT_FAIR = ["user-fair", "vtc", "uwfq"]
 
 
 def served_at_20_s(policy: str, mine: int, theirs: int, weights: dict[str, float]) -> float:
-    """Share of tenant a, whose 30 s of work are cut into so many jobs, of the first 20 s."""
+    """Share of tenant a, whose 30 s of work are cut into ``mine`` jobs, of the first 20 s."""
     jobs = [Work(f"a{at:03d}", "a", 0.0, 30.0 / mine) for at in range(mine)]
     jobs += [Work(f"b{at:03d}", "b", 0.0, 30.0 / theirs) for at in range(theirs)]
     _, served = run_server(FAIR_POLICIES[policy](weights, 0.0), jobs, 0.1, until_s=20.0)
