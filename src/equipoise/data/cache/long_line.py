@@ -98,20 +98,20 @@ class LongString:
             raise json.JSONDecodeError(error.msg, "", at) from None
 
 
-def read_line(file: BinaryIO) -> bytes | bytearray:
+def read_line(file: BinaryIO, long_bytes: int = LONG_LINE_BYTES) -> bytes | bytearray:
     """The next line of a file; a bytearray if it is a long one."""
-    line = file.readline(LONG_LINE_BYTES)
-    if len(line) < LONG_LINE_BYTES or line.endswith(b"\n"):
+    line = file.readline(long_bytes)
+    if len(line) < long_bytes or line.endswith(b"\n"):
         return line
     whole = bytearray(line)
-    while not whole.endswith(b"\n") and (more := file.readline(LONG_LINE_BYTES)):
+    while not whole.endswith(b"\n") and (more := file.readline(long_bytes)):
         whole += more  # grows in place, where readline() would join a copy
     return whole
 
 
-def skip_line(file: BinaryIO) -> None:
+def skip_line(file: BinaryIO, long_bytes: int = LONG_LINE_BYTES) -> None:
     """Read to the end of a line and keep nothing."""
-    while (part := file.readline(LONG_LINE_BYTES)) and not part.endswith(b"\n"):
+    while (part := file.readline(long_bytes)) and not part.endswith(b"\n"):
         pass
 
 

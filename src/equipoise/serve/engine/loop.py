@@ -196,6 +196,18 @@ class EngineLoop:
     # On the engine's thread.
 
     def _work(self) -> None:
+        try:
+            self._iterate()
+        except BaseException as error:  # nobody may wait for a thread that is gone
+            with self._changed:
+                self._is_closed = True
+                for answer in self._answers.values():
+                    answer.give_up(
+                        "error", f"The engine has stopped ({type(error).__name__}). Start it again."
+                    )
+            raise
+
+    def _iterate(self) -> None:
         while (work := self._next()) is not None:
             schedule, answers = work
             begin = self._clock()

@@ -113,15 +113,14 @@ def test_bytes_that_are_not_utf8_are_at_their_place(line: bytes) -> None:
     assert ours.value.object[ours.value.start] == line[ordinary.value.start]
 
 
-def test_only_long_lines_are_held_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(long_line, "LONG_LINE_BYTES", 8)
+def test_only_long_lines_are_held_apart() -> None:
     data = b"1234567\n1234567890\n\nlast line"
     file, lines = BytesIO(data), []
-    while line := read_line(file):
+    while line := read_line(file, 8):
         lines.append(line)
     assert lines == [b"1234567\n", b"1234567890\n", b"\n", b"last line"]
     assert [type(line) for line in lines] == [bytes, bytearray, bytes, bytearray]
     file = BytesIO(data)
-    skip_line(file)
-    skip_line(file)
+    skip_line(file, 8)
+    skip_line(file, 8)
     assert file.read() == b"\nlast line"

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equipoise.base.errors import FitError, SpecError
+from equipoise.base.errors import FaultError, FitError, SpecError
 from equipoise.nn.decoder import Decoder
-from equipoise.schedule.batching.iteration import ServeChunk
+from equipoise.schedule.batching.iteration import ServeChunk, Swap
 from equipoise.schedule.batching.request import QueueFullError
 from equipoise.serve.engine.forward import PagedDecoder
 from equipoise.serve.engine.loop import EngineLoop
@@ -209,6 +209,28 @@ def test_a_request_that_fails_inside_an_iteration_fails_alone() -> None:
         "error",
         "The request failed inside the engine: ValueError.",
     )
+
+
+class _NoSwap(PagedDecoder):
+    """Fails outside of any request's chunk."""
+
+    def swap(self, out: Sequence[Swap], back: Sequence[Swap]) -> None:
+        raise ValueError("no swap")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_nobody_waits_for_an_engine_that_has_stopped() -> None:
+    engine = make_engine()
+    whole = engine._decoder
+    engine._decoder = _NoSwap(whole.decoder, whole.pool)
+    (failed,) = answers(engine, [GenerateRequest(prompt_of(1, 9), most_tokens=4)])
+    assert (failed.finish, failed.error) == (
+        "error",
+        "The engine has stopped (ValueError). Start it again.",
+    )
+    assert not engine.is_alive
+    with pytest.raises(FaultError, match=r"The engine is closed\. Start another one\."):
+        engine.submit(GenerateRequest((1,), most_tokens=1))
 
 
 def test_rows_of_a_failed_chunk_are_never_reused() -> None:
