@@ -67,7 +67,8 @@ def measure_devices(
 
     Cost: not measured on a device yet; the plan's ``limit_s`` and some seconds for each stage.
     """
-    target = target or Target.cuda(len(devices))
+    memory_bytes = min(each.memory_bytes for each in devices)
+    target, plan = target or Target.cuda(len(devices)), plan.within(memory_bytes)
     cores = min(len(usable_cores()), _MOST_CORES)
     session = take_all(plan, list(_stages(plan, target, cores, folder)), progress)
     facts = CudaFacts(
@@ -80,7 +81,6 @@ def measure_devices(
         pairs=tuple(_pairs(session.taken, target.ranks)),
         power_limit_w=power_w(devices[0].title),
     )
-    memory_bytes = min(each.memory_bytes for each in devices)
     return session.file(devices[0].title, memory_bytes, facts)
 
 

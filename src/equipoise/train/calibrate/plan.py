@@ -21,6 +21,9 @@ from equipoise.spec.run.resolve import ResolvedRun
 MOST_HEADS = 32
 """Heads of one call on a device; more units are more documents."""
 
+_DRAWN_BYTES = 8
+"""Of an element of a product's output or operand: drawn in fp32, then narrowed."""
+
 GemmSize = tuple[Dtype, int, int, int]
 """Dtype, m, n, k."""
 
@@ -93,6 +96,15 @@ class CalibrationPlan:
             head_widths=tuple(sorted({*usual.head_widths, model.head_width})),
             sharings=tuple(sorted({*usual.sharings, *shared})),
         )
+
+    def within(self, memory_bytes: int) -> "CalibrationPlan":
+        """Without the rows whose largest product would not fit into half of a device's memory.
+
+        >>> CalibrationPlan.of_devices().within(8 << 30).rows
+        (16, 128, 1024, 8192)
+        """
+        most = memory_bytes // (2 * _DRAWN_BYTES * self.widths[-1])
+        return dataclasses.replace(self, rows=tuple(m for m in self.rows if m <= most))
 
     def products(self, dtype: Dtype, k: int) -> list[GemmSize]:
         """Products of one dtype and inner side."""
