@@ -7,9 +7,8 @@ Why
 What it decides
     Peaks are for dense matrices, bytes per second for one direction. A *device* is what one rank
     computes on: a GPU, one of the two dies of an MI250X, one core of ``this-cpu``, one CUDA device
-    of ``this-cuda``. Memory is what
-    the driver reports, and ``usable_bytes`` excludes what the driver's context and the
-    communication library hold before the first tensor.
+    of ``this-cuda``. Memory is what the driver reports, and ``usable_bytes`` excludes what the
+    driver's context and the communication library hold before the first tensor.
 
 Kept true (tests/unit/spec/device/test_by_name.py)
     Every number of every device has a source; wider types are never faster than narrower ones;
