@@ -174,7 +174,7 @@ class CudaTier:
     """Blocks of neighbouring devices whose pairs are joined alike."""
 
     devices: int
-    """Of a block."""
+    """How many a block has."""
     bytes_per_s: float
     """One message's rate between the slowest pair."""
     latency_s: float

@@ -22,7 +22,7 @@ MOST_HEADS = 32
 """Heads of one call on a device; more units are more documents."""
 
 _DRAWN_BYTES = 8
-"""Of an element of a product's output or operand: drawn in fp32, then narrowed."""
+"""An element of a product's output or operand, drawn in fp32 and then narrowed."""
 
 GemmSize = tuple[Dtype, int, int, int]
 """Dtype, m, n, k."""
