@@ -5,15 +5,17 @@ Why
 
 What it decides
     Devices are those that a rank started here would compute on: what the driver shows of
-    ``CUDA_VISIBLE_DEVICES``, and none if the installed torch is built without CUDA. The driver
-    reads that variable once in a process, so it is asked once. No context is made on a device.
+    ``CUDA_VISIBLE_DEVICES``, and none if the installed torch is built without CUDA, or with a newer
+    one than the driver has. The driver reads that variable once in a process, so it is asked once.
+    No context is made on a device.
 
 Kept true (tests/unit/spec/device/test_driver.py)
     Names and bytes are the driver's; where it fails, or torch could not use it, there is no device.
 
 Sources
-    CUDA Driver API: ``cuInit``, ``cuDeviceGetCount``, ``cuDeviceGetName``, ``cuDeviceTotalMem``.
-    ``torch/version.py`` names the CUDA that torch was built with.
+    CUDA Driver API: ``cuInit``, ``cuDriverGetVersion``, ``cuDeviceGetCount``, ``cuDeviceGetName``,
+    ``cuDeviceTotalMem``. ``torch/version.py`` names the CUDA that torch was built with; drivers of
+    its major version have all that it needs (CUDA Compatibility, minor versions).
 """
 
 import ctypes
@@ -45,18 +47,24 @@ def cuda_devices() -> tuple[CudaDevice, ...]:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
         return ()
-    devices = read_driver(driver)
-    return devices if devices and is_built_with_cuda(_torch_version_file()) else ()
+    built = torch_cuda(_torch_version_file())
+    return () if built is None else read_driver(driver, built)
 
 
-def read_driver(driver: Any) -> tuple[CudaDevice, ...]:
-    """The devices that a driver shows; none if it fails.
+def read_driver(driver: Any, least: int = 0) -> tuple[CudaDevice, ...]:
+    """The devices that a driver shows; none if it fails or is too old.
 
     Args:
         driver: The driver's library, as ``ctypes`` loads it.
+        least: Major version of CUDA that it must have.
     """
-    count = ctypes.c_int()
-    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
+    count, version = ctypes.c_int(), ctypes.c_int()
+    if (
+        driver.cuInit(0)
+        or driver.cuDriverGetVersion(ctypes.byref(version))
+        or driver.cuDeviceGetCount(ctypes.byref(count))
+        or version.value // 1000 < least
+    ):
         return ()
     devices = []
     for ordinal in range(count.value):
@@ -72,20 +80,20 @@ def read_driver(driver: Any) -> tuple[CudaDevice, ...]:
     return tuple(devices)
 
 
-def is_built_with_cuda(version: Path | None) -> bool:
-    """Whether a torch can compute on CUDA devices.
+def torch_cuda(version: Path | None) -> int | None:
+    """The major version of CUDA that a torch was built with; None without CUDA.
 
     Args:
-        version: Its ``version.py``; None where torch is not installed, which leaves the word to
-            the driver.
+        version: Its ``version.py``; None where torch is not installed, which asks for no version.
     """
     if version is None:
-        return True
+        return 0
     try:
         text = version.read_text(encoding="utf-8")
     except OSError:
-        return False
-    return re.search(r"^cuda\b[^=\n]*=\s*['\"]", text, re.MULTILINE) is not None
+        return None
+    named = re.search(r"^cuda\b[^=\n]*=\s*['\"](\d+)", text, re.MULTILINE)
+    return None if named is None else int(named[1])
 
 
 def _torch_version_file() -> Path | None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.spec.device.driver import CudaDevice, is_built_with_cuda, power_limit_w, read_driver
+from equipoise.spec.device.driver import CudaDevice, power_limit_w, read_driver, torch_cuda
 
 Out = ctypes.c_void_p
 
@@ -17,10 +17,15 @@ class Driver:
         self._titles = [title.encode() for title in titles]
         integer = ctypes.c_int
         self.cuInit = ctypes.CFUNCTYPE(integer, ctypes.c_uint)(lambda flags: init)
+        self.cuDriverGetVersion = ctypes.CFUNCTYPE(integer, Out)(self._version)
         self.cuDeviceGetCount = ctypes.CFUNCTYPE(integer, Out)(self._count)
         self.cuDeviceGet = ctypes.CFUNCTYPE(integer, Out, integer)(self._get)
         self.cuDeviceGetName = ctypes.CFUNCTYPE(integer, Out, integer, integer)(self._name)
         self.cuDeviceTotalMem_v2 = ctypes.CFUNCTYPE(integer, Out, integer)(self._bytes)
+
+    def _version(self, out: int) -> int:
+        ctypes.c_int.from_address(out).value = 13_020
+        return 0
 
     def _count(self, out: int) -> int:
         ctypes.c_int.from_address(out).value = len(self._titles)
@@ -56,22 +61,28 @@ def test_a_driver_that_fails_shows_no_device() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "has_cuda"),
+    ("line", "major"),
     [
-        ("cuda: Optional[str] = '13.0'", True),
-        ("cuda = '12.6'", True),
-        ("cuda: Optional[str] = None", False),
-        ("hip: Optional[str] = '7.0'", False),
+        ("cuda: Optional[str] = '13.0'", 13),
+        ("cuda = '12.6'", 12),
+        ("cuda: Optional[str] = None", None),
+        ("hip: Optional[str] = '7.0'", None),
     ],
 )
-def test_a_torch_without_cuda_computes_on_no_device(
-    line: str, has_cuda: bool, tmp_path: Path
+def test_torchs_own_words_say_which_cuda_it_needs(
+    line: str, major: int | None, tmp_path: Path
 ) -> None:
     file = tmp_path / "version.py"
     file.write_text(f"__all__ = ['cuda']\ndebug = False\n{line}\n")
-    assert is_built_with_cuda(file) is has_cuda
-    assert is_built_with_cuda(None)
-    assert not is_built_with_cuda(tmp_path / "none.py")
+    assert torch_cuda(file) == major
+    assert torch_cuda(None) == 0
+    assert torch_cuda(tmp_path / "none.py") is None
+
+
+def test_a_driver_older_than_torchs_cuda_shows_no_device() -> None:
+    driver = Driver(["NVIDIA H200"])
+    assert len(read_driver(driver, 13)) == 1
+    assert read_driver(driver, 14) == ()
 
 
 def test_the_lowest_limit_of_a_product_is_its_power(tmp_path: Path) -> None:
