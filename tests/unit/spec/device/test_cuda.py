@@ -13,7 +13,7 @@ from equipoise.spec.device.by_name import DEVICES, find_device
 from equipoise.spec.device.cuda import cuda_file, cuda_tiers, shipped_device, this_cuda
 from equipoise.spec.device.file import read_device_file, write_device_file
 from equipoise.spec.device.here import calibrated_device, this_cpu
-from support.cuda_machine import (
+from support.cuda.machine import (
     PRODUCT,
     calibrated_machine,
     cuda_device_file,
