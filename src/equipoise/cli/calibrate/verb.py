@@ -140,7 +140,8 @@ def _kept_parts(file: Path, machine: str) -> "tuple[ModelParts, ...]":
         measured = read_device_file(file)
     except SpecError:
         return ()
-    is_here = measured.machine == machine and measured.torch.split("+")[0] == version("torch")
+    torch = version("torch").partition("+")[0]
+    is_here = measured.machine == machine and measured.torch.partition("+")[0] == torch
     return measured.parts if is_here else ()
 
 
