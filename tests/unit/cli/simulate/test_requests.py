@@ -86,9 +86,9 @@ def test_a_document(capsys: pytest.CaptureFixture[str], trace: Path) -> None:
             'An objective is for tenant "ab", and the trace has no request of theirs. Nearest: a.',
         ),
         (
-            ["--layout=pp=2"],
-            "layout: pp is 2, and pipeline parallelism is not priced in serving yet. Give tp and "
-            "dp.",
+            ["--layout=zero=3,dp=2"],
+            "layout: zero divides what a training step keeps and changes nothing in serving. Leave "
+            "it out.",
         ),
     ],
 )
