@@ -13,6 +13,7 @@ Kept true (tests/unit/sim/serve/test_run.py)
     tokens in come out; no page stays in use.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
@@ -20,6 +21,9 @@ from equipoise.schedule.batching.iteration import Iteration, ServeOutcome
 from equipoise.schedule.batching.request import ServeRequest
 from equipoise.schedule.batching.scheduler import Scheduler
 from equipoise.sim.serve.record import ReplicaRecord, RequestRecord
+
+Ended = Callable[[RequestRecord], None]
+"""Called with each request when its last token has come."""
 
 MANY = 1 << 20
 """Iterations that are decided at once, at most."""
@@ -38,12 +42,20 @@ class _Paused:
 class Lane:
     """A scheduler, and what becomes of its requests."""
 
-    def __init__(self, scheduler: Scheduler, record: ReplicaRecord, *, at_once: int = MANY) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        record: ReplicaRecord,
+        *,
+        at_once: int = MANY,
+        ended: Ended | None = None,
+    ) -> None:
         self.scheduler = scheduler
         self.last_s = 0.0
         """When its last iteration ended, or its first request came after a pause."""
         self._record = record
         self._at_once = at_once
+        self._ended = ended
         self._requests: dict[str, RequestRecord] = {}
         self._step = 0
         """Iterations so far, as decodes count them."""
@@ -170,5 +182,8 @@ class Lane:
 
     def _end(self, name: str) -> ServeOutcome:
         self._end_of.pop(name, None)
-        self._requests.pop(name).end_s = self.last_s
+        request = self._requests.pop(name)
+        request.end_s = self.last_s
+        if self._ended is not None:
+            self._ended(request)
         return ServeOutcome(name, ended=True)

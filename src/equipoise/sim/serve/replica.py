@@ -31,7 +31,7 @@ from equipoise.schedule.batching.iteration import Iteration
 from equipoise.schedule.batching.request import ServeRequest
 from equipoise.schedule.batching.scheduler import Scheduler
 from equipoise.schedule.batching.settings import ServingPrice
-from equipoise.sim.serve.lane import Lane
+from equipoise.sim.serve.lane import Ended, Lane
 from equipoise.sim.serve.record import ReplicaRecord, RequestRecord
 from equipoise.spec.serving import IterationWork
 
@@ -212,7 +212,11 @@ class PipelineReplica:
 
 
 def make_replica(
-    make_scheduler: Callable[[], Scheduler], price: ClockPrice | StagedPrice, *, at_once: int
+    make_scheduler: Callable[[], Scheduler],
+    price: ClockPrice | StagedPrice,
+    *,
+    at_once: int,
+    ended: Ended | None = None,
 ) -> Replica:
     """A replica that a price describes.
 
@@ -220,11 +224,12 @@ def make_replica(
         make_scheduler: An engine's scheduler, one for each batch in flight.
         price: What iterations take.
         at_once: Equal iterations that are decided at once, at most.
+        ended: Called with each request that ends here.
     """
     count = len(price.stages) if isinstance(price, StagedPrice) else 1
     schedulers = [make_scheduler() for _ in range(count)]
     record = ReplicaRecord(pages=sum(each.settings.pages for each in schedulers))
-    lanes = [Lane(each, record, at_once=at_once) for each in schedulers]
+    lanes = [Lane(each, record, at_once=at_once, ended=ended) for each in schedulers]
     if isinstance(price, StagedPrice):
         return PipelineReplica(lanes, record, price)
     return WholeReplica(lanes[0], record, price)

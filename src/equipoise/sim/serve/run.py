@@ -29,7 +29,7 @@ from equipoise.schedule.batching.fair.policy import MakePolicy
 from equipoise.schedule.batching.request import QueueFullError, ServeRequest
 from equipoise.schedule.batching.scheduler import Scheduler
 from equipoise.schedule.batching.settings import BatchSettings, require_possible
-from equipoise.sim.serve.lane import MANY
+from equipoise.sim.serve.lane import MANY, Ended
 from equipoise.sim.serve.record import ReplicaRecord, RequestRecord
 from equipoise.sim.serve.replica import ClockPrice, Replica, make_replica
 from equipoise.spec.request_trace import TracedRequest
@@ -78,6 +78,7 @@ def run_trace(
     replicas: int = 1,
     at_once: bool = True,
     progress: Progress | None = None,
+    ended: Ended | None = None,
 ) -> ServedTrace:
     """Serve a trace, prompts and generation together.
 
@@ -90,9 +91,10 @@ def run_trace(
         at_once: Whether iterations that only continue the same decodes are decided at once; the
             times are the same either way.
         progress: Shown while requests arrive.
+        ended: Called with each request that ends; what it raises ends the run.
     """
     pool = Pool(settings, price, replicas)
-    return _Run(pool, None, make_policy, at_once=at_once).serve(trace, progress)
+    return _Run(pool, None, make_policy, at_once=at_once, ended=ended).serve(trace, progress)
 
 
 def run_apart(
@@ -104,6 +106,7 @@ def run_apart(
     *,
     at_once: bool = True,
     progress: Progress | None = None,
+    ended: Ended | None = None,
 ) -> ServedTrace:
     """Serve a trace, prompts on some replicas and generation on others.
 
@@ -115,11 +118,17 @@ def run_apart(
         make_policy: Policy of fairness of each scheduler.
         at_once: As for ``run_trace``.
         progress: Shown while requests arrive.
+        ended: As for ``run_trace``.
     """
-    run = _Run(prompts, outputs.settings, make_policy, at_once=at_once)
+
+    def ended_first(record: RequestRecord) -> None:
+        if ended is not None and record.here_tokens == record.traced.output_tokens:
+            ended(record)
+
+    run = _Run(prompts, outputs.settings, make_policy, at_once=at_once, ended=ended_first)
     first = run.serve(trace, progress)
     served, sent = _send(first.requests, prompts.replicas, send_s)
-    generating = _replicas(outputs, make_policy, at_once=at_once)
+    generating = _replicas(outputs, make_policy, at_once=at_once, ended=ended)
     refused: set[str] = set()
     for arrival_s, record in served:
         traced = record.traced
@@ -155,9 +164,10 @@ class _Run:
         make_policy: MakePolicy,
         *,
         at_once: bool,
+        ended: Ended | None,
     ) -> None:
         self._settings, self._decoders = pool.settings, decoders
-        self._serving = _replicas(pool, make_policy, at_once=at_once)
+        self._serving = _replicas(pool, make_policy, at_once=at_once, ended=ended)
 
     def serve(self, trace: Sequence[TracedRequest], progress: Progress | None) -> ServedTrace:
         """Every request, by arrival."""
@@ -193,7 +203,7 @@ class _Run:
             most,
             tuple(b"%s/%d" % (group, page) for page in range(traced.prefix_tokens // size)),
         )
-        if self._decoders is None or traced.output_tokens < 2:
+        if self._decoders is None or not traced.output_tokens:
             return request
         require_possible(request, self._decoders)
         record.here_tokens = 1
@@ -216,12 +226,17 @@ def _send(
     return sorted(arrivals, key=lambda pair: (pair[0], pair[1].id)), tuple(sent)
 
 
-def _replicas(pool: Pool, make_policy: MakePolicy, *, at_once: bool) -> list[Replica]:
+def _replicas(
+    pool: Pool, make_policy: MakePolicy, *, at_once: bool, ended: Ended | None
+) -> list[Replica]:
     def make_scheduler() -> Scheduler:
         return Scheduler(pool.settings, pool.price, make_policy)
 
     most = MANY if at_once else 1
-    return [make_replica(make_scheduler, pool.price, at_once=most) for _ in range(pool.replicas)]
+    return [
+        make_replica(make_scheduler, pool.price, at_once=most, ended=ended)
+        for _ in range(pool.replicas)
+    ]
 
 
 def _submit(serving: Sequence[Replica], request: ServeRequest, record: RequestRecord) -> int:
