@@ -67,24 +67,20 @@ class PlannedServing:
     """What ``simulate_serving`` answers."""
     parts: Mapping[str, float]
     """Where the mean latency goes [s]: ``waiting`` for a turn or for pages, computing ``prompts``,
-    ``sending`` keys and values, generating ``alone``, and what generation loses by what runs
-    ``beside``. They add up to it."""
+    ``sending`` keys and values, ``decoding`` as if alone, and what that loses by ``batching`` with
+    what runs beside. They add up to it."""
     latency_s: float
     """Mean time from arrival to the last token [s]."""
 
     @property
     def bounded_by(self) -> str:
-        """What most of the mean latency is spent on, as a person would say it."""
+        """What most of the mean latency is spent on: a name in ``parts``, or ``memory``.
+
+        Waiting is put down to memory where keys and values fill it.
+        """
         name = max(self.parts, key=lambda each: self.parts[each])
-        if name == "waiting" and max(self.answer.as_row()["kv_peak"]) >= _FULL:
-            return "memory for keys and values"
-        return {
-            "waiting": "waiting for a turn",
-            "prompts": "computing prompts",
-            "sending": "sending keys and values",
-            "alone": "reading weights and contexts",
-            "beside": "what runs beside",
-        }[name]
+        is_full = name == "waiting" and max(self.answer.as_row()["kv_peak"]) >= _FULL
+        return "memory" if is_full else name
 
     def as_row(self) -> dict[str, Any]:
         """Plain data."""
@@ -238,8 +234,8 @@ def _planned(
         "waiting": ttft_s - prompts_s,
         "prompts": prompts_s,
         "sending": sent_s,
-        "alone": alone_s,
-        "beside": rest_s - alone_s - sent_s,
+        "decoding": alone_s,
+        "batching": rest_s - alone_s - sent_s,
     }
     return PlannedServing(candidate.choice, answer, parts, simulated.standing[2])
 

@@ -7,7 +7,7 @@ Why
 
 What it decides
     Tokens choose experts independently and evenly, unless a skew says otherwise; ranks are taken to
-    be independent of each other.
+    be independent of each other, which they nearly are.
 
 Kept true (tests/unit/sim/serve/test_experts.py)
     Never below the mean, nor above all; equal to drawing it many times.
@@ -20,15 +20,15 @@ import numpy as np
 
 @lru_cache(maxsize=4096)
 def fullest(draws: int, share: float, ranks: int) -> float:
-    """Expected most successes of any of some ranks.
+    """Expected most successes of any of some ranks, where one at least has some.
 
     Args:
         draws: Of each rank.
         share: Chance of each draw.
         ranks: How many there are; 1 gives the mean.
 
-    >>> fullest(1, 0.25, 1), round(fullest(1, 0.25, 8), 3)
-    (0.25, 0.9)
+    >>> fullest(1, 0.25, 1), fullest(1, 0.25, 8), round(fullest(16, 0.125, 8), 1)
+    (0.25, 1.0, 4.0)
     """
     if ranks == 1 or share <= 0.0 or share >= 1.0:
         return draws * share
@@ -38,7 +38,7 @@ def fullest(draws: int, share: float, ranks: int) -> float:
         logs[-1] - logs - logs[::-1] + counts * np.log(share) + (draws - counts) * np.log1p(-share)
     )
     below = np.minimum(np.cumsum(chance), 1.0)
-    return float((1.0 - below[:-1] ** ranks).sum())
+    return max(1.0, float((1.0 - below[:-1] ** ranks).sum()))
 
 
 def fullest_over_mean(rows: int, ranks: int, skew: float) -> float:
