@@ -43,6 +43,7 @@ BENCHES = (
     "planner.published",
     "serving.fairness",
     "serving.simulator",
+    "serving.plans",
 )
 
 

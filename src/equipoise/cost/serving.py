@@ -33,7 +33,7 @@ _FILLED_DECODES = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class ContextExchange:
     """What ranks that share sequences send each other in an iteration, over all layers."""
 
     ring_s: float
@@ -64,7 +64,7 @@ class Exchange:
 class CurvePrice:
     """Prices iterations by a curve; equal sizes are looked up once."""
 
-    def __init__(self, curve: ServingCurve, exchange: Exchange | None = None) -> None:
+    def __init__(self, curve: ServingCurve, exchange: ContextExchange | None = None) -> None:
         self.curve = curve
         self.exchange = exchange
         self._tokens_s: dict[int, float] = {0: 0.0}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from equipoise.base.disk import writing
 from equipoise.base.errors import SpecError
 from equipoise.cli.run_arguments import add_run_arguments, run_from
-from equipoise.cli.simulate.serving_arguments import (
+from equipoise.cli.serving.arguments import (
     SERVING,
     SHARED,
     add_serving_arguments,

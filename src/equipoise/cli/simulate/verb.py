@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from equipoise.base.disk import writing
 from equipoise.base.errors import SpecError
-from equipoise.cli.simulate.serving_arguments import (
+from equipoise.cli.serving.arguments import (
     SERVING,
     SHARED,
     add_serving_arguments,
@@ -97,7 +97,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "20:tp=1,dp=8,zero=1:none; what equipoise plan --layers own prints",
     )
     parser.add_argument(
-        "--plot", type=Path, metavar="FILE", help="draw the step in time (.png, .svg or .pdf)"
+        "--plot",
+        type=Path,
+        metavar="FILE",
+        help="draw the step in time, or of --requests which share was how fast (.png, .svg or "
+        ".pdf)",
     )
     parser.add_argument(
         "--trace",
@@ -191,7 +195,8 @@ def _serve(args: argparse.Namespace) -> int:
     from equipoise.cli.simulate.serving_table import print_serving
     from equipoise.sim.serve.request import ServingRequest, simulate_serving
 
-    require_of_serving(args, add_arguments, (*_SERVING, *SHARED, "sources"))
+    require_of_serving(args, add_arguments, (*_SERVING, *SHARED, "sources", "plot"))
+    _judge_files(args)
     request = ServingRequest(
         args.requests,
         args.model,
@@ -205,12 +210,19 @@ def _serve(args: argparse.Namespace) -> int:
     )
     progress = make_progress(args.quiet or args.json)
     answer = simulate_serving(request, progress)
+    if args.plot is not None:
+        from equipoise.dash.serving.plot import plot_tenants
+
+        with writing("plot", args.plot):
+            plot_tenants(args.plot, answer)
     if args.json:
         sys.stdout.write(json.dumps(answer.as_row(), indent=1) + "\n")
         return 0
     apart = "" if args.decode_layout is None else f" and {args.decode_layout} to generate"
     title = f"{args.model} on {args.cluster}, {args.layout}{apart}"
     print_serving(answer, title, is_quiet=args.quiet)
+    if args.plot is not None and not args.quiet:
+        sys.stdout.write(f"{args.plot}\n")
     return 0
 
 

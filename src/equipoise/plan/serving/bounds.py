@@ -181,7 +181,7 @@ class _Cut:
         self._token_s = _least_ratio(points)
 
     def least_s(self, tokens: Floats) -> Floats:
-        """Of each number of tokens [s]."""
+        """Seconds of each number of tokens."""
         pages = (tokens // self._page_tokens).astype(np.int64)
         cut_s = self._least_s[np.minimum(pages, _MOST_STEPS)]
         return np.maximum(np.maximum(cut_s, self._first_s), self._token_s * tokens)

@@ -70,7 +70,7 @@ class PricedPool:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Candidate:
+class ServingCandidate:
     """A choice that fits, with its bound."""
 
     choice: ServingChoice
@@ -83,7 +83,7 @@ class Candidate:
 class Simulated:
     """A choice whose trace was served."""
 
-    candidate: Candidate
+    candidate: ServingCandidate
     run: ServedTrace
     standing: Standing
 
@@ -162,14 +162,14 @@ class ServingSearch:
             outcome.bound = first if outcome.is_whole else min(first, outcome.bound)
         return outcome
 
-    def alone(self, candidate: Candidate) -> tuple[Floats, Floats]:
+    def alone(self, candidate: ServingCandidate) -> tuple[Floats, Floats]:
         """Seconds to the first token, and from there to the last, that requests take at least."""
         return candidate.prompts.floor.prompt_s, (
             candidate.outputs or candidate.prompts
         ).floor.later_s
 
-    def sent_s(self, candidate: Candidate) -> Callable[[int], float] | None:
-        """What it takes to send so many tokens to the replicas that generate [s]."""
+    def sent_s(self, candidate: ServingCandidate) -> Callable[[int], float] | None:
+        """What it takes to send a number of tokens to the replicas that generate [s]."""
         outputs = candidate.outputs
         if outputs is None:
             return None
@@ -180,7 +180,7 @@ class ServingSearch:
 
     def _candidates(
         self, outcome: ServingOutcome, due: Deadline, progress: Progress
-    ) -> list[Candidate]:
+    ) -> list[ServingCandidate]:
         devices, model = self.site.machine.cluster.devices, self.site.model
         machine = self.site.machine
         together = list_layouts(model, machine, devices, self._fixed)
@@ -199,7 +199,7 @@ class ServingSearch:
         candidates = []
         for pool in self._priced(together, 0, due, progress):
             bound = self._bound(pool, None)
-            candidates.append(Candidate(ServingChoice(pool.layout), pool, None, bound))
+            candidates.append(ServingCandidate(ServingChoice(pool.layout), pool, None, bound))
         for part, (one, two) in zip(parts, split, strict=True):
             prompts = self._priced(one, 0, due, progress)
             outputs = self._priced(two, part, due, progress)
@@ -207,7 +207,7 @@ class ServingSearch:
                 for second in outputs:
                     choice = ServingChoice(first.layout, second.layout)
                     bound = self._bound(first, second)
-                    candidates.append(Candidate(choice, first, second, bound))
+                    candidates.append(ServingCandidate(choice, first, second, bound))
         progress.finish()
         outcome.unfit = 0 if due.is_over() else outcome.listed - len(candidates)
         refusals = [each for each in self._floors.values() if isinstance(each, str)]
@@ -267,7 +267,7 @@ class ServingSearch:
             share = float(is_good[served].mean())
         return refused, -share, float((prompt_s + later_s)[served].mean())
 
-    def _crowded(self, candidate: Candidate) -> Standing:
+    def _crowded(self, candidate: ServingCandidate) -> Standing:
         """The same, if all replicas together were one machine."""
         refused, share, latency_s = candidate.bound
         if refused:
@@ -289,7 +289,9 @@ class ServingSearch:
         )
         return refused, share, latency_s
 
-    def _is_beaten(self, candidate: Candidate, bound: Standing, outcome: ServingOutcome) -> bool:
+    def _is_beaten(
+        self, candidate: ServingCandidate, bound: Standing, outcome: ServingOutcome
+    ) -> bool:
         best = outcome.best
         if len(best) < KEPT or bound < best[KEPT - 1].standing:
             return False
@@ -297,7 +299,7 @@ class ServingSearch:
         alike = [each.standing for each in best if each.candidate.choice.is_apart == kind]
         return bool(alike) and bound >= alike[0]
 
-    def _serve(self, candidate: Candidate, outcome: ServingOutcome) -> ServedTrace:
+    def _serve(self, candidate: ServingCandidate, outcome: ServingOutcome) -> ServedTrace:
         prompts, outputs = candidate.prompts, candidate.outputs
         send_s = self.sent_s(candidate)
         watch = self._watch(candidate, outcome)
@@ -309,7 +311,7 @@ class ServingSearch:
             )
         return run_apart(self.trace, prompts.pool, outputs.pool, send_s, make, ended=watch)
 
-    def _watch(self, candidate: Candidate, outcome: ServingOutcome) -> Ended:
+    def _watch(self, candidate: ServingCandidate, outcome: ServingOutcome) -> Ended:
         """End a simulation as soon as what has ended, and bounds of the rest, say enough."""
         prompt_s, later_s = self.alone(candidate)
         alone_s = (prompt_s + later_s).tolist()

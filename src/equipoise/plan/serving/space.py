@@ -3,7 +3,7 @@
 What it decides
     All devices are used. *Together*: every product of dp, pp, cp and tp that is their number, and
     for a model with experts every ep that serving knows. *Apart*: the same for two parts of the
-    cluster, of which one computes prompts; the parts are of any size on up to 16 devices, and of
+    cluster; the first part computes prompts. Parts are of any size on up to 16 devices, and of
     sixteenths beyond.
 
 Kept true (tests/unit/plan/serving/test_space.py)

@@ -28,7 +28,7 @@ import numpy as np
 from equipoise.base.errors import FitError
 from equipoise.base.units import GIB
 from equipoise.cost.kernel import decode_attention_s
-from equipoise.cost.serving import CurvePrice, Exchange, Hop, StagedPrice
+from equipoise.cost.serving import ContextExchange, CurvePrice, Hop, StagedPrice
 from equipoise.cost.step.request import Precision
 from equipoise.cost.step.work import LayerWork, head_work, layer_work
 from equipoise.cost.work import causal_pairs
@@ -75,7 +75,7 @@ class ServingDevice:
     """Devices of one replica."""
     activation_bytes: float = 0.0
     """Activations of one device's largest iteration."""
-    exchange: Exchange | None = None
+    exchange: ContextExchange | None = None
     """What ranks that share sequences send each other, in each stage."""
     hop: Hop | None = None
     """What goes from one stage to the next."""
@@ -274,7 +274,7 @@ class _Part:
         return seconds
 
     def _products_s(self, work: LayerWork, routed: int) -> float:
-        """Matrix products of a layer whose experts get so many rows, over all ranks [s]."""
+        """Matrix products of a layer whose experts get this many rows, over all ranks [s]."""
         model, layout, machine = self._model, self._layout, self._machine
         total_s = 0.0
         for each in work.products:
@@ -323,8 +323,8 @@ class _Part:
         model, tp = self._model, self._layout.tp
         return model.heads // tp, max(1, model.kv_heads // tp)
 
-    def exchange(self, layers: int) -> Exchange | None:
-        """What this rank sends to those that share its sequences, in so many layers."""
+    def exchange(self, layers: int) -> ContextExchange | None:
+        """What this rank sends to those that share its sequences, in this many layers."""
         model, ranks = self._model, self._layout.cp
         if ranks == 1:
             return None
@@ -334,7 +334,7 @@ class _Part:
         heads, kv_heads = self._heads
         of_head = model.head_width * self._width
         ring = layers * (ranks - 1)
-        return Exchange(
+        return ContextExchange(
             ring_s=ring * hop_s,
             kv_token_s=ring * byte_s * 2 * kv_heads * of_head / ranks,
             query_token_s=ring * byte_s * heads * of_head / ranks,

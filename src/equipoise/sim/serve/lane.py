@@ -96,7 +96,7 @@ class Lane:
             self._resumed_s.clear()
 
     def finish(self, iteration: Iteration, ran: int, now_s: float) -> None:
-        """The iteration that was decided last has run, so many times."""
+        """The iteration that was decided last has run, ``ran`` times."""
         record = self._record
         record.count(iteration, ran)
         self._step += ran

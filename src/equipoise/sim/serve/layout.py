@@ -27,7 +27,7 @@ from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
 
 Collective = Callable[[Op, float], float]
-"""Seconds of an operation on so many bytes of the whole tensor."""
+"""Seconds of an operation, from the bytes of the whole tensor."""
 
 
 def served_layout(model: ModelSpec, machine: Machine, layout: Layout) -> Layout:

@@ -19,11 +19,11 @@ from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
 
 MEMORY_SHARE = 0.9
-"""Of a device's memory."""
+"""The share of a device's memory that is filled."""
 
 
 @dataclass(frozen=True, slots=True)
-class StageMemory:
+class ServingMemory:
     """One device of one stage."""
 
     weights_bytes: float
@@ -41,7 +41,7 @@ def stage_memory(
     sequences: int,
     width: int,
     weight_width: int,
-) -> StageMemory:
+) -> ServingMemory:
     """What a device of a stage holds.
 
     Args:
@@ -65,7 +65,7 @@ def stage_memory(
     tables = is_first + is_last - (is_first and is_last and model.tied)
     weights += tables * model.hidden * model.vocab / tp
     kv_heads = max(1.0, model.kv_heads / tp)
-    return StageMemory(
+    return ServingMemory(
         weights * weight_width,
         _activation_bytes(model, layout, layers, iteration_tokens, sequences, width),
         2.0 * len(layers) * kv_heads * model.head_width * width / layout.cp,

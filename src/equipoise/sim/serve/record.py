@@ -62,7 +62,7 @@ class ReplicaRecord:
     """Times between two tokens of a request [s], each with how often it occurred."""
 
     def count(self, iteration: Iteration, ran: int) -> None:
-        """An iteration has run, so many times: after the first it only decodes."""
+        """An iteration has run, ``ran`` times: after the first it only decodes."""
         work = iteration.work
         grown = work.sequences * (ran * (ran - 1) // 2)
         self.iterations += ran

@@ -128,7 +128,7 @@ class ServingSite:
     def send_s(
         self, prompts: ServingDevice, outputs: ServingDevice, first: int
     ) -> Callable[[int], float]:
-        """What it takes to send the keys and values of so many tokens to the other replicas [s].
+        """What it takes to send the keys and values of a number of tokens to the others [s].
 
         Every device sends its part at the same time, to the device that stands farthest.
 

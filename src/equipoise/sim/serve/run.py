@@ -58,7 +58,7 @@ class ServedTrace:
     decoders: tuple[ReplicaRecord, ...] = ()
     """Those that only generate."""
     sent: tuple[tuple[int, float], ...] = ()
-    """Of each request that was sent to them: its tokens, and the time until all had arrived [s]."""
+    """Tokens of each request that was sent to them, and the time until all had arrived [s]."""
 
     @property
     def makespan_s(self) -> float:
@@ -94,7 +94,7 @@ def run_trace(
         ended: Called with each request that ends; what it raises ends the run.
     """
     pool = Pool(settings, price, replicas)
-    return _Run(pool, None, make_policy, at_once=at_once, ended=ended).serve(trace, progress)
+    return _TraceRun(pool, None, make_policy, at_once=at_once, ended=ended).serve(trace, progress)
 
 
 def run_apart(
@@ -114,7 +114,7 @@ def run_apart(
         trace: Requests in any order.
         prompts: Replicas that compute prompts.
         outputs: Replicas that generate.
-        send_s: What it takes to send the keys and values of so many tokens [s].
+        send_s: What it takes to send the keys and values of a number of tokens [s].
         make_policy: Policy of fairness of each scheduler.
         at_once: As for ``run_trace``.
         progress: Shown while requests arrive.
@@ -125,7 +125,7 @@ def run_apart(
         if ended is not None and record.here_tokens == record.traced.output_tokens:
             ended(record)
 
-    run = _Run(prompts, outputs.settings, make_policy, at_once=at_once, ended=ended_first)
+    run = _TraceRun(prompts, outputs.settings, make_policy, at_once=at_once, ended=ended_first)
     first = run.serve(trace, progress)
     served, sent = _send(first.requests, prompts.replicas, send_s)
     generating = _replicas(outputs, make_policy, at_once=at_once, ended=ended)
@@ -154,7 +154,7 @@ def run_apart(
     )
 
 
-class _Run:
+class _TraceRun:
     """A trace on replicas, all of it or its prompts."""
 
     def __init__(

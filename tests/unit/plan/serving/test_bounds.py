@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equipoise.cost.serving import CurvePrice, Exchange, Hop, StagedPrice
+from equipoise.cost.serving import ContextExchange, CurvePrice, Hop, StagedPrice
 from equipoise.plan.serving.bounds import Sizes, floor_of, least_mean_s
 from equipoise.schedule.batching.fair.table import FAIR_POLICIES
 from equipoise.schedule.batching.settings import BatchSettings
@@ -24,7 +24,7 @@ CURVE = ServingCurve(
     sequence_s=1e-5,
     swap_token_s=1e-7,
 )
-EXCHANGE = Exchange(2e-3, 1e-5, 3e-5, 1e-3, 1e-5)
+EXCHANGE = ContextExchange(2e-3, 1e-5, 3e-5, 1e-3, 1e-5)
 PRICES = {
     "whole": CurvePrice(CURVE),
     "context": CurvePrice(CURVE, EXCHANGE),

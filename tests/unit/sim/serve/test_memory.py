@@ -6,12 +6,12 @@ import pytest
 
 from equipoise.sim.serve.experts import fullest, fullest_over_mean
 from equipoise.sim.serve.layout import split_layers
-from equipoise.sim.serve.memory import StageMemory, stage_memory
+from equipoise.sim.serve.memory import ServingMemory, stage_memory
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec, preset
 
 
-def held(model: ModelSpec, layout: Layout) -> list[StageMemory]:
+def held(model: ModelSpec, layout: Layout) -> list[ServingMemory]:
     return [
         stage_memory(
             model,
