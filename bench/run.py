@@ -44,6 +44,7 @@ BENCHES = (
     "planner.published",
     "serving.fairness",
     "serving.simulator",
+    "serving.plans",
 )
 
 
