@@ -59,6 +59,7 @@ _FAST = {"contract", "reassoc", "nsz"}
 def _compile(*, parallel: bool = False) -> Callable[[Any], Any]:
     def compiled(function: Any) -> Any:
         settings: Any = {"fastmath": _FAST, "error_model": "numpy", "parallel": parallel}
+        settings["nogil"] = parallel
         try:
             return numba.njit(cache=True, **settings)(function)
         except RuntimeError:  # it can write neither beside the source nor in the user's cache
@@ -237,6 +238,11 @@ def attend_rows(
                 o[r, h, e] += share * parts[r, at, h, e]
         for e in range(width):
             o[r, h, e] /= total
+
+
+def can_run_together() -> bool:
+    """Whether two threads may run kernels at the same time; known once one has run."""
+    return bool(vars(numba)["threading_layer"]() != "workqueue")
 
 
 def use_threads(threads: int) -> None:
