@@ -16,7 +16,6 @@ import torch
 from equipoise.base.errors import FitError, ModelError, SpecError
 from equipoise.base.units import format_bytes
 from equipoise.cost.serving import CurvePrice
-from equipoise.nn.decoder import Decoder
 from equipoise.observe.journal import EventSink
 from equipoise.observe.machine import available_bytes
 from equipoise.schedule.batching.fair.table import find_policy
@@ -24,6 +23,7 @@ from equipoise.schedule.batching.scheduler import Scheduler
 from equipoise.schedule.batching.settings import BatchSettings
 from equipoise.serve.engine.calibrate import kept_curve
 from equipoise.serve.engine.forward import PagedDecoder
+from equipoise.serve.engine.fused import FusedDecoder, ServedDecoder
 from equipoise.serve.engine.loop import EngineLoop
 from equipoise.serve.engine.pool import KvPool, token_bytes
 from equipoise.serve.generate import build_decoder
@@ -115,6 +115,7 @@ def open_engine(
     decoder = build_decoder(trained, _DTYPES[settings.dtype] if settings.dtype else None)
     decoder = decoder.to(torch.device(settings.device))
     page_bytes = settings.page_tokens * token_bytes(trained.model, decoder.embed.weight.dtype)
+    served = decoder if settings.device != "cpu" else FusedDecoder(decoder, packs=ranks == 1)
     pages = _pages(settings, context_tokens, page_bytes)
     limits = BatchSettings(
         pages,
@@ -127,7 +128,7 @@ def open_engine(
         shares_chunks=ranks > 1,
         weights=settings.weights,
     )
-    paged = _paged(decoder, limits, settings, sink)
+    paged = _paged(served, limits, settings, sink)
     try:
         price = CurvePrice(curve or kept_curve(paged, serving_file()))
         scheduler = Scheduler(limits, price, policy)
@@ -141,7 +142,10 @@ def open_engine(
 
 
 def _paged(
-    decoder: Decoder, limits: BatchSettings, settings: EngineSettings, sink: EventSink | None
+    decoder: ServedDecoder,
+    limits: BatchSettings,
+    settings: EngineSettings,
+    sink: EventSink | None,
 ) -> PagedDecoder:
     """The decoder with its pool, in this process or over ranks."""
     weight = decoder.embed.weight

@@ -26,12 +26,12 @@ import torch
 from torch import Tensor
 
 from equipoise.base.errors import ModelError
-from equipoise.nn.decoder import Decoder
 from equipoise.nn.rope import rotary_frequencies, rotary_table
 from equipoise.schedule.batching.iteration import ServeChunk, Swap
 from equipoise.serve.engine.attend import IterationAttention
+from equipoise.serve.engine.fused import ServedDecoder, decoder_layers
 from equipoise.serve.engine.pool import KvPool
-from equipoise.serve.engine.tiles import decoder_layers, find_rows, map_tiles, set_experts
+from equipoise.serve.engine.tiles import find_rows, map_tiles, set_experts
 
 _HEAD_ROWS = 64
 """Rows that pass the head at once: logits of a long prompt together would not fit."""
@@ -50,7 +50,7 @@ class Overlap(Protocol):
 class PagedDecoder:
     """A decoder whose sequences lie in a pool."""
 
-    def __init__(self, decoder: Decoder, pool: KvPool, *, is_invariant: bool = False) -> None:
+    def __init__(self, decoder: ServedDecoder, pool: KvPool, *, is_invariant: bool = False) -> None:
         """Take a decoder with its weights.
 
         Args:

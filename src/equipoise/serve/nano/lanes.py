@@ -26,6 +26,7 @@ import torch
 
 from equipoise.schedule.nano.graph import NanoGraph
 from equipoise.schedule.nano.schedule import NanoStep
+from equipoise.serve.engine.jit import use_threads
 
 LANES = 2
 
@@ -125,3 +126,4 @@ class Lanes:
 def _set_threads(threads: int) -> None:
     torch.set_num_threads(threads)
     torch.get_num_threads()  # a thread that never asked takes the number that was set last
+    use_threads(threads)

@@ -27,7 +27,7 @@ from equipoise.schedule.batching.iteration import PageRun, ServeChunk
 from equipoise.schedule.nano.graph import Resource
 from equipoise.serve.engine.calibrate import DTYPES
 from equipoise.serve.engine.forward import ChunkPass, PagedDecoder
-from equipoise.serve.engine.kernel import can_run_together
+from equipoise.serve.engine.jit import can_run_together
 from equipoise.serve.nano.choice import (
     KINDS,
     LEAST_GAIN,

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from equipoise.schedule.batching.iteration import ServeChunk
 from equipoise.serve.engine.forward import PagedDecoder
+from equipoise.serve.engine.fused import FusedDecoder
 from equipoise.serve.nano.choice import KINDS, LaneCosts, NanoChoice, NanoCosts
 from equipoise.serve.nano.lanes import Lanes
 from equipoise.serve.nano.run import NanoBatches, run_order
@@ -32,7 +33,9 @@ COSTS = NanoCosts(LaneCosts(EACH, EACH, EACH), LaneCosts(EACH, EACH, EACH), ())
 
 @functools.cache
 def engine(name: str, dtype: torch.dtype, *, is_invariant: bool) -> PagedDecoder:
-    return paged(built(MODELS[name], dtype), pages=PAGES, is_invariant=is_invariant)
+    decoder = built(MODELS[name], dtype)
+    served = FusedDecoder(decoder) if name.endswith("heads") else decoder
+    return paged(served, pages=PAGES, is_invariant=is_invariant)
 
 
 def fill(engine: PagedDecoder, chunks: list[ServeChunk]) -> None:
