@@ -187,7 +187,9 @@ def _is_missing(args: argparse.Namespace, name: str) -> bool:
 def _serve(args: argparse.Namespace) -> int:
     """Serve a trace and print what became of it."""
     from equipoise.cli.console import make_progress
+    from equipoise.cli.simulate.nano import print_nano
     from equipoise.cli.simulate.serving_table import print_serving, read_objectives
+    from equipoise.sim.serve.nano import forecast_nano
     from equipoise.sim.serve.request import ServingRequest, simulate_serving
 
     plain = argparse.ArgumentParser()
@@ -212,11 +214,15 @@ def _serve(args: argparse.Namespace) -> int:
     )
     progress = make_progress(args.quiet or args.json)
     answer = simulate_serving(request, progress)
+    nano = forecast_nano(request, answer)
     if args.json:
-        sys.stdout.write(json.dumps(answer.as_row(), indent=1) + "\n")
+        row = {**answer.as_row(), "nano": nano and nano.as_row()}
+        sys.stdout.write(json.dumps(row, indent=1) + "\n")
         return 0
     title = f"{args.model} on {args.cluster}, {args.layout}"
     print_serving(answer, title, is_quiet=args.quiet)
+    if nano is not None and not args.quiet:
+        print_nano(nano)
     return 0
 
 

@@ -99,7 +99,7 @@ def measure_nano(
         lanes: Of the calling thread.
         most_busy_cores: If other processes use more cores meanwhile, nothing is known afterwards.
     """
-    probe = _Probe(paged, lanes)
+    probe = NanoProbe(paged, lanes)
     begin_s, begin_busy_s = time.perf_counter(), busy_core_s() - time.process_time()
     costs = probe.costs()
     if not can_run_together():
@@ -142,7 +142,7 @@ def _key(paged: PagedDecoder) -> str:
 
 
 @dataclass
-class _Probe:
+class NanoProbe:
     """Chunks of nobody, on the pool of an engine that nobody uses yet."""
 
     paged: PagedDecoder
@@ -241,7 +241,7 @@ class _Probe:
 
         with torch.no_grad():
             wanted, given = whole(), parts()
-            ratios = [_seconds(whole) / _seconds(parts) for _ in range(_ROUNDS)]
+            ratios = [time_call(whole) / time_call(parts) for _ in range(_ROUNDS)]
         if self.paged.tile_rows:
             is_equal = torch.equal(wanted, given)
         else:
@@ -285,7 +285,8 @@ def _some_tokens(chunks: Sequence[ServeChunk]) -> list[int]:
     return [at % 7 for at in range(sum(each.tokens for each in chunks))]
 
 
-def _seconds(call: Callable[[], object]) -> float:
+def time_call(call: Callable[[], object]) -> float:
+    """Seconds of one call."""
     begin_s = time.perf_counter()
     call()
     return time.perf_counter() - begin_s
@@ -296,5 +297,5 @@ def _typical_s(call: Callable[[], object]) -> float:
     call()
     taken = list[float]()
     while len(taken) < _LEAST_RUNS or (sum(taken) < _RUN_S and len(taken) < _MOST_RUNS):
-        taken.append(_seconds(call))
+        taken.append(time_call(call))
     return statistics.median(taken)
