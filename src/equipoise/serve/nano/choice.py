@@ -38,7 +38,7 @@ LEAST_GAIN = 1.03
 KINDS = ("prompts", "tokens", "prompts and tokens")
 """What iterations compute."""
 
-_MOST_STATES = 3_000
+_MOST_STATES = 1_000
 _MOST = 1_024
 """Sizes that are remembered."""
 

@@ -125,7 +125,7 @@ def _refuse(paged: PagedDecoder) -> str:
     if paged.pool.device.type != "cpu":
         return "lanes are of CPU cores"
     if paged.ranks > 1:
-        return "ranks have the cores"
+        return "not over several ranks"
     if torch.get_num_threads() < LANES:
         return "one core"
     if paged.layers < WINDOW:

@@ -68,10 +68,17 @@ def drawn(sizes: list[tuple[int, int]]) -> tuple[list[ServeChunk], list[int]]:
     return chunks, [(3 * at * at + 1) % 67 for at in range(sum(x.tokens for x in chunks))]
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("is_invariant", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@settings(max_examples=5)
+CASES = [
+    (name, dtype, is_invariant)
+    for name in MODELS
+    for dtype in (torch.float32, torch.bfloat16)
+    for is_invariant in (False, True)
+    if name == "odd layers" or is_invariant == (dtype == torch.bfloat16)
+]
+
+
+@pytest.mark.parametrize(("name", "dtype", "is_invariant"), CASES)
+@settings(max_examples=4)
 @given(
     sizes=st.lists(
         st.tuples(st.integers(0, 40), st.sampled_from([1, 1, 1, 5, 23, 70])),

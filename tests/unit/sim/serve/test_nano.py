@@ -2,7 +2,10 @@
 
 import pytest
 
+from equipoise.cli.simulate.nano import draw_lanes
 from equipoise.schedule.nano.check import check_nano
+from equipoise.schedule.nano.graph import Link, Way, chain_graph
+from equipoise.schedule.nano.search import search_order
 from equipoise.sim.machine import Machine
 from equipoise.sim.serve.nano import LANES, forecast_nano, price_nano
 from equipoise.sim.serve.request import ServingRequest, simulate_serving
@@ -73,3 +76,13 @@ def test_of_a_served_trace() -> None:
         f"{row['overlapped_optimum_share']:.0%} of the optimum instead of "
         f"{row['optimum_share']:.0%}. NanoFlow published 1.91x over the best other engine."
     )
+
+
+def test_a_picture_has_a_line_for_each_resource() -> None:
+    product = Link("product", "compute", (Way((0,), 3.0),))
+    attention = Link("attention", "memory", (Way((1,), 2.0),))
+    graph = chain_graph([[product, attention], [product, attention]], lanes=2)
+    assert draw_lanes(graph, search_order(graph), columns=16) == [
+        "compute  PPPPPPpppppp....",
+        "memory   ......AAAA..aaaa",
+    ]
