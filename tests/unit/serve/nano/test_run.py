@@ -78,12 +78,12 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "dtype", "is_invariant"), CASES)
-@settings(max_examples=4)
+@settings(max_examples=3)
 @given(
     sizes=st.lists(
-        st.tuples(st.integers(0, 40), st.sampled_from([1, 1, 1, 5, 23, 70])),
+        st.tuples(st.integers(0, 40), st.sampled_from([1, 1, 1, 5, 23, 40])),
         min_size=2,
-        max_size=9,
+        max_size=6,
     )
 )
 def test_as_the_iteration_by_itself(
