@@ -33,7 +33,7 @@ import numpy as np
 from bench.lib.stamp import LoadStamp, environment, spread
 from bench.serving.engine import smollm2
 
-ROUNDS, REQUESTS, AT_ONCE, IN, OUT, LONG = 5, 16, 8, 256, 32, 8000
+ROUNDS, REQUESTS, AT_ONCE, IN, OUT, LONG = 3, 16, 8, 256, 32, 8000
 START_S = 240.0
 GOALS = {"throughput": 1.2, "p99_over_p50": 3.0, "first_token": 1.8}
 

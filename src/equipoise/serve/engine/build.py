@@ -16,6 +16,7 @@ import torch
 from equipoise.base.errors import FitError, ModelError, SpecError
 from equipoise.base.units import format_bytes
 from equipoise.cost.serving import CurvePrice
+from equipoise.nn.decoder import Decoder
 from equipoise.observe.journal import EventSink
 from equipoise.observe.machine import available_bytes
 from equipoise.schedule.batching.fair.table import find_policy
@@ -23,7 +24,7 @@ from equipoise.schedule.batching.scheduler import Scheduler
 from equipoise.schedule.batching.settings import BatchSettings
 from equipoise.serve.engine.calibrate import kept_curve
 from equipoise.serve.engine.forward import PagedDecoder
-from equipoise.serve.engine.fused import FusedDecoder, ServedDecoder
+from equipoise.serve.engine.fused import FusedDecoder, Packs, ServedDecoder
 from equipoise.serve.engine.loop import EngineLoop
 from equipoise.serve.engine.pool import KvPool, token_bytes
 from equipoise.serve.generate import build_decoder
@@ -115,7 +116,7 @@ def open_engine(
     decoder = build_decoder(trained, _DTYPES[settings.dtype] if settings.dtype else None)
     decoder = decoder.to(torch.device(settings.device))
     page_bytes = settings.page_tokens * token_bytes(trained.model, decoder.embed.weight.dtype)
-    served = decoder if settings.device != "cpu" else FusedDecoder(decoder, packs=ranks == 1)
+    served = decoder if settings.device != "cpu" else FusedDecoder(decoder, _packs(decoder, ranks))
     pages = _pages(settings, context_tokens, page_bytes)
     limits = BatchSettings(
         pages,
@@ -150,6 +151,8 @@ def _paged(
     """The decoder with its pool, in this process or over ranks."""
     weight = decoder.embed.weight
     if settings.context_ranks > 1:
+        # They share the cores; more threads than cores wait for each other.
+        torch.set_num_threads(max(1, torch.get_num_threads() // settings.context_ranks))
         return ContextDecoder(
             decoder,
             ranks=settings.context_ranks,
@@ -168,6 +171,14 @@ def _paged(
         swap_pages=limits.swap_pages,
     )
     return PagedDecoder(decoder, pool, is_invariant=settings.is_invariant)
+
+
+def _packs(decoder: Decoder, ranks: int) -> Packs:
+    """Ranks have copies of their own if these are small, else they share the plain weights."""
+    if ranks == 1:
+        return "now"
+    weights = sum(weight.nbytes for weight in decoder.parameters())
+    return "by each" if ranks * weights * _FREE_SHARE < available_bytes() else "never"
 
 
 def _context(trained: TrainedModel, settings: EngineSettings) -> int:

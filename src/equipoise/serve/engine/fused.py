@@ -14,8 +14,7 @@ Kept true (tests/unit/serve/engine/test_fused.py)
     Logits are the decoder's up to rounding, in every family; the decoder's own layers are gone.
 """
 
-from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -33,6 +32,9 @@ _PACKED_ROWS = 32
 """Rows that packed weights are laid out for; measured, others are as fast with them."""
 
 
+Packs = Literal["now", "by each", "never"]
+"""When weights are laid out: when they are taken, by each process in a copy of its own, never."""
+
 _WIDE = 4
 """Outputs over inputs from which packing gains in fp32: measured, with 8 rows."""
 
@@ -40,14 +42,18 @@ _WIDE = 4
 class _Product:
     """``x @ weight.T + bias``, plain or packed."""
 
-    def __init__(self, weights: Sequence[Tensor], biases: Sequence[Tensor], *, packs: bool) -> None:
-        weight = torch.cat([each.detach() for each in weights])
-        self._bias = torch.cat([each.detach() for each in biases]) if biases else None
-        packs = packs and _gains(weight)
-        self._ops: Any = torch.ops.mkldnn if packs else None
-        self._weight = weight
-        if self._ops is not None:
-            self._weight = self._ops._reorder_linear_weight(weight, _PACKED_ROWS)
+    def __init__(self, *parts: nn.Linear | nn.Embedding) -> None:
+        given = [part.bias for part in parts if isinstance(part, nn.Linear)]
+        biases = [bias.detach() for bias in given if bias is not None]
+        self._weight = torch.cat([part.weight.detach() for part in parts])
+        self._bias = torch.cat(biases) if biases else None
+        self._ops: Any = None
+
+    def pack(self) -> None:
+        """Lay the weight out for the processor's matrix units, where that is faster."""
+        if self._ops is None and _gains(self._weight):
+            self._ops = torch.ops.mkldnn
+            self._weight = self._ops._reorder_linear_weight(self._weight, _PACKED_ROWS)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Outputs [rows, outputs] of ``x`` [rows, inputs]."""
@@ -101,22 +107,22 @@ class _Heads:
 class FusedLayer(nn.Module):
     """A dense layer, as ``DecoderLayer``: the same parts, the same results up to rounding."""
 
-    def __init__(self, layer: DecoderLayer, *, packs: bool) -> None:
-        """Take a layer's weights.
-
-        Args:
-            layer: Dense, without adapters.
-            packs: Whether weights are laid out for the processor's matrix units.
-        """
+    def __init__(self, layer: DecoderLayer) -> None:
+        """Take a layer's weights; it is dense and has no adapters."""
         super().__init__()
         attention, feed_forward = layer.attention, cast("FeedForward", layer.feed_forward)
         heads = attention.query, attention.key, attention.value
         self._norms = _Norm(layer.attention_norm), _Norm(layer.feed_forward_norm)
         self._heads = _Heads(attention)
-        self._qkv = _product(*heads, packs=packs)
-        self._output = _product(attention.output, packs=packs)
-        self._gate_up = _product(feed_forward.gate, feed_forward.up, packs=packs)
-        self._down = _product(feed_forward.down, packs=packs)
+        self._qkv = _Product(*heads)
+        self._output = _Product(attention.output)
+        self._gate_up = _Product(feed_forward.gate, feed_forward.up)
+        self._down = _Product(feed_forward.down)
+
+    def pack(self) -> None:
+        """Lay its weights out for the processor's matrix units."""
+        for product in (self._qkv, self._output, self._gate_up, self._down):
+            product.pack()
 
     def begin(self, x_tD: Tensor, table: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """What comes before the core: queries, keys and values."""
@@ -139,22 +145,36 @@ class FusedLayer(nn.Module):
 class FusedDecoder(nn.Module):
     """A decoder's layers, fused where they can be; it answers and does not train."""
 
-    def __init__(self, decoder: Decoder, *, packs: bool = True) -> None:
+    def __init__(self, decoder: Decoder, packs: Packs = "now") -> None:
         """Take a decoder's weights; its layers are gone afterwards.
 
         Args:
             decoder: On the CPU, in fp32 or bf16.
-            packs: Whether weights may be laid out anew; otherwise processes can share them.
+            packs: When weights are laid out anew: processes share those that are not.
         """
         super().__init__()
+        self._packs = packs
         self.model, self.embed = decoder.model, decoder.embed
         self._norm = _Norm(cast("RmsNorm", decoder.norm))
-        head = decoder.embed if decoder.head is None else decoder.head
-        self._head = _Product([head.weight], [], packs=packs)
+        self._head = _Product(decoder.embed if decoder.head is None else decoder.head)
         self.layers = nn.ModuleList()
         for at, layer in enumerate(decoder.layers):
-            self.layers.append(_fuse(layer, packs=packs))
+            fused = _fuse(layer)
             decoder.layers[at] = nn.Identity()  # its weights need not be there twice
+            if packs == "now" and isinstance(fused, FusedLayer):
+                fused.pack()
+            self.layers.append(fused)
+        if packs == "now":
+            self._head.pack()
+
+    def pack(self) -> None:
+        """Lay weights out in this process, if each is to do that."""
+        if self._packs != "by each":
+            return
+        for layer in self.layers:
+            if isinstance(layer, FusedLayer):
+                layer.pack()
+        self._head.pack()
 
     def begin(self, tokens_t: Tensor) -> Tensor:
         """Embed the tokens: hidden states [t, D]."""
@@ -175,17 +195,12 @@ def _gains(weight: Tensor) -> bool:
     return weight.shape[0] >= _WIDE * weight.shape[1]
 
 
-def _product(*parts: nn.Linear, packs: bool) -> _Product:
-    biases = [part.bias for part in parts if part.bias is not None]
-    return _Product([part.weight for part in parts], biases, packs=packs)
-
-
-def _fuse(layer: nn.Module, *, packs: bool) -> nn.Module:
+def _fuse(layer: nn.Module) -> nn.Module:
     """A layer fused if it is dense and has no adapters, else as it is."""
     if not isinstance(layer, DecoderLayer) or not isinstance(layer.feed_forward, FeedForward):
         return layer
     parts = [part for part in layer.modules() if isinstance(part, nn.Linear)]
-    return layer if any(map(adapter_of, parts)) else FusedLayer(layer, packs=packs)
+    return layer if any(map(adapter_of, parts)) else FusedLayer(layer)
 
 
 ServedDecoder = Decoder | FusedDecoder

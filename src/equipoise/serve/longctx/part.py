@@ -33,7 +33,7 @@ from equipoise.comm.steps import pack
 from equipoise.nn.rope import rotary_frequencies, rotary_table
 from equipoise.parallel.context.forward import Forward
 from equipoise.parallel.context.program import compile_rank
-from equipoise.serve.engine.fused import ServedDecoder
+from equipoise.serve.engine.fused import FusedDecoder, ServedDecoder
 from equipoise.serve.engine.pool import KvPool
 from equipoise.serve.longctx.mail import GroupMail
 from equipoise.serve.longctx.message import RankWork
@@ -43,6 +43,8 @@ class RankPart:
     """A rank's weights, its pool, and its links to the other ranks."""
 
     def __init__(self, decoder: ServedDecoder, pool: KvPool, mail: GroupMail) -> None:
+        if isinstance(decoder, FusedDecoder):
+            decoder.pack()
         self.decoder, self.pool, self.mail = decoder, pool, mail
         self.attention_s = 0.0
         """Time in attention, waits included, in the iteration that ran last [s]."""

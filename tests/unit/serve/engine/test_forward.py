@@ -2,6 +2,7 @@
 
 import dataclasses
 import random
+from typing import get_args
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from equipoise.base.errors import ModelError
 from equipoise.nn.decoder import Decoder
 from equipoise.serve.engine.forward import PagedDecoder
-from equipoise.serve.engine.fused import FusedDecoder
+from equipoise.serve.engine.fused import FusedDecoder, Packs
 from equipoise.spec.model.presets import RopeScaling
 from support.serving.paged import PLAIN, built, chunk_of, paged, whole_logits
 
@@ -91,7 +92,8 @@ def test_logits_are_those_of_each_sequence_by_itself(name: str, data: st.DataObj
     pages = scattered(lengths, page_tokens=page_tokens, seed=data.draw(st.integers(0, 99)))
     served = decoder
     if data.draw(st.booleans(), label="is_fused"):
-        served = FusedDecoder(built(model, dtype), packs=data.draw(st.booleans(), label="packs"))
+        served = FusedDecoder(built(model, dtype), data.draw(st.sampled_from(get_args(Packs))))
+        served.pack()
     engine = paged(served, pages=sum(map(len, pages)), page_tokens=page_tokens)
     ours = run_all(engine, texts, pages, data.draw(iterations(lengths)))
     for text, logits in zip(texts, ours, strict=True):
