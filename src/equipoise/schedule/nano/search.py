@@ -19,10 +19,12 @@ Sources
 
 from dataclasses import dataclass, field
 
+from equipoise.base.errors import SpecError
 from equipoise.schedule.nano.graph import NanoGraph
 from equipoise.schedule.nano.schedule import NanoSchedule, NanoStep, Running, play, sequential
 
 _MOST_STATES = 20_000
+_MOST_OPERATIONS = 200
 _GAIN = 1e-9
 """A schedule must be shorter by this share to be better."""
 
@@ -33,7 +35,15 @@ def search_order(graph: NanoGraph, *, most_states: int = _MOST_STATES) -> NanoSc
     Args:
         graph: Operations and lanes; up to about a dozen operations are searched to the end.
         most_states: After this many branches the best so far is the answer.
+
+    Raises:
+        SpecError: there are more operations than any search would order.
     """
+    if len(graph.operations) > _MOST_OPERATIONS:
+        raise SpecError(
+            f"{len(graph.operations):,} operations are too many to search; {_MOST_OPERATIONS} are "
+            "the most. Arrange a few layers, and repeat their order."
+        )
     search = _Search(graph, most_states)
     search.run()
     return play(graph, search.steps, is_optimal=search.states <= most_states)

@@ -202,3 +202,15 @@ def test_refused(operation: Operation, beside: dict, words: str) -> None:  # typ
     with pytest.raises(SpecError) as error:
         NanoGraph((operation,), 2, beside)
     assert str(error.value) == words
+
+
+def test_what_no_search_would_order_is_refused() -> None:
+    link = Link("a", "compute", (Way((0,), 1.0),))
+    assert search_order(chain_graph([[link] * 200], lanes=1)).seconds == pytest.approx(200.0)
+    with pytest.raises(SpecError) as error:
+        search_order(chain_graph([[link] * 201], lanes=1))
+    assert str(error.value) == (
+        "201 operations are too many to search; 200 are the most. Arrange a few layers, and repeat "
+        "their order."
+    )
+    assert search_order(NanoGraph((), 1)).seconds == 0.0
