@@ -22,6 +22,7 @@ BENCHES = (
     "local.experts",
     "serving.engine",
     "serving.context",
+    "serving.nano",
     "serving.vllm",
     "peers.zero",
     "peers.sft",
