@@ -202,6 +202,16 @@ def test_a_pipe_that_nobody_writes_to(tmp_path: Path, capsys: pytest.CaptureFixt
     )
 
 
+def test_a_pipe_that_nobody_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pipe = tmp_path / "packs.jsonl"
+    os.mkfifo(pipe)
+    assert run(capsys, "pack", "--lengths", "wikipedia", "--micro-batches", "2", "--out", pipe) == (
+        2,
+        "",
+        f"--out {pipe} is a pipe, which may have no reader. Give a file.\n",
+    )
+
+
 def test_a_host_with_a_line_break(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prepared = tmp_path / "run"
     flags = ("--train.steps=20", "--layout.dp=16", f"--data.cache={tmp_path}", "--out", prepared)
