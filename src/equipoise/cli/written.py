@@ -28,9 +28,9 @@ def require_kind(flag: str, file: Path | None, what: str) -> None:
     if file is None or file.suffix in (*some, last):
         return
     said = f"{', '.join(some)} or {last}" if some else last
+    better = (file if file.name else Path(what)).with_suffix(_KINDS[what][0])
     raise SpecError(
-        f"--{flag} {file}: a {what}'s name ends in {said}, not "
-        f'"{file.suffix}". Try {file.with_suffix(_KINDS[what][0])}.'
+        f'--{flag} {file}: a {what}\'s name ends in {said}, not "{file.suffix}". Try {better}.'
     )
 
 
