@@ -98,8 +98,7 @@ def test_a_manifest_of_another_model(built: Path) -> None:
         read_checkpoint_weights(folder, newer)
     assert str(caught.value) == (
         "The manifest of step 4 was written by equipoise 0, whose model this version cannot read "
-        "(ModelSpec.__init__() got an unexpected keyword argument 'memory_layers'). Use that "
-        "version."
+        "(it does not know memory_layers). Use that version."
     )
 
 

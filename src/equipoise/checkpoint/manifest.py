@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from equipoise.base.digest import digest, digest_file
 from equipoise.base.durable import sync
 from equipoise.base.errors import CheckpointError
@@ -107,6 +109,7 @@ def read_manifest(folder: Path) -> Manifest:
             if f.name not in ("run", "engine") or f.name in data
         }
         manifest = Manifest(**{**fields, "files": files})
+        TypeAdapter(Manifest).validate_json(text, strict=True)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{folder} is torn: its {MANIFEST} cannot be read.") from error
     if text != _render(manifest):

@@ -345,3 +345,13 @@ def test_another_order_of_documents(tmp_path: Path) -> None:
 def test_a_manifest_is_json_that_anyone_can_read(tmp_path: Path) -> None:
     text = (write_checkpoint(tmp_path, 7) / MANIFEST).read_text()
     assert json.loads(text)["model"]["layers"] == 1
+
+
+@pytest.mark.parametrize("key", ["step", "world", "seed", "context_tokens", "run", "model"])
+def test_a_sealed_manifest_with_values_of_other_kinds_is_torn(key: str, tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, 4)
+    manifest = dataclasses.replace(read_manifest(folder), **{key: "x"})
+    write_manifest(folder, manifest)
+    with pytest.raises(CheckpointError) as caught:
+        read_manifest(folder)
+    assert str(caught.value) == f"{folder} is torn: its {MANIFEST} cannot be read."
