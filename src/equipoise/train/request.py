@@ -334,8 +334,9 @@ def _require_fit(spec: RunSpec, model: ModelSpec, ranks: int, folder: Path) -> N
         FitError: with doctor's words.
     """
     needs = needs_of(spec, model, ranks, Nodes(1, ranks, "none"))
-    saves = -(-spec.train.steps // spec.checkpoint.every_steps)
-    needs = dataclasses.replace(needs, kept_checkpoints=min(needs.kept_checkpoints, saves - 1))
+    if spec.checkpoint.every_steps != "auto":
+        saves = -(-spec.train.steps // spec.checkpoint.every_steps)
+        needs = dataclasses.replace(needs, kept_checkpoints=min(needs.kept_checkpoints, saves - 1))
     facts = read_folder(folder)
     held = sum(path.stat().st_size for path in (folder / CHECKPOINTS).rglob("*") if path.is_file())
     facts = dataclasses.replace(facts, free_bytes=facts.free_bytes + held)
