@@ -72,7 +72,7 @@ class SaveTimes:
     blocked_s: float = 0.0
     """Training stood still: while the save began, for what was not copied, until it had ended."""
     settled_s: float = 0.0
-    """Of these, until it had ended."""
+    """The last part of that: until it had ended."""
     staged_s: float = 0.0
     """From its begin until all was copied."""
     written_s: float = 0.0

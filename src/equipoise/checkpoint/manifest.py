@@ -228,9 +228,12 @@ class NewerCheckpointError(CheckpointError):
 
 def find_checkpoints(root: Path) -> Iterator[Path]:
     """Folders named like a checkpoint, newest first, sound or not."""
-    named = {path: re.fullmatch(r"step-(\d{1,18})", path.name) for path in root.glob("step-*")}
-    steps = {path: int(match[1]) for path, match in named.items() if match}
-    yield from sorted(steps, key=lambda path: (steps[path], path.name), reverse=True)
+    named = [path for path in root.glob("step-*") if re.fullmatch(r"step-\d{1,18}", path.name)]
+    yield from sorted(named, key=lambda path: (_step_of(path), path.name), reverse=True)
+
+
+def _step_of(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
 
 
 def drop_older(root: Path, step: int, keep: int, verified: set[Path]) -> None:
@@ -243,7 +246,7 @@ def drop_older(root: Path, step: int, keep: int, verified: set[Path]) -> None:
         root: Folder of the run's checkpoints.
         step: The newest one that counts.
         keep: How many stay.
-        verified: Those of which every byte is known to be right; others are read, and added.
+        verified: Checkpoints whose every byte is known to be right; others are read, and added.
     """
     kept = 0
     for path in find_checkpoints(root):
@@ -284,6 +287,7 @@ def newest_good(
     *,
     read: Callable[[Path], Manifest] = read_manifest,
     torn: Mapping[Path, str] | None = None,
+    second: Path | None = None,
 ) -> tuple[Path, Manifest, list[str]] | None:
     """The newest whole checkpoint, its manifest, and a sentence for each torn one skipped.
 
@@ -291,12 +295,14 @@ def newest_good(
         root: Folder of the run's checkpoints.
         read: ``read_manifest``, or ``open_manifest`` where blocks are verified as they are loaded.
         torn: What is known of checkpoints that could not be loaded.
+        second: Another folder of them; of equal steps, that of ``root`` comes first.
 
     Raises:
         CheckpointError: there are checkpoints but none is whole, or one has a newer format.
     """
     known, skipped = torn or {}, []
-    for folder in find_checkpoints(root):
+    folders = [*find_checkpoints(root), *(find_checkpoints(second) if second else ())]
+    for folder in sorted(folders, key=lambda path: -_step_of(path)):
         if folder in known:
             skipped.append(known[folder])
             continue

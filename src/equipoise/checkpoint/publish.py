@@ -183,7 +183,7 @@ def drop_others(root: int, path: Path, step: int, keep: int, verified: set[Path]
         path: Its path; nothing is removed if another folder is there now.
         step: The checkpoint that was just published.
         keep: Number of checkpoints to keep.
-        verified: Those of which every byte has been verified; what is verified here is added.
+        verified: Checkpoints whose every byte has been verified; those verified here are added.
     """
     with suppress(OSError):
         discard_partial(root)

@@ -18,7 +18,6 @@ from pathlib import Path
 import equipoise
 from equipoise.balance.packing.pack import skew
 from equipoise.base.errors import CheckpointError
-from equipoise.checkpoint.background import Saver
 from equipoise.checkpoint.manifest import (
     FIRST_FORMAT,
     FORMAT,
@@ -56,7 +55,6 @@ from equipoise.train.evaluate import Evaluator
 from equipoise.train.folder import RunFolder
 from equipoise.train.process import StopRequest, return_freed_memory, spare_small_chunks
 from equipoise.train.saving.newest import load_newest
-from equipoise.train.saving.rhythm import Rhythm
 from equipoise.train.saving.saves import RunSaves
 from equipoise.train.side import build_sides, run_sides, span_all
 from equipoise.train.sinks.catalog import Sinks, open_sinks
@@ -110,13 +108,9 @@ class Trainer:
         params = self.runner.model.decoder.params
         needed_bytes = 4 * params + 8 * count_trained(self.spec, self.model)  # moments
         self.ground = RunFolder(folder, ranks, journals, needed_bytes)
-        self.saves = self._begin_saves()
-
-    def _begin_saves(self) -> RunSaves:
-        spec, decoder = self.spec.checkpoint, self.runner.model.decoder
-        saver = Saver(self.checkpoints, decoder, self.runner.optimizer, self.ranks, keep=spec.keep)
-        rhythm = Rhythm(spec.every_steps, 3600 * spec.rank_mtbf_hours, self.ranks.world)
-        return RunSaves(saver, rhythm, self.ranks, self.journal, self.ground)
+        self._second = Path(second) if (second := resolved.second_checkpoints) else None
+        places = self.checkpoints, self._second
+        self.saves = RunSaves.of_run(self.spec, places, self.runner, self.journal, self.ground)
 
     @property
     def checkpoints(self) -> Path:
@@ -137,6 +131,7 @@ class Trainer:
             self.ranks,
             self.journal,
             self._require_own,
+            second=self._second,
         )
         if newest is None:
             return
@@ -221,7 +216,9 @@ class Trainer:
             stack.callback(self.saves.close)
             sinks = open_sinks(self.folder, self.spec, is_first=self.ranks.rank == 0)
             stack.callback(sinks.close)
-            return self._run(view, stop, sinks)
+            reason = self._run(view, stop, sinks)
+            self.saves.finish(view)
+            return reason
 
     def _run(self, view: StepView, stop: StopRequest, sinks: Sinks) -> str:
         steps = self.spec.train.steps

@@ -273,6 +273,13 @@ class CheckpointSpec:
     ] = 8000.0
     """Llama 3 on 1,024 GPUs was interrupted every 7.9 h."""
     keep: Annotated[int, Field(ge=1, description="newest checkpoints that are kept")] = 2
+    second_path: Annotated[
+        str,
+        Field(
+            description="second folder, on another disk, into which checkpoints are copied; "
+            "relative to run.toml; none if empty"
+        ),
+    ] = ""
 
     @property
     def usual_steps(self) -> int:

@@ -32,6 +32,8 @@ def load_newest(
     ranks: Ranks,
     journal: Journal,
     require: Callable[[Path, Manifest], None],
+    *,
+    second: Path | None = None,
 ) -> Newest | None:
     """Fill a model and its optimizer from the newest whole checkpoint, if there is any.
 
@@ -42,12 +44,13 @@ def load_newest(
         ranks: All ranks; each of them calls this.
         journal: This rank's.
         require: Refuses a checkpoint that is not the run's, by a ``CheckpointError``.
+        second: Another folder of its checkpoints.
 
     Raises:
         CheckpointError: none is whole, or the newest is refused.
     """
     torn: dict[Path, str] = {}
-    while (newest := _newest(root, torn, ranks, require)) is not None:
+    while (newest := _newest(root, torn, ranks, require, second)) is not None:
         path, manifest, _ = newest
         try:
             with journal.span("load", step=manifest.step):
@@ -60,14 +63,18 @@ def load_newest(
 
 
 def _newest(
-    root: Path, torn: dict[Path, str], ranks: Ranks, require: Callable[[Path, Manifest], None]
+    root: Path,
+    torn: dict[Path, str],
+    ranks: Ranks,
+    require: Callable[[Path, Manifest], None],
+    second: Path | None,
 ) -> Newest | None:
     """What rank 0 finds."""
     newest: Newest | None = None
     fault = ""
     if ranks.rank == 0:
         try:
-            newest = newest_good(root, read=open_manifest, torn=torn)
+            newest = newest_good(root, read=open_manifest, torn=torn, second=second)
             if newest is not None:
                 require(newest[0], newest[1])
         except CheckpointError as error:

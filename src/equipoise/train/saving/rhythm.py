@@ -1,4 +1,4 @@
-"""How often a run saves: every so many steps, or as often as its failures and its saves make best.
+"""How often a run saves: every n steps, or as its failures and the cost of its saves make best.
 
 What it decides
     With ``checkpoint.every_steps = "auto"`` the first save is due after the second step of a
@@ -27,7 +27,7 @@ from equipoise.base.units import format_seconds
 from equipoise.sim.faults import FaultOptions, best_interval
 
 _FIRST_STEPS = 2
-"""Of a session, until what a save costs is known."""
+"""Steps of a session until its first save, which measures what saves cost."""
 
 _REMEMBERED = 15
 """Saves and steps over which medians are taken."""

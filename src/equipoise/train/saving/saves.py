@@ -22,11 +22,14 @@ from equipoise.base.errors import CheckpointError
 from equipoise.base.units import format_seconds
 from equipoise.checkpoint.background import Saved, Saver
 from equipoise.checkpoint.manifest import Manifest
+from equipoise.checkpoint.second import SecondFolder
 from equipoise.comm.group import Ranks
 from equipoise.observe.console import StepView
 from equipoise.observe.journal import Journal
+from equipoise.spec.run.spec import RunSpec
 from equipoise.train.folder import RunFolder
 from equipoise.train.saving.rhythm import Rhythm
+from equipoise.train.step import StepRunner
 from equipoise.train.watch import Word
 
 _LONG_WAIT = 0.1
@@ -42,6 +45,7 @@ class RunSaves:
         ranks: All of them.
         journal: This rank's.
         ground: The run's folder.
+        second: What copies checkpoints elsewhere, on rank 0, if anything does.
     """
 
     def __init__(
@@ -51,12 +55,32 @@ class RunSaves:
         ranks: Ranks,
         journal: Journal,
         ground: RunFolder,
+        second: SecondFolder | None,
     ) -> None:
         self.saver, self.rhythm = saver, rhythm
         self.saved_step = 0
         """The step of the last checkpoint that was published, or that the run began from."""
         self._ranks, self._journal, self._ground = ranks, journal, ground
+        self._second = second
         self._was_refused = self._has_said_slow = False
+
+    @classmethod
+    def of_run(
+        cls,
+        run: RunSpec,
+        places: tuple[Path, Path | None],
+        runner: StepRunner,
+        journal: Journal,
+        ground: RunFolder,
+    ) -> "RunSaves":
+        """What saves as a run's keys say, into a folder and, if there is one, a second one."""
+        spec, ranks, (root, second) = run.checkpoint, runner.ranks, places
+        saver = Saver(root, runner.model.decoder, runner.optimizer, ranks, keep=spec.keep)
+        rhythm = Rhythm(spec.every_steps, 3600 * spec.rank_mtbf_hours, ranks.world)
+        copies = None
+        if second is not None and ranks.rank == 0:
+            copies = SecondFolder(second, spec.keep)
+        return cls(saver, rhythm, ranks, journal, ground, copies)
 
     def start(self, checkpoint: Path, step: int) -> None:
         """Begin from a checkpoint of which every byte was verified."""
@@ -80,6 +104,7 @@ class RunSaves:
 
     def hear(self, view: StepView, words: Sequence[int]) -> None:
         """Settle the save under way, if a rank has news of it."""
+        self._hear_second(view)
         if any(word & Word.SAVE_ENDED for word in words):
             self.settle(view)
 
@@ -137,6 +162,8 @@ class RunSaves:
         if self._was_refused:
             view.say(f"The checkpoint of step {saved.step} is saved.")
         self._was_refused = False
+        if self._second is not None:
+            self._second.copy(saved.path, saved.step)
         times = saved.times
         self._journal.write(
             "scalar",
@@ -157,9 +184,24 @@ class RunSaves:
         with suppress(CheckpointError):
             self.saver.settle()
 
+    def finish(self, view: StepView) -> None:
+        """Wait until the last checkpoint is copied; no rank waits for this one any more."""
+        if self._second is not None:
+            self._second.wait()
+            self._hear_second(view)
+
     def close(self) -> None:
         """Give up what is under way."""
         self.saver.close()
+        if self._second is not None:
+            self._second.close()
+
+    def _hear_second(self, view: StepView) -> None:
+        """Say why checkpoints could not be copied; training goes on."""
+        for sentence in self._second.take_faults() if self._second is not None else ():
+            self._journal.write("fault", "second", message=sentence)
+            self._journal.flush()
+            view.say(f"{sentence} The run goes on.")
 
     def _refuse(
         self, view: StepView, step: int | None, error: CheckpointError, *, must: bool
