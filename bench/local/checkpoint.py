@@ -9,11 +9,15 @@ thread waited.
 import dataclasses
 import itertools
 import json
+import os
+import random
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,8 +29,9 @@ from torch.distributed.tensor import DTensor
 
 from bench.lib.corpus import open_corpus
 from bench.lib.stamp import LoadStamp, environment, spread
+from equipoise.base.errors import FaultError
 from equipoise.checkpoint.background import Saver
-from equipoise.checkpoint.manifest import FORMAT, Manifest
+from equipoise.checkpoint.manifest import FORMAT, Manifest, newest_good
 from equipoise.checkpoint.places import live_state
 from equipoise.comm.group import Ranks
 from equipoise.comm.local import run_ranks
@@ -40,6 +45,7 @@ ROUNDS = 12
 WINDOW_S = 0.4
 """What stands for the forward and backward of a step."""
 SOAK, WARM = 2000, 200
+KILLS, KILL_WITHIN_S = 200, 0.15
 STEPS = 6
 """Steps of a run of the demo's model; the first is left out."""
 
@@ -155,6 +161,39 @@ def soak(ranks: Ranks, root: Path) -> dict[str, Any]:
     return {"after 200": before, "after 2,200": after, "KiB per 100 saves (goal 1,024)": growth}
 
 
+def save_until_killed(ranks: Ranks, root: Path, first: int, after_s: float) -> None:
+    """Save step after step; be killed some time after the second save of this session began."""
+    model = preset("2m")
+    decoder, optimizer, step = _build(ranks, model)
+    with Saver(root, decoder, optimizer, ranks, keep=2) as saver:
+        for number in range(first, first + 1000):
+            if number == first + 1:
+                kill = os.getpid(), signal.SIGKILL
+                threading.Timer(after_s, os.kill, kill).start()
+            saver.begin(_manifest(model, number, ranks.world), {})
+            step()
+            saver.settle()
+            (root / "last").write_text(str(number))
+
+
+def kills(root: Path) -> dict[str, int]:
+    """Kill one run of saves again and again, each time going on where it was."""
+    draw, whole, lost, newest = random.Random(0), 0, 0, 0
+    for _ in range(KILLS):
+        try:
+            run_ranks(1, save_until_killed, root, newest + 1, draw.uniform(0, KILL_WITHIN_S))
+        except FaultError as error:
+            assert "SIGKILL" in str(error), error
+        good = newest_good(root)
+        assert good is not None
+        _, manifest, torn = good
+        whole += not torn
+        said = (root / "last").read_text()  # torn itself if the kill came then
+        lost += manifest.step < int(said or 0)
+        newest = manifest.step
+    return {"kills": KILLS, "newest whole and verified": whole, "published and lost": lost}
+
+
 def _step_s(folder: Path, every: int) -> list[float]:
     """Seconds from each step's end to the next one's, in a run of the demo's model."""
     command = [
@@ -186,6 +225,7 @@ def measure() -> dict[str, Any]:
         size = sum(row["bytes"][0] for row in rows)
         del slowest["bytes"]
         median = {way: statistics.median(each) for way, each in slowest.items()}
+        killed = kills(root / "killed")
         (soaked,) = run_ranks(1, soak, root / "soak")
         steps: dict[int, list[float]] = {1: [], 1000: []}
         for turn in range(3):
@@ -204,6 +244,7 @@ def measure() -> dict[str, Any]:
         "step_s, saving none": spread(steps[1000]),
         "step that saves over one that does not (goal 1.05)": ratio,
         "2,000 saves": soaked,
+        "killed while saving": killed,
         "other_load_cores": stamp.other_load(),
         "environment": environment(),
     }

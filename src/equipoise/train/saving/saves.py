@@ -21,7 +21,8 @@ from pathlib import Path
 from equipoise.base.errors import CheckpointError
 from equipoise.base.units import format_seconds
 from equipoise.checkpoint.background import Saved, Saver
-from equipoise.checkpoint.manifest import Manifest
+from equipoise.checkpoint.manifest import Manifest, remove
+from equipoise.checkpoint.publish import SAVING
 from equipoise.checkpoint.second import SecondFolder
 from equipoise.comm.group import Ranks
 from equipoise.observe.console import StepView
@@ -76,6 +77,9 @@ class RunSaves:
         """What saves as a run's keys say, into a folder and, if there is one, a second one."""
         spec, ranks, (root, second) = run.checkpoint, runner.ranks, places
         saver = Saver(root, runner.model.decoder, runner.optimizer, ranks, keep=spec.keep)
+        if ranks.rank == 0:
+            for left in root.glob(f"{SAVING}*"):  # by a run that was killed; its room is needed
+                remove(left)
         rhythm = Rhythm(spec.every_steps, 3600 * spec.rank_mtbf_hours, ranks.world)
         copies = None
         if second is not None and ranks.rank == 0:
@@ -133,6 +137,8 @@ class RunSaves:
         if late is not None and not self._has_said_slow:
             self._say_slow(view, late, manifest.step)
         self._ground.make_room()
+        if waits or must:  # no rank may write before rank 0 has made room
+            self._ranks.barrier()
         self.rhythm.begin(manifest.step)
         with self._journal.span("save", step=manifest.step):
             self.saver.begin(manifest, texts)
