@@ -23,6 +23,7 @@ BENCHES = (
     "local.experts",
     "serving.engine",
     "serving.context",
+    "serving.vllm",
     "peers.zero",
     "peers.sft",
     "local.boxing",

@@ -24,6 +24,7 @@ from equipoise.schedule.batching.scheduler import Scheduler
 from equipoise.schedule.batching.settings import BatchSettings
 from equipoise.serve.engine.calibrate import kept_curve
 from equipoise.serve.engine.forward import PagedDecoder
+from equipoise.serve.engine.fused import FusedDecoder, Packs, ServedDecoder
 from equipoise.serve.engine.loop import EngineLoop
 from equipoise.serve.engine.pool import KvPool, token_bytes
 from equipoise.serve.generate import build_decoder
@@ -113,6 +114,7 @@ def open_engine(
     decoder = build_decoder(trained, _DTYPES[settings.dtype] if settings.dtype else None)
     decoder = decoder.to(torch.device(settings.device))
     page_bytes = settings.page_tokens * token_bytes(trained.model, decoder.embed.weight.dtype)
+    served = decoder if settings.device != "cpu" else FusedDecoder(decoder, _packs(decoder, ranks))
     pages = _pages(settings, context_tokens, page_bytes)
     limits = BatchSettings(
         pages,
@@ -125,7 +127,7 @@ def open_engine(
         shares_chunks=ranks > 1,
         weights=settings.weights,
     )
-    paged = _paged(decoder, limits, settings, sink)
+    paged = _paged(served, limits, settings, sink)
     try:
         price = CurvePrice(curve or kept_curve(paged, serving_file()))
         scheduler = Scheduler(limits, price, policy)
@@ -136,11 +138,16 @@ def open_engine(
 
 
 def _paged(
-    decoder: Decoder, limits: BatchSettings, settings: EngineSettings, sink: EventSink | None
+    decoder: ServedDecoder,
+    limits: BatchSettings,
+    settings: EngineSettings,
+    sink: EventSink | None,
 ) -> PagedDecoder:
     """The decoder with its pool, in this process or over ranks."""
     weight = decoder.embed.weight
     if settings.context_ranks > 1:
+        # They share the cores; more threads than cores wait for each other.
+        torch.set_num_threads(max(1, torch.get_num_threads() // settings.context_ranks))
         return ContextDecoder(
             decoder,
             ranks=settings.context_ranks,
@@ -159,6 +166,14 @@ def _paged(
         swap_pages=limits.swap_pages,
     )
     return PagedDecoder(decoder, pool, is_invariant=settings.is_invariant)
+
+
+def _packs(decoder: Decoder, ranks: int) -> Packs:
+    """Ranks have copies of their own if these are small, else they share the plain weights."""
+    if ranks == 1:
+        return "now"
+    weights = sum(weight.nbytes for weight in decoder.parameters())
+    return "by each" if ranks * weights * _FREE_SHARE < available_bytes() else "never"
 
 
 def _context(trained: TrainedModel, settings: EngineSettings) -> int:

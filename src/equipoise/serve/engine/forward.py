@@ -27,12 +27,13 @@ from torch import Tensor
 
 from equipoise.base.errors import ModelError
 from equipoise.nn.attention import Attend
-from equipoise.nn.decoder import Decoder, DecoderLayer
+from equipoise.nn.decoder import DecoderLayer
 from equipoise.nn.rope import rotary_frequencies, rotary_table
 from equipoise.schedule.batching.iteration import ServeChunk, Swap
 from equipoise.serve.engine.attend import IterationAttention
+from equipoise.serve.engine.fused import FusedLayer, ServedDecoder, decoder_layers
 from equipoise.serve.engine.pool import KvPool
-from equipoise.serve.engine.tiles import decoder_layers, find_rows, map_tiles, set_experts
+from equipoise.serve.engine.tiles import find_rows, map_tiles, set_experts
 
 _HEAD_ROWS = 64
 """Rows that pass the head at once: logits of a long prompt together would not fit."""
@@ -41,7 +42,7 @@ _HEAD_ROWS = 64
 class PagedDecoder:
     """A decoder whose sequences lie in a pool."""
 
-    def __init__(self, decoder: Decoder, pool: KvPool, *, is_invariant: bool = False) -> None:
+    def __init__(self, decoder: ServedDecoder, pool: KvPool, *, is_invariant: bool = False) -> None:
         """Take a decoder with its weights.
 
         Args:
@@ -112,7 +113,7 @@ class PagedDecoder:
         """Nothing computes any more; here nothing runs by itself."""
 
     def _run_tiles(
-        self, layer: DecoderLayer, x_tD: Tensor, table: Tensor, attend: Attend
+        self, layer: DecoderLayer | FusedLayer, x_tD: Tensor, table: Tensor, attend: Attend
     ) -> Tensor:
         rows, by_row = self.tile_rows, table.transpose(0, 1)  # [2, t, 1, E/2] -> [t, 2, 1, E/2]
 

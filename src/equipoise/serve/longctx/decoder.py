@@ -26,11 +26,11 @@ from torch import Tensor
 from equipoise.balance.context.variant import VARIANTS, ContinuedPrice
 from equipoise.base.arrays import Ints
 from equipoise.base.errors import LayoutError, ModelError
-from equipoise.nn.decoder import Decoder
 from equipoise.observe.journal import EventSink
 from equipoise.schedule.attention.count import Wire, count_attention
 from equipoise.schedule.batching.iteration import ServeChunk, Swap
 from equipoise.serve.engine.forward import PagedDecoder
+from equipoise.serve.engine.fused import ServedDecoder
 from equipoise.serve.longctx.calibrate import measure
 from equipoise.serve.longctx.choice import VariantChoice
 from equipoise.serve.longctx.message import RankWork, Text, write_work
@@ -54,7 +54,7 @@ class ContextDecoder(PagedDecoder):
 
     def __init__(
         self,
-        decoder: Decoder,
+        decoder: ServedDecoder,
         *,
         ranks: int,
         pages: int,
@@ -175,7 +175,9 @@ class ContextDecoder(PagedDecoder):
         return tuple((chunk.start + ranks - 1 - rank) // ranks for rank in range(ranks))
 
 
-def _require_ranks(decoder: Decoder, ranks: int, page_tokens: int, *, is_invariant: bool) -> None:
+def _require_ranks(
+    decoder: ServedDecoder, ranks: int, page_tokens: int, *, is_invariant: bool
+) -> None:
     if ranks < 1 or page_tokens % ranks:
         raise LayoutError(
             f"Pages of {page_tokens} tokens cannot be spread evenly over {ranks} ranks. Take pages "
