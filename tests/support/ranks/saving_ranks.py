@@ -169,7 +169,7 @@ def save_steps(ranks: Ranks, root: Path, model: ModelSpec, steps: int) -> list[s
 
 
 def count_whole(ranks: Ranks, root: Path, model: ModelSpec, steps: int) -> list[tuple[str, int]]:
-    """At every stage of every save, how many checkpoints are whole."""
+    """At every stage of every save on rank 0, how many checkpoints are whole."""
     seen: list[tuple[str, int]] = []
 
     def look(stage: str) -> None:
@@ -180,7 +180,8 @@ def count_whole(ranks: Ranks, root: Path, model: ModelSpec, steps: int) -> list[
         seen.append((stage, whole))
 
     decoder, optimizer = _stepped(ranks, model, 1, 0, TrainSpec())
-    with Saver(root, decoder, optimizer, ranks, keep=2, reached=look) as saver:
+    reached = look if ranks.rank == 0 else None  # rank 0 drops checkpoints after that
+    with Saver(root, decoder, optimizer, ranks, keep=2, reached=reached) as saver:
         for step in range(1, steps + 1):
             saver.begin(_manifest(model, step, ranks.world), {})
             saver.settle()
