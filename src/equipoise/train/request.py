@@ -26,6 +26,7 @@ from equipoise.base.errors import FitError, ModelError, SpecError
 from equipoise.base.read import real_path
 from equipoise.base.units import format_bytes
 from equipoise.checkpoint.manifest import find_checkpoints
+from equipoise.checkpoint.second import take_second
 from equipoise.comm.group import choose_device
 from equipoise.data.batch import check_vocabulary
 from equipoise.data.cache.store import TokenStore
@@ -267,6 +268,7 @@ def _prepare(
         stage_edges=settle_edges(spec, model, folder, stages),
         compare=tuple(policies),
         eval_corpus=eval_corpus,
+        second_checkpoints=take_second(spec.checkpoint.second_path, resolved.base, folder),
     )
     _keep_files(folder, settled, store)
     write_resolved(folder, settled)
@@ -334,8 +336,9 @@ def _require_fit(spec: RunSpec, model: ModelSpec, ranks: int, folder: Path) -> N
         FitError: with doctor's words.
     """
     needs = needs_of(spec, model, ranks, Nodes(1, ranks, "none"))
-    saves = -(-spec.train.steps // spec.checkpoint.every_steps)
-    needs = dataclasses.replace(needs, kept_checkpoints=min(needs.kept_checkpoints, saves - 1))
+    if spec.checkpoint.every_steps != "auto":
+        saves = -(-spec.train.steps // spec.checkpoint.every_steps)
+        needs = dataclasses.replace(needs, kept_checkpoints=min(needs.kept_checkpoints, saves - 1))
     facts = read_folder(folder)
     held = sum(path.stat().st_size for path in (folder / CHECKPOINTS).rglob("*") if path.is_file())
     facts = dataclasses.replace(facts, free_bytes=facts.free_bytes + held)

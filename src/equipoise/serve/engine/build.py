@@ -21,14 +21,16 @@ from equipoise.observe.journal import EventSink
 from equipoise.observe.machine import available_bytes
 from equipoise.schedule.batching.fair.table import find_policy
 from equipoise.schedule.batching.scheduler import Scheduler
-from equipoise.schedule.batching.settings import BatchSettings
+from equipoise.schedule.batching.settings import BatchSettings, page_tokens_of
 from equipoise.serve.engine.calibrate import kept_curve
 from equipoise.serve.engine.forward import PagedDecoder
 from equipoise.serve.engine.fused import FusedDecoder, Packs, ServedDecoder
 from equipoise.serve.engine.loop import EngineLoop
 from equipoise.serve.engine.pool import KvPool, token_bytes
 from equipoise.serve.generate import build_decoder
-from equipoise.serve.longctx.decoder import ContextDecoder, page_tokens_of
+from equipoise.serve.longctx.decoder import ContextDecoder
+from equipoise.serve.nano.measure import open_nano
+from equipoise.serve.nano.report import nano_file
 from equipoise.serve.prompt import PromptReader
 from equipoise.serve.source import TrainedModel, open_model
 from equipoise.spec.device.serving import ServingCurve, serving_file
@@ -131,7 +133,10 @@ def open_engine(
     try:
         price = CurvePrice(curve or kept_curve(paged, serving_file()))
         scheduler = Scheduler(limits, price, policy)
-        return EngineLoop(paged, prompts, scheduler, context_tokens=context_tokens, sink=sink)
+        nano = open_nano(paged, nano_file(), sink)
+        return EngineLoop(
+            paged, prompts, scheduler, context_tokens=context_tokens, sink=sink, nano=nano
+        )
     except BaseException:
         paged.close()
         raise

@@ -29,6 +29,7 @@ from equipoise.base.errors import LayoutError, ModelError
 from equipoise.observe.journal import EventSink
 from equipoise.schedule.attention.count import Wire, count_attention
 from equipoise.schedule.batching.iteration import ServeChunk, Swap
+from equipoise.schedule.batching.settings import PAGE_TOKENS, page_tokens_of
 from equipoise.serve.engine.forward import PagedDecoder
 from equipoise.serve.engine.fused import ServedDecoder
 from equipoise.serve.longctx.calibrate import measure
@@ -36,17 +37,6 @@ from equipoise.serve.longctx.choice import VariantChoice
 from equipoise.serve.longctx.message import RankWork, Text, write_work
 from equipoise.serve.longctx.ranks import ContextRanks
 from equipoise.serve.longctx.worker import PoolSizes
-
-PAGE_TOKENS = 16
-
-
-def page_tokens_of(ranks: int, page_tokens: int = PAGE_TOKENS) -> int:
-    """The smallest page from ``page_tokens`` on that the ranks divide.
-
-    >>> [page_tokens_of(ranks) for ranks in (1, 2, 3, 4)]
-    [16, 16, 18, 16]
-    """
-    return -(-page_tokens // ranks) * ranks
 
 
 class ContextDecoder(PagedDecoder):
