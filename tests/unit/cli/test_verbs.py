@@ -198,7 +198,7 @@ def test_train_refuses_what_only_pack_can_do(
 def test_train_refuses_a_context_that_does_not_divide_the_cores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("equipoise.train.request.usable_cores", lambda: [0, 1, 2, 3])
+    monkeypatch.setattr("equipoise.train.request.own_ranks", lambda: 4)
     argv = ("train", "--out", str(tmp_path / "run"), "--quiet", "--layout.cp", "3")
     assert refused(capsys, *argv) == (
         'layout.cp = 3 does not divide the 4 ranks of layout.dp = "cores", one for each core '
