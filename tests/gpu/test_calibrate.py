@@ -33,8 +33,8 @@ from equipoise.train.calibrate.model import measure_parts
 from equipoise.train.calibrate.parts_plan import PartsPlan
 from equipoise.train.calibrate.plan import CalibrationPlan
 from equipoise.train.calibrate.ranks import Target
+from support.devices.trained_step import trained_step_s
 from support.progresses import CountedStages
-from support.ranks.trained_step import trained_step_s
 
 pytestmark = [
     pytest.mark.gpu,

@@ -14,8 +14,8 @@ from equipoise.spec.cluster.spec import ClusterSpec, NodeClass, Tier
 from equipoise.spec.device.file import read_device_file, write_device_file
 from equipoise.spec.device.here import cpu_model, this_cpu
 from equipoise.train.calibrate.measure import measure_machine
+from support.devices.small_plan import SMALL
 from support.progresses import CountedStages
-from support.small_plan import SMALL
 
 
 def test_a_small_plan_gives_a_whole_file_that_prices_what_was_measured(tmp_path: Path) -> None:

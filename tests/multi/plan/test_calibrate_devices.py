@@ -16,10 +16,10 @@ from equipoise.spec.device.file import DeviceFile, read_device_file, write_devic
 from equipoise.train.calibrate.devices import measure_devices
 from equipoise.train.calibrate.plan import CalibrationPlan
 from equipoise.train.calibrate.ranks import measure_kernels
-from support.cuda.machine import PRODUCT, devices
-from support.cuda.stand_in import target
+from support.devices.machine import PRODUCT, devices
+from support.devices.small_plan import SMALL
+from support.devices.stand_in import target
 from support.progresses import CountedStages
-from support.small_plan import SMALL
 
 PLAN = dataclasses.replace(
     SMALL,

@@ -11,9 +11,9 @@ from equipoise.spec.device.file import write_device_file
 from equipoise.spec.device.here import device_file
 from equipoise.spec.plan import read_plan
 from equipoise.train.calibrate.measure import measure_machine
+from support.devices.small_plan import SMALL
 from support.progresses import CountedStages
 from support.read_run import events
-from support.small_plan import SMALL
 
 RANKS = min(2, len(usable_cores()))
 SIZES = {

@@ -10,7 +10,7 @@ from equipoise.spec.model.presets import preset
 from equipoise.spec.plan import read_plan
 from equipoise.spec.run.resolved import ResolvedFile, write_resolved
 from equipoise.spec.run.spec import LayoutSpec, RunSpec
-from support.cuda.machine import calibrated_machine, devices, show_devices
+from support.devices.machine import calibrated_machine, devices, show_devices
 from support.verbs import run
 
 NONE = (

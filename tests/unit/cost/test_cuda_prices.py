@@ -13,8 +13,8 @@ from equipoise.cost.step.request import Residuals, residuals_of
 from equipoise.spec.cluster.spec import own_cluster
 from equipoise.spec.device.cuda import this_cuda
 from equipoise.spec.device.spec import DeviceSpec
-from support.cuda.machine import cuda_device_file, devices
 from support.device_files import written
+from support.devices.machine import cuda_device_file, devices
 
 FILE = cuda_device_file(8)
 

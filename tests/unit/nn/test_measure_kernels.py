@@ -16,7 +16,7 @@ from equipoise.nn.measure_kernels import (
     stream_samples,
 )
 from equipoise.nn.stream import KERNELS
-from support.cuda.queue import Queue
+from support.devices.queue import Queue
 
 CPU = torch.device("cpu")
 

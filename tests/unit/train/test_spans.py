@@ -10,7 +10,7 @@ import torch
 from equipoise.nn.device.clock import DeviceMarks, make_marks
 from equipoise.observe.journal import EventSink
 from equipoise.train.spans import DeviceSpans
-from support.cuda.queue import Queue
+from support.devices.queue import Queue
 
 
 class Kept(EventSink):

@@ -11,7 +11,7 @@ from equipoise.spec.device.cuda import cuda_file
 from equipoise.spec.device.file import write_device_file
 from equipoise.spec.plan import read_plan
 from equipoise.spec.run.load import read_run
-from support.cuda.machine import PRODUCT, calibrated_machine, cuda_device_file, show_devices
+from support.devices.machine import PRODUCT, calibrated_machine, cuda_device_file, show_devices
 from support.verbs import plan
 
 

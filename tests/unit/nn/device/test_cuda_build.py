@@ -33,7 +33,7 @@ from equipoise.parallel.context.backward import Backward
 from equipoise.parallel.context.forward import Forward
 from equipoise.parallel.context.program import compile_rank
 from equipoise.spec.model.presets import ModelSpec
-from support.cuda.queue import Queue
+from support.devices.queue import Queue
 
 pytestmark = [
     pytest.mark.cuda_build,

@@ -13,7 +13,8 @@ from equipoise.spec.device.by_name import DEVICES, find_device
 from equipoise.spec.device.cuda import cuda_file, cuda_tiers, shipped_device, this_cuda
 from equipoise.spec.device.file import read_device_file, write_device_file
 from equipoise.spec.device.here import calibrated_device, this_cpu
-from support.cuda.machine import (
+from support.device_files import A_FILE, written
+from support.devices.machine import (
     PRODUCT,
     calibrated_machine,
     cuda_device_file,
@@ -21,7 +22,6 @@ from support.cuda.machine import (
     facts,
     show_devices,
 )
-from support.device_files import A_FILE, written
 
 
 def refusal(*arguments: object) -> str:

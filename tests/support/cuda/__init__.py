@@ -1,1 +1,0 @@
-"""What stands in for CUDA devices: a machine that has some, a queue, and ranks of a CPU."""
