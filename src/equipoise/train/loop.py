@@ -292,8 +292,7 @@ class Trainer:
             return
         if fate.rescue is None:
             raise FolderGoneError(
-                f"{fate.sentence}. The steps since the last checkpoint are lost. Train again with "
-                f"--out and a folder that nobody else uses."
+                f"{fate.sentence}. The steps since the last checkpoint are lost. {fate.advice}"
             )
         self.folder = fate.rescue
         for side, (folder, _) in zip(

@@ -11,7 +11,8 @@ import pytest
 
 from equipoise.base.errors import EquipoiseError, FaultError
 from equipoise.comm.local import run_ranks
-from equipoise.launch.local import Launch, run_local
+from equipoise.fault.recover import run_recovering
+from equipoise.launch.local import Launch
 from equipoise.spec.run.resolved import write_resolved
 from support.ranks import watchdog_ranks
 
@@ -143,7 +144,7 @@ def test_a_run_whose_rank_stops_ends_with_its_sentence(
     write_resolved(folder, make_run(zero=3, steps=50, deadline_s=6.0))
     began = time.monotonic()
     with pytest.raises(EquipoiseError) as caught:
-        run_local(Launch(folder, ranks=2, quiet=True, port=0))
+        run_recovering(Launch(folder, ranks=2, quiet=True, port=0))
     assert time.monotonic() - began < 60, "the agent waited for the stopped rank"
     assert caught.value.exit_code == 6
     assert re.fullmatch(

@@ -114,6 +114,7 @@ class MeasuredRun:
             "journal.tensorboard": "false",
             "journal.wandb": "false",
             "journal.mlflow": "false",
+            "fault.restarts": 0,
             "layout.deadline_s": min(limit_s / 2, spec.layout.deadline_s),
         }
         return [

@@ -38,6 +38,7 @@ _FREE = """
     layout.etp layout.strategy layout.sharding layout.ranks_per_node layout.zero
     layout.replicas layout.pin layout.deadline_s
     checkpoint.every_steps checkpoint.keep
+    fault.on fault.restarts fault.within_s fault.least_dp
     journal.tensorboard journal.wandb journal.mlflow
 """
 """Without ``layout.schedule``: some schedules leave out stages and so train another model."""
