@@ -21,7 +21,7 @@ import json
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,8 +44,11 @@ class Heard:
 
 
 @contextmanager
-def listen() -> Iterator[tuple[str, Heard]]:
-    """Listen to ranks: yields the address for ``VARIABLE``, and what is heard as it grows."""
+def listen(show: Callable[[str], object] = str) -> Iterator[tuple[str, Heard]]:
+    """Listen to ranks: yields the address for ``VARIABLE``, and what is heard as it grows.
+
+    ``show`` gets sentences for the user at once; nobody does unless given.
+    """
     heard = Heard()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ear:
         ear.bind("")
@@ -57,6 +60,8 @@ def listen() -> Iterator[tuple[str, Heard]]:
                     said = json.loads(words)
                     if said["name"] == "step":
                         heard.step = said["step"]
+                    elif said["name"] == "late":
+                        show(said["message"])
                     else:
                         heard.errors.append(said)
 
@@ -87,6 +92,11 @@ def say(words: Words) -> None:
 def say_step(step: int) -> None:
     """Tell the launcher that all ranks have finished a step; never waits, so it may be lost."""
     _send({"name": "step", "step": step}, most_s=0.0)
+
+
+def say_late(message: str) -> None:
+    """Tell the user, through the launcher, that a rank is late or that it has come."""
+    _send({"name": "late", "message": message[:_MOST_CHARACTERS]}, most_s=0.0)
 
 
 def _send(words: Words, *, most_s: float) -> None:

@@ -214,6 +214,10 @@ class LocalRanks:
         except OSError:  # the disk is full or the folder is gone: its ranks will notice themselves
             agent.terminate()
 
+    def _show(self, sentence: str) -> None:
+        if not self._is_quiet:
+            sys.stderr.write(f"{sentence}\n")
+
     def run(self, launch: Launch) -> Ended | None:
         """Start the ranks and wait for their end; None if their work was done.
 
@@ -235,7 +239,7 @@ class LocalRanks:
                 f"Free some space or choose another folder with --out."
             ) from error
         self._starts += 1
-        with log, listen() as (address, heard):
+        with log, listen(self._show) as (address, heard):
             begin = log.seek(0, os.SEEK_END)
             self._agent = subprocess.Popen(
                 _command(launch),

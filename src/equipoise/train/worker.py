@@ -22,9 +22,10 @@ from equipoise.comm.group import Ranks, join_from_environment
 from equipoise.comm.standstill import Standstill
 from equipoise.comm.watchdog import Watchdog
 from equipoise.data.cache.store import open_store
-from equipoise.launch.last_words import say
+from equipoise.launch.last_words import say, say_late
 from equipoise.launch.local import LOCK, folder_taken, folder_unlocked
 from equipoise.observe.console import make_view
+from equipoise.observe.event import Kind
 from equipoise.observe.fence import Fence
 from equipoise.observe.journal import Journal
 from equipoise.spec.run.compared import resolved_sides
@@ -114,6 +115,12 @@ class _WatchedJournal(Journal):
         with self._watchdog.phase(name + step):
             yield
 
+    def write(self, kind: Kind, name: str, *, t: float | None = None, **fields: Any) -> None:
+        """Append one event; from steps the watchdog learns how long they take."""
+        super().write(kind, name, t=t, **fields)
+        if self._watchdog is not None and (kind, name) == ("scalar", "step"):
+            self._watchdog.patience.learn(fields["step_s"])
+
 
 def _train(
     folder: Path,
@@ -198,6 +205,17 @@ def _tell(folder: Path, resolved: ResolvedFile, rank: int, standstill: Standstil
     _complain(standstill.text)
 
 
+def _tell_late(folder: Path, resolved: ResolvedFile, rank: int, standstill: Standstill) -> None:
+    """Leave word of a long wait, or of its end; the run goes on."""
+    say_late(standstill.text)
+    fields = dataclasses.asdict(standstill)
+    text, waiting_rank = fields.pop("text"), fields.pop("rank")
+    name = "late" if standstill.culprits else "came"
+    for side, _ in resolved_sides(folder, resolved):
+        with suppress(OSError, FaultError), Journal(side / "journal", rank) as journal:
+            journal.write("instant", name, message=text, waiting_rank=waiting_rank, **fields)
+
+
 def main() -> int:
     """Run one rank; the exit code of what happened."""
     parser = argparse.ArgumentParser(prog="python -m equipoise.train.worker")
@@ -218,6 +236,7 @@ def main() -> int:
                 run_facts(resolved),
                 deadline_s=resolved.spec.layout.deadline_s,
                 tell=partial(_tell, folder, resolved, rank),
+                tell_late=partial(_tell_late, folder, resolved, rank),
             )
             ranks, watchdog = stack.enter_context(joined)
             fence = stack.enter_context(_sole_owner(folder, ranks))

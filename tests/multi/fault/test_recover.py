@@ -284,3 +284,40 @@ def test_the_report_says_what_followed(run_toml: Path, tmp_path: Path) -> None:
     (folder / "rank-00000.jsonl").write_text(text)
     (recovery,) = read_run(tmp_path / "run").recoveries
     assert (recovery.fault, recovery.step, recovery.message) == ("killed", 3.0, "Killed.")
+
+
+def test_a_pause_is_named_and_ends_nothing_and_a_hang_starts_the_ranks_again(
+    run_toml: Path, straight: Path, tmp_path: Path
+) -> None:
+    """Rank 1 is stopped for 5 s, then for good: some 25 s, most of them waiting."""
+    folder = tmp_path / "run"
+    same_curve(straight, folder)
+    process = start(run_toml, "--out", folder, "--layout.deadline_s", 8)
+    wait_until(lambda: lines_of(folder, "step") >= 4)
+    stopped = ranks_of(folder)[1]
+    os.kill(stopped, signal.SIGSTOP)
+    began = time.monotonic()
+    wait_until(lambda: lines_of(folder, "late") == 1)
+    time.sleep(max(0.0, began + 5 - time.monotonic()))
+    os.kill(stopped, signal.SIGCONT)
+    wait_until(lambda: lines_of(folder, "came") == 1)
+    done = lines_of(folder, "step")
+    wait_until(lambda: lines_of(folder, "step") > done)
+    assert ranks_of(folder)[1] == stopped
+    os.kill(stopped, signal.SIGSTOP)
+    code, _, err = end_of(process)
+    assert code == 0, err
+    late, *_ = events(folder, "late")
+    assert (late["culprits"], late["waiting_rank"]) == ([1], 0)
+    assert late["waited_s"] < 5
+    assert late["stacks"]["1"]
+    named, came = err.splitlines()[:2]
+    assert named == late["message"]
+    assert named.startswith("Rank 0 has waited ") and "rank 1 has not come: it " in named
+    assert named.endswith(" If this lasts 8 s, the ranks are ended.")
+    assert re.fullmatch(
+        "The wait for rank 1 \\([a-z ]+\\d+\\) has ended, and the run goes on.", came
+    )
+    (decided,) = events(folder, "recovery")
+    assert (decided["fault"], decided["action"]) == ("hung", "restart")
+    assert weights(folder) == weights(straight)

@@ -115,7 +115,7 @@ class MeasuredRun:
             "journal.wandb": "false",
             "journal.mlflow": "false",
             "fault.restarts": 0,
-            "layout.deadline_s": min(limit_s / 2, spec.layout.deadline_s),
+            "layout.deadline_s": min(limit_s / 2, spec.layout.deadline_s or limit_s),
         }
         return [
             *self.words(choice),
