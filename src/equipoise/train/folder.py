@@ -37,7 +37,8 @@ class RunFolder:
         self, folder: Path, ranks: Ranks, journals: Sequence[Journal], needed_bytes: int
     ) -> None:
         self._ranks, self._journals = ranks, journals
-        self._watch = FolderWatch(folder, needed_bytes) if ranks.rank == 0 else None
+        fence = journals[0].fence if journals else None
+        self._watch = FolderWatch(folder, needed_bytes, fence) if ranks.rank == 0 else None
 
     def close(self) -> None:
         """Let go of the folder."""

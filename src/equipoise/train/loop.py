@@ -313,8 +313,7 @@ class Trainer:
         self.saves.leave()
         if fate.rescue is None:
             raise FolderGoneError(
-                f"{fate.sentence}. The steps since the last checkpoint are lost. Train again with "
-                f"--out and a folder that nobody else uses."
+                f"{fate.sentence}. The steps since the last checkpoint are lost. {fate.advice}"
             )
         self.folder = fate.rescue
         self.saves.saver.root = self.checkpoints

@@ -21,6 +21,7 @@ from equipoise.comm.group import Ranks, name_device
 from equipoise.cost.curve import LoadCurve
 from equipoise.cost.memory.forecast import forecast_memory
 from equipoise.data.cache.store import TokenStore
+from equipoise.launch.last_words import say_step
 from equipoise.nn.device.memory import held_bytes, overhead_of, peak_bytes
 from equipoise.observe.journal import Journal
 from equipoise.observe.machine import describe_machine
@@ -92,6 +93,7 @@ class RunRecorder:
             | self._accelerator(),
             world=self.ranks.world,
             resumed_step=resumed_step,
+            epoch=None if self.journal.fence is None else self.journal.fence.epoch,
             corpus={
                 "documents": self.store.documents,
                 "tokens": int(lengths.sum()),
@@ -205,6 +207,8 @@ class RunRecorder:
         if result.experts is not None and self.ranks.rank == 0:
             self._write_experts(result.experts, step)
         self.journal.flush()
+        if self.ranks.rank == 0:
+            say_step(step)
         return figures
 
     def _write_experts(self, experts: ExpertLoads, step: int) -> None:

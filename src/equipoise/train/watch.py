@@ -16,7 +16,8 @@ What it decides
 
     A folder that was moved is followed, so that the steps since its last checkpoint are saved
     with it; one that was deleted is made again for them. Then the run stops, because whoever
-    did it did not mean it to go on. A folder of another run in its place is left alone.
+    did it did not mean it to go on. A folder of another run in its place is left alone, and so is
+    one that newer ranks have taken over.
 
 Kept true (tests/multi/train/test_disks.py)
     No step that could be saved is lost, on real disks that fill and folders that vanish.
@@ -34,6 +35,7 @@ from equipoise.base.errors import FaultError
 from equipoise.base.units import format_bytes
 from equipoise.checkpoint.manifest import find_checkpoints
 from equipoise.checkpoint.room import stored_bytes
+from equipoise.observe.fence import Fence
 from equipoise.spec.names import CHECKPOINTS, RESOLVED
 
 
@@ -63,6 +65,8 @@ class Fate:
     sentence: str
     rescue: Path | None
     """None where nothing may be written."""
+    advice: str = "Train again with --out and a folder that nobody else uses."
+    """Where nothing may be written."""
 
 
 class FolderWatch:
@@ -71,10 +75,11 @@ class FolderWatch:
     Args:
         folder: Of the run; it exists.
         needed_bytes: Of a checkpoint, until one was saved.
+        fence: These ranks' epoch; None where nobody else can take the folder.
     """
 
-    def __init__(self, folder: Path, needed_bytes: int) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, needed_bytes: int, fence: Fence | None = None) -> None:
+        self.folder, self._fence = folder, fence
         self._handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._needed_bytes = needed_bytes
         self._kept: Path | None = None
@@ -171,6 +176,9 @@ class FolderWatch:
         except (FileNotFoundError, NotADirectoryError):
             there = None
         if there is not None and os.path.samestat(own, there):
+            if self._fence is not None and self._fence.is_passed:
+                sentence = f"Newer ranks have taken over the run's folder {self.folder}"
+                return Fate(sentence, None, "They go on from the newest whole checkpoint.")
             return None
         home = Path(f"/proc/self/fd/{self._handle}").readlink()
         with suppress(OSError):

@@ -11,6 +11,7 @@ Kept true (tests/unit/spec/run/test_resolve.py, tests/unit/spec/run/test_load.py
     One mistake, one message.
 """
 
+import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,9 +41,20 @@ class ResolvedRun:
     base: Path
     """The folder that relative paths refer to."""
     digest: str
-    """Digest of ``spec`` and ``model``, wherever their values came from."""
+    """``digest_of`` them, wherever their values came from."""
     notes: tuple[str, ...] = ()
     """Notes for the author of the run: a line for each key under its old name."""
+
+
+def digest_of(spec: RunSpec, model: ModelSpec) -> str:
+    """Digest of all that decides what a run computes and how fast.
+
+    Without ``fault``, which decides neither, so that digests of before it stay what they were.
+    """
+    tables = {each.name: getattr(spec, each.name) for each in dataclasses.fields(spec)}
+    return digest(
+        {"spec": {name: tables[name] for name in tables if name != "fault"}, "model": model}
+    )
 
 
 def resolve(
@@ -74,7 +86,7 @@ def resolve(
         model=model,
         origins={name: each.origin.label for name, each in wish.given.items()} | model_origins,
         base=base,
-        digest=digest({"spec": spec, "model": model}),
+        digest=digest_of(spec, model),
     )
     return run, wish.faults
 

@@ -26,6 +26,7 @@ Format = Literal["text", "messages", "prompt-completion"]
 Loss = Literal["answers", "last-answer", "all"]
 Precision = Literal["fp32", "bf16", "fp8"]
 RateSchedule = Literal["cosine", "linear", "wsd", "constant", "inverse-sqrt"]
+FaultKind = Literal["killed", "failed", "hung", "non-finite"]
 Recompute = Literal["none", "attention", "selective", "every-2", "every-3", "every-4", "full"]
 
 
@@ -288,6 +289,33 @@ class CheckpointSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class FaultSpec:
+    """What follows a fault: all ranks start again from the newest whole checkpoint, or the end."""
+
+    on: Annotated[
+        tuple[FaultKind, ...],
+        Field(
+            description="faults after which ranks start again: a rank was killed, raised an "
+            "exception or hung; non-finite: a loss or gradient was not a number"
+        ),
+    ] = ("killed", "failed", "hung")
+    restarts: Annotated[
+        int, Field(ge=0, le=10_000, description="most restarts within fault.within_s; 0: none")
+    ] = 8
+    within_s: Annotated[
+        float, Field(gt=0, le=3.2e7, description="seconds for which a restart counts")
+    ] = 3600.0
+    least_dp: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            description="fewest data-parallel ranks to go on with where a fault repeats and "
+            "starting again did not help; never fewer unless given",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
 class JournalSpec:
     """What is written down beside the journal itself."""
 
@@ -317,4 +345,5 @@ class RunSpec:
     lora: LoraSpec = field(default_factory=LoraSpec)
     layout: LayoutSpec = field(default_factory=LayoutSpec)
     checkpoint: CheckpointSpec = field(default_factory=CheckpointSpec)
+    fault: FaultSpec = field(default_factory=FaultSpec)
     journal: JournalSpec = field(default_factory=JournalSpec)
