@@ -5,12 +5,14 @@ Why
     All three must count alike.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class IterationWork:
-    """One iteration: all sequences that run together, once through the model."""
+class IterationWork(NamedTuple):
+    """One iteration: all sequences that run together, once through the model.
+
+    A tuple, since the scheduler makes several for every decision.
+    """
 
     tokens: int
     """New tokens: rows of every matrix product."""

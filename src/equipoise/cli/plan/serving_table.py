@@ -106,7 +106,7 @@ def _lines(answer: ServingPlanAnswer) -> list[str]:
     best = answer.best
     shares = [
         f"{_PARTS[name]} {format_seconds(seconds)}"
-        for name, seconds in best.parts.items()
+        for name, seconds in best.spent_s.items()
         if seconds > 0.005 * best.latency_s
     ]
     lines = [f"The best's latency: {', '.join(shares)}."]

@@ -65,7 +65,7 @@ class PlannedServing:
     choice: ServingChoice
     answer: ServingAnswer
     """What ``simulate_serving`` answers."""
-    parts: Mapping[str, float]
+    spent_s: Mapping[str, float]
     """Where the mean latency goes [s]: ``waiting`` for a turn or for pages, computing ``prompts``,
     ``sending`` keys and values, ``decoding`` as if alone, and what that loses by ``batching`` with
     what runs beside. They add up to it."""
@@ -74,11 +74,11 @@ class PlannedServing:
 
     @property
     def bounded_by(self) -> str:
-        """What most of the mean latency is spent on: a name in ``parts``, or ``memory``.
+        """What most of the mean latency is spent on: a name in ``spent_s``, or ``memory``.
 
         Waiting is put down to memory where keys and values fill it.
         """
-        name = max(self.parts, key=lambda each: self.parts[each])
+        name = max(self.spent_s, key=lambda each: self.spent_s[each])
         is_full = name == "waiting" and max(self.answer.as_row()["kv_peak"]) >= _FULL
         return "memory" if is_full else name
 
@@ -89,7 +89,7 @@ class PlannedServing:
             "words": words,
             "flags": " ".join(f"--{name} {value}" for name, value in words.items()),
             "latency_s": self.latency_s,
-            "parts": dict(self.parts),
+            "parts": dict(self.spent_s),
             "bounded_by": self.bounded_by,
             "price": self.answer.as_row(),
         }

@@ -116,8 +116,10 @@ class UserChain:
             spent = min(work, self._sizes[link])
             if spent > 0:
                 self._done[link] = self._done.get(link, 0.0) - spent
-                self._resize(link, -spent)
+                self._sizes[link] -= spent
+                self._total -= spent
                 total += spent
+        del self._sums[at:]
         return total
 
     def serve(self, link: Link, work: float) -> None:
