@@ -33,7 +33,7 @@ class LayoutSpec:
         int | Literal["cores"],
         Field(
             description='data-parallel ranks, each with micro-batches of its own; "cores" makes '
-            "dp x cp x tp x pp the cores of this machine"
+            "dp x cp x tp x pp the cores of this machine, or its CUDA devices where it has some"
         ),
     ] = "cores"
     cp: Annotated[
@@ -121,13 +121,14 @@ class LayoutSpec:
     ] = 1
     pin: Annotated[bool, Field(description="pin each rank to a core of its own")] = False
     deadline_s: Annotated[
-        float,
+        float | None,
         Field(
             gt=0,
             le=36_000,
-            description="longest wait of one rank for another; the run then ends and says for whom",
+            description="longest wait of one rank for another; the ranks then end and say for "
+            "whom; ten steps and at least 30 s unless given, 600 s where saving or starting",
         ),
-    ] = 600.0
+    ] = None
 
     @property
     def sharing(self) -> int:
@@ -171,7 +172,8 @@ class LayoutSpec:
         """All ranks: ``dp`` times those that share each micro-batch.
 
         Args:
-            cores: Of this machine; they are the ranks where ``dp`` is ``"cores"``.
+            cores: Of this machine, or its CUDA devices; they are the ranks where ``dp`` is
+                ``"cores"``.
 
         Raises:
             LayoutError: the ranks that share a micro-batch do not divide the cores.
