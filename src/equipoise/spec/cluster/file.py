@@ -58,7 +58,9 @@ from equipoise.spec.device.by_name import DEVICES, OWN, find_device, is_device
 from equipoise.spec.run.load import TomlPath, explain_fault, parse_toml
 
 _STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
-_Positive = Annotated[float, Field(gt=0)]
+_LEAST, _MOST = 1e-9, 1e12
+"""Rates, powers and prices beyond these are slips, and their seconds would be infinite."""
+_Positive = Annotated[float, Field(ge=_LEAST, le=_MOST)]
 _Count = Annotated[int, Field(ge=1)]
 
 
@@ -67,7 +69,7 @@ class _Link(BaseModel):
     like: str = "roce-400"
     gbit_per_s: _Positive | None = None
     latency_us: _Positive | None = None
-    efficiency: Annotated[float, Field(gt=0, le=1)] | None = None
+    efficiency: Annotated[float, Field(ge=_LEAST, le=1)] | None = None
 
 
 class _Nodes(BaseModel):
@@ -266,10 +268,10 @@ def _matrix(file: _File, faults: _Faults) -> np.ndarray[Any, np.dtype[np.float64
         return None
     for row, values in enumerate(rows):
         for column, value in enumerate(values):
-            if row != column and value <= 0:
+            if row != column and not _LEAST <= value <= _MOST:
                 faults.add(
                     ("node_gbyte_per_s", row),
                     f"from node {row} to node {column} is {value:g}. Give the measured rate, "
-                    f"above 0.",
+                    f"from {_LEAST:g} to {_MOST:g}.",
                 )
     return np.array(rows, dtype=np.float64) * 1e9

@@ -110,13 +110,30 @@ def test_a_matrix_with_a_missing_link_or_of_another_shape(tmp_path: Path) -> Non
         tmp_path,
         f'name = "m"\nnode_gbyte_per_s = [[0, 0],\n [100.0, 0]]\n{nodes}',
         "cluster.toml:2  node_gbyte_per_s: from node 0 to node 1 is 0. Give the measured "
-        "rate, above 0.",
+        "rate, from 1e-09 to 1e+12.",
     )
     _refused(
         tmp_path,
         f'name = "m"\nnode_gbyte_per_s = [[0, 1, 2]]\n{nodes}',
         "cluster.toml:2  node_gbyte_per_s: has 1 rows of 3, and there are 2 nodes. Give 2 rows "
         "of 2.",
+    )
+
+
+@pytest.mark.parametrize(
+    ("rate", "fault"),
+    [
+        ("1e-320", "1e-320 is too small; it must be at least 1e-09."),
+        ("1e308", "1e+308 is too large; it must be at most 1000000000000."),
+        ("nan", "nan is not a finite number."),
+    ],
+)
+def test_a_rate_that_no_link_has(rate: str, fault: str, tmp_path: Path) -> None:
+    nodes = '[[nodes]]\ndevice = "h100-sxm"\nnodes = 2\nnic = "lab"\n'
+    _refused(
+        tmp_path,
+        f'name = "x"\n{nodes}[links.lab]\ngbit_per_s = {rate}\n',
+        f"cluster.toml:7  links.lab.gbit_per_s: {fault}",
     )
 
 
