@@ -12,6 +12,7 @@ BENCHES = (
     "local.ranks",
     "local.start",
     "local.memory",
+    "local.checkpoint",
     "local.packing",
     "local.wlb",
     "local.context",

@@ -24,8 +24,9 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 from equipoise.base.errors import CheckpointError
 from equipoise.base.read import reason
+from equipoise.checkpoint.index_first import read_any_index
 from equipoise.checkpoint.manifest import OWN_ENGINE, Manifest, read_manifest
-from equipoise.checkpoint.shards import ShardReader, read_any_index
+from equipoise.checkpoint.shards import ShardReader
 from equipoise.nn.hf.adapter import is_adapter, merge_adapters
 from equipoise.nn.hf.read import weight_shapes
 from equipoise.spec.model.presets import ModelSpec

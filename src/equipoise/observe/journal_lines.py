@@ -43,6 +43,7 @@ class JournalLines:
     sessions: list[int] = field(default_factory=list)
     """How often the rank had restarted before each span."""
     faults: list[Event] = field(default_factory=list)
+    recoveries: list[Event] = field(default_factory=list)
     memory: Event | None = None
     stop: Event | None = None
     torn_lines: int = 0
@@ -65,6 +66,8 @@ class JournalLines:
                 self.evaluations[step] = event
             case "decision", "pack", int(step):
                 self.packs[step] = event
+            case "decision", "recovery", _:
+                self.recoveries.append(event)
             case "decision", "memory", _:
                 self.memory = event
             case "instant", "start", _:

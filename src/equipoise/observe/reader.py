@@ -29,6 +29,7 @@ from equipoise.observe.journal_lines import MOST_RANKS, Event, JournalLines, rea
 from equipoise.observe.run_record import (
     Evaluations,
     Memory,
+    Recovery,
     RunFault,
     RunRecord,
     Spans,
@@ -154,6 +155,7 @@ def make_record(folder: Path, journals: Mapping[int, JournalLines]) -> RunRecord
         faults=tuple(
             _fault(rank, event) for rank, journal in journals.items() for event in journal.faults
         ),
+        recoveries=tuple(_recovery(event) for event in zero.recoveries),
         evaluations=_evaluations(zero.evaluations),
         torn_lines=sum(journal.torn_lines for journal in journals.values()),
         missing_ranks=tuple(rank for rank in range(start.world) if rank not in journals),
@@ -219,6 +221,7 @@ def _start(event: Event) -> Start:
         environment=table("environment"),
         corpus=corpus,
         curve=table("curve"),
+        epoch=_whole(event.get("epoch"), 0),
         stages=stages,
         compared=compared,
     )
@@ -335,4 +338,17 @@ def _fault(rank: int, event: Event) -> RunFault:
         name=str(event.get("name")),
         message=str(event.get("message", "")),
         step=_number(event.get("step")),
+    )
+
+
+def _recovery(event: Event) -> Recovery:
+    rank = event.get("fault_rank")
+    return Recovery(
+        t=_number(event.get("t")),
+        action=str(event.get("action", "unknown")),
+        fault=str(event.get("fault", "unknown")),
+        rank=rank if isinstance(rank, int) else None,
+        number=_number(event.get("number")),
+        step=_number(event.get("step")),
+        message=str(event.get("message", "")),
     )
