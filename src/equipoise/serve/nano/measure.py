@@ -55,6 +55,8 @@ _PROMPTS = (64, 256)
 _BUSY_CORES = 0.3
 """An operator on two cores waits for the one that another process uses; a lane does not. What is
 measured then is the other process."""
+_TICKS_S = 0.04
+"""The system counts busy cores in hundredths of a second."""
 _LAYERS = 6
 _ROUNDS = 5
 _RUN_S, _LEAST_RUNS, _MOST_RUNS = 0.02, 3, 15
@@ -99,8 +101,7 @@ def measure_nano(
         lanes: Of the calling thread.
         most_busy_cores: If other processes use more cores meanwhile, nothing is known afterwards.
     """
-    probe = NanoProbe(paged, lanes)
-    begin_s, begin_busy_s = time.perf_counter(), busy_core_s() - time.process_time()
+    probe, load = NanoProbe(paged, lanes), _OtherLoad()
     costs = probe.costs()
     if not can_run_together():
         return NanoReport(reason="numba runs one kernel at a time here")
@@ -108,17 +109,35 @@ def measure_nano(
     choice = NanoChoice(layers, costs)
     gains = list[NanoGain]()
     for kind in KINDS:
+        if load.cores > most_busy_cores:
+            break
         chunks = probe.iteration(kind)
         order = choice.choose(chunks)
         if order is None or order.gain < LEAST_GAIN:
             gains.append(NanoGain(kind, 1.0 if order is None else order.gain))
         else:
             gains.append(probe.compare(kind, order, chunks, layers))
-    others_s = busy_core_s() - time.process_time() - begin_busy_s
-    cores = others_s / (time.perf_counter() - begin_s)
-    if cores > most_busy_cores:
-        return NanoReport(reason=f"not measured: others used {cores:.1f} cores")
+    if load.cores > most_busy_cores:
+        return NanoReport(reason=f"not measured: others used {load.cores:.1f} cores")
     return NanoReport(tuple(gains), costs=costs)
+
+
+class _OtherLoad:
+    """What other processes use of the cores."""
+
+    def __init__(self) -> None:
+        self._begin = time.perf_counter(), self._others_s()
+
+    @staticmethod
+    def _others_s() -> float:
+        return busy_core_s() - time.process_time()
+
+    @property
+    def cores(self) -> float:
+        """Cores in use since the beginning, on average."""
+        begin_s, others_s = self._begin
+        used_s = self._others_s() - others_s - _TICKS_S
+        return used_s / (time.perf_counter() - begin_s)
 
 
 def _refuse(paged: PagedDecoder) -> str:

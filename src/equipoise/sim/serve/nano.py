@@ -111,8 +111,11 @@ def forecast_nano(request: ServingRequest, answer: ServingAnswer) -> NanoForecas
     """Price the mean iteration of a trace that was served.
 
     Returns:
-        None on this machine, whose engine measures it, and for layouts other than tp and dp.
+        None on this machine, whose engine measures it, for layouts other than tp and dp, and where
+        prompts and tokens are computed apart.
     """
+    if request.decode_layout is not None:
+        return None
     layout = request.layout
     layout = read_layout(layout).layout if isinstance(layout, str) else layout
     cluster = request.cluster

@@ -1,6 +1,7 @@
 """Engines overlap what was measured to gain, and say why where they cannot."""
 
 import dataclasses
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,16 @@ def test_every_kind_is_measured() -> None:
     assert report.costs is not None
     assert [each.kind for each in report.gains] == [*KINDS]
     assert all(each.predicted > 0 and each.is_equal for each in report.gains)
+
+
+def test_beside_other_processes_nothing_is_known() -> None:
+    lanes = Lanes(2)
+    report = measure_nano(paged(small_decoder(), pages=300), lanes, most_busy_cores=-1e9)
+    lanes.close()
+    assert (report.gains, report.costs) == ((), None)
+    assert re.fullmatch(
+        r"nano-batches: no gain \(not measured: others used -?\d+\.\d cores\)", report.words
+    )
 
 
 def test_what_is_measured_is_journaled_and_kept(tmp_path: Path) -> None:

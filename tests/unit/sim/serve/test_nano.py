@@ -69,6 +69,8 @@ def test_of_a_served_trace() -> None:
         "bf16",
         IterationWork(2048, 1024 * 300, 1024 * 1500, 1024, 1024),
     )
+    apart = ServingRequest(TRACE, "llama3-8b", "h100-sxm:2", "tp=1", decode_layout="tp=1")
+    assert forecast_nano(apart, simulate_serving(apart)) is None
     row = busy.as_row()
     assert busy.words == (
         f"Nano-batches: a layer of the mean iteration (2,048 tokens) could be {busy.gain:.2f}x as "
