@@ -26,13 +26,18 @@ import torch
 from torch import Tensor
 
 from equipoise.base.errors import ModelError
-from equipoise.nn.attention import Attend
-from equipoise.nn.decoder import Decoder, DecoderLayer
+from equipoise.nn.decoder import Decoder
 from equipoise.nn.rope import rotary_frequencies, rotary_table
 from equipoise.schedule.batching.iteration import ServeChunk, Swap
 from equipoise.serve.engine.attend import IterationAttention
 from equipoise.serve.engine.pool import KvPool
-from equipoise.serve.engine.tiles import decoder_layers, find_rows, map_tiles, set_experts
+from equipoise.serve.engine.tiles import (
+    decoder_layers,
+    find_rows,
+    map_tiles,
+    run_layer,
+    set_experts,
+)
 
 _HEAD_ROWS = 64
 """Rows that pass the head at once: logits of a long prompt together would not fit."""
@@ -41,7 +46,9 @@ _HEAD_ROWS = 64
 class PagedDecoder:
     """A decoder whose sequences lie in a pool."""
 
-    def __init__(self, decoder: Decoder, pool: KvPool, *, is_invariant: bool = False) -> None:
+    def __init__(
+        self, decoder: Decoder, pool: KvPool, *, is_invariant: bool = False, ranks: int = 1
+    ) -> None:
         """Take a decoder with its weights.
 
         Args:
@@ -49,6 +56,7 @@ class PagedDecoder:
                 other tokens of an iteration.
             pool: In the dtype and on the device of the weights.
             is_invariant: Whether a row's results may depend on nothing but its own sequence.
+            ranks: Ranks that have a part of every sequence.
 
         Raises:
             ModelError: the experts have a capacity, the invariant mode is asked for on another
@@ -65,13 +73,15 @@ class PagedDecoder:
                 "there without."
             )
         self.decoder, self.pool = decoder, pool
-        self.ranks = 1
+        self.ranks = ranks
         """Ranks that have a part of every sequence."""
         self.tile_rows = 0
         """Rows of the tiles that all layers compute in the invariant mode; 0 in the other one."""
+        self.moved_bytes: dict[str, int] = {}
+        """Bytes that ranks have sent each other for attention, by what moved."""
         if is_invariant:
             set_experts(decoder)
-            self.tile_rows = find_rows(decoder)
+            self.tile_rows = find_rows(decoder, over_ranks=ranks > 1)
         self._frequency = rotary_frequencies(decoder.model, device=pool.device)
 
     @torch.no_grad()
@@ -93,7 +103,7 @@ class PagedDecoder:
         for number, layer in enumerate(decoder_layers(self.decoder)):
             attend = partial(attention.attend, number)
             if self.tile_rows:
-                x_tD = self._run_tiles(layer, x_tD, table, attend)
+                x_tD = run_layer(layer, self.tile_rows, x_tD, table, attend)
             else:
                 x_tD = layer(x_tD, table, attend)
         return x_tD
@@ -111,20 +121,6 @@ class PagedDecoder:
     def close(self) -> None:
         """Nothing computes any more; here nothing runs by itself."""
 
-    def _run_tiles(
-        self, layer: DecoderLayer, x_tD: Tensor, table: Tensor, attend: Attend
-    ) -> Tensor:
-        rows, by_row = self.tile_rows, table.transpose(0, 1)  # [2, t, 1, E/2] -> [t, 2, 1, E/2]
-
-        def begin(x_tD: Tensor, by_row: Tensor) -> tuple[Tensor, ...]:
-            return layer.begin(x_tD, by_row.transpose(0, 1))
-
-        def end(x_tD: Tensor, o_tHE: Tensor, by_row: Tensor) -> tuple[Tensor, ...]:
-            return (layer.end(x_tD, o_tHE, by_row.transpose(0, 1)),)
-
-        o_tHE = attend(*map_tiles(begin, rows, x_tD, by_row))
-        return map_tiles(end, rows, x_tD, o_tHE, by_row)[0]
-
     @torch.no_grad()
     def logits(self, x_tD: Tensor, rows: Sequence[int]) -> Iterator[Tensor]:
         """Logits of some rows in order, a few rows at a time [rows, V], in the weights' dtype."""
@@ -134,6 +130,17 @@ class PagedDecoder:
                 yield map_tiles(self._finish, self.tile_rows, x_tD[at])[0]
             else:
                 yield self.decoder.finish(x_tD[at], None)
+
+    @torch.no_grad()
+    def hidden(self, x_tD: Tensor, rows: Sequence[int]) -> Tensor:
+        """Hidden states of some rows after the last norm [rows, D], in the weights' dtype."""
+        at = torch.tensor(rows, device=x_tD.device)
+        if self.tile_rows:
+            return map_tiles(self._norm, self.tile_rows, x_tD[at])[0]
+        return self._norm(x_tD[at])[0]
+
+    def _norm(self, x_tD: Tensor) -> tuple[Tensor]:
+        return (self.decoder.norm(x_tD),)
 
     def _finish(self, x_tD: Tensor) -> tuple[Tensor]:
         return (self.decoder.finish(x_tD, None),)

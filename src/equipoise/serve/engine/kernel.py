@@ -13,15 +13,21 @@ What it decides
     Rows of one sequence that follow each other may share a *block*: their keys are read once, and
     each row's arithmetic is the same as by itself.
 
+    What runs is always the code as numba's cache has it: where it has none, another process
+    compiles it first. Code that was just compiled is optimised once less than what is kept of it,
+    and a few sums have other bits; a server's first start would differ from its second.
+
 Kept true (tests/unit/serve/engine/test_kernel.py)
-    Equal to a softmax in float64; equal bits alone, in a batch, in a block, on other pages and
-    with other numbers of threads.
+    Equal to a softmax in float64; equal bits alone, in a batch, in a block, on other pages, with
+    other numbers of threads, and in a process that compiled it as in one that did not.
 
 Sources
     Keys in parts, merged by log-sum-exp: Flash-Decoding, https://pytorch.org/blog/flash-decoding.
     exp: Cephes' ``expf``, https://www.netlib.org/cephes.
 """
 
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -49,6 +55,8 @@ _LN2_HIGH, _LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
 _P0, _P1 = np.float32(1.9875691500e-4), np.float32(1.3981999507e-3)
 _P2, _P3 = np.float32(8.3334519073e-3), np.float32(4.1665795894e-2)
 _P4, _P5 = np.float32(1.6666665459e-1), np.float32(5.0000001201e-1)
+
+Array = np.ndarray[Any, Any]
 
 _CORES: int = vars(numba.config)["NUMBA_NUM_THREADS"]
 
@@ -179,8 +187,7 @@ def _attend_tile(
             parts[first + a // group, at, g * group + a % group, e] = line[a, e]
 
 
-@_compile(parallel=True)
-def attend_rows(
+def _attend_rows(
     q: Any,
     keys: Any,
     values: Any,
@@ -191,19 +198,6 @@ def attend_rows(
     parts: Any,
     o: Any,
 ) -> Any:
-    """Softmax attention of rows over the pages of their sequences; all arrays are contiguous.
-
-    Args:
-        q: Scaled queries, fp32 [rows, query heads, width].
-        keys: Of the pool, [pool rows, kv heads, width], fp32, or bf16 as uint16.
-        values: Likewise.
-        pages: Pages of each sequence, int32 [sequences, most pages].
-        page_tokens: Tokens of a page.
-        positions: Position of each row in its sequence, int32 [rows]; it reads keys up to there.
-        work: Blocks and tiles, int32 [items, 4]: sequence, first row, rows, tile.
-        parts: Written: sums of each tile, fp32 [rows, most tiles, query heads, width + 2].
-        o: Written: outputs, fp32 [rows, query heads, width].
-    """
     heads, kv_heads, width = q.shape[1], keys.shape[1], q.shape[2]
     for item in numba.prange(len(work) * kv_heads):
         i = item // kv_heads
@@ -237,6 +231,78 @@ def attend_rows(
                 o[r, h, e] += share * parts[r, at, h, e]
         for e in range(width):
             o[r, h, e] /= total
+
+
+class RowsKernel:
+    """Softmax attention of rows over the pages of their sequences."""
+
+    def __init__(self) -> None:
+        self._run: Any = _compile(parallel=True)(_attend_rows)
+        self._ready: set[np.dtype[Any]] = set()
+        """Of keys: code for them is in the cache, or cannot be kept."""
+
+    def __call__(
+        self,
+        q: Array,
+        keys: Array,
+        values: Array,
+        pages: Array,
+        page_tokens: int,
+        positions: Array,
+        work: Array,
+        parts: Array,
+        o: Array,
+    ) -> None:
+        """Compute the outputs; all arrays are contiguous.
+
+        Args:
+            q: Scaled queries, fp32 [rows, query heads, width].
+            keys: Of the pool, [pool rows, kv heads, width], fp32, or bf16 as uint16.
+            values: Likewise.
+            pages: Pages of each sequence, int32 [sequences, most pages].
+            page_tokens: Tokens of a page.
+            positions: Position of each row in its sequence, int32 [rows]; it reads keys up to
+                there.
+            work: Blocks and tiles, int32 [items, 4]: sequence, first row, rows, tile.
+            parts: Written: sums of each tile, fp32 [rows, most tiles, query heads, width + 2].
+            o: Written: outputs, fp32 [rows, query heads, width].
+        """
+        if keys.dtype not in self._ready:
+            self.prepare(keys.dtype)
+        self._run(q, keys, values, pages, page_tokens, positions, work, parts, o)
+
+    def prepare(self, dtype: np.dtype[Any]) -> None:
+        """See that code for keys of this dtype is in the cache; compiling it takes some seconds."""
+        self._ready.add(dtype)
+        if self._run.stats.cache_path is None:
+            return
+        given = _smallest(dtype)
+        kinds = tuple(map(self._run.typeof_pyval, given))
+        # numba has no public way to ask without compiling.
+        if self._run._cache.load_overload(kinds, self._run.targetctx) is None:
+            words = f"from {__name__} import compile_rows; compile_rows({dtype.name!r})"
+            subprocess.run([sys.executable, "-c", words], check=False, stderr=subprocess.DEVNULL)
+
+    def compile(self, dtype: np.dtype[Any]) -> None:
+        """Compile it here, so that it is in the cache."""
+        self._run(*_smallest(dtype))
+
+
+def _smallest(dtype: np.dtype[Any]) -> tuple[Any, ...]:
+    """Arguments for one row that reads one key."""
+    q = np.zeros((1, 1, 1), np.float32)
+    keys = np.zeros((1, 1, 1), dtype)
+    pages, positions = np.zeros((1, 1), np.int32), np.zeros(1, np.int32)
+    work = np.array([[0, 0, 1, 0]], np.int32)
+    return q, keys, keys, pages, 1, positions, work, np.zeros((1, 1, 1, 3), np.float32), q.copy()
+
+
+def compile_rows(name: str) -> None:
+    """Compile the kernel for keys of a dtype, in a process that does nothing else."""
+    attend_rows.compile(np.dtype(name))
+
+
+attend_rows = RowsKernel()
 
 
 def use_threads(threads: int) -> None:

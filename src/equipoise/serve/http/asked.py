@@ -63,7 +63,12 @@ class Asked:
 
 
 async def tokenize(
-    model: ServedModel, text: str, *, special: bool = True, most_tokens: int | None = None
+    model: ServedModel,
+    text: str,
+    *,
+    special: bool = True,
+    most_tokens: int | None = None,
+    name: str = "prompt",
 ) -> Prompt:
     """Tokens of a text.
 
@@ -72,6 +77,7 @@ async def tokenize(
         text: What to cut.
         special: Whether to add what the tokenizer's own rules add.
         most_tokens: Tokens of more are not listed; None lists all.
+        name: The field that the text is from.
 
     Raises:
         HttpError: there are more than ``most_tokens``; says how many.
@@ -81,7 +87,7 @@ async def tokenize(
         # A batch of one: only for batches other threads go on meanwhile.
         (encoding,) = model.tokenizer.core.encode_batch([text], add_special_tokens=special)
         if most_tokens is not None and len(encoding) > most_tokens:
-            raise _too_long(most_tokens, len(encoding), None, "prompt")
+            raise too_long(most_tokens, len(encoding), name)
         return Prompt(tuple(encoding.ids), text, tuple(first for first, _ in encoding.offsets))
 
     return encode() if len(text) <= _SHORT else await asyncio.to_thread(encode)
@@ -172,7 +178,12 @@ def _ask(
             f"answers. One request may have at most {MOST_SEQUENCES}.",
             "n",
         )
-    _require_tokens(model, body, prompts)
+    require_tokens(
+        model,
+        prompt=max((max(prompt.ids) for prompt in prompts), default=0),
+        logit_bias=max(body.logit_bias, default=0),
+        stop_token_ids=max(body.stop_token_ids or (0,)),
+    )
     requests = []
     for prompt in prompts:
         most = _require_room(model, len(prompt.ids), most_tokens, most_name)
@@ -220,14 +231,17 @@ def _sampling(body: Body, number: int) -> Sampling:
     )
 
 
-def _require_tokens(model: ServedModel, body: Body, prompts: Sequence[Prompt]) -> None:
-    """Refuse token ids that the model does not have."""
-    fields = {
-        "prompt": max((max(prompt.ids) for prompt in prompts), default=0),
-        "logit_bias": max(body.logit_bias, default=0),
-        "stop_token_ids": max(body.stop_token_ids or (0,)),
-    }
-    for name, largest in fields.items():
+def require_tokens(model: ServedModel, **largest_of: int) -> None:
+    """Refuse token ids that the model does not have.
+
+    Args:
+        model: Its vocabulary.
+        largest_of: The largest token id of each field.
+
+    Raises:
+        HttpError: one of them is too large.
+    """
+    for name, largest in largest_of.items():
         if largest >= model.vocab:
             raise invalid(
                 f"'{name}' has token {largest:,}, and the model's tokens are 0 to "
@@ -247,22 +261,25 @@ def _require_room(
     limit = model.context_tokens
     asked = prompt_tokens + (1 if most_tokens is None else most_tokens)
     if asked > limit:
-        raise _too_long(limit, prompt_tokens, most_tokens, name)
+        raise too_long(limit, prompt_tokens, "prompt", most_tokens, name)
     return limit - prompt_tokens if most_tokens is None else most_tokens
 
 
-def _too_long(limit: int, prompt_tokens: int, most_tokens: int | None, name: str) -> HttpError:
-    """What a context refuses, by the field ``name`` that asks for the answer."""
-    parts = f"the prompt has {prompt_tokens:,} tokens"
+def too_long(
+    limit: int, prompt_tokens: int, field: str, most_tokens: int | None = None, most_name: str = ""
+) -> HttpError:
+    """What a context refuses, by the field of the prompt and the one that asks for the answer."""
+    parts = f"the {field} has {prompt_tokens:,} tokens"
     if most_tokens:
-        parts += f" and the answer may have {most_tokens:,} ({name}), together "
+        parts += f" and the answer may have {most_tokens:,} ({most_name}), together "
         parts += f"{prompt_tokens + most_tokens:,}"
     elif prompt_tokens == limit:
         parts += ", which leaves none for an answer"
+    fix = "Shorten the input." if field == "input" else "Shorten the prompt or ask for fewer."
     return HttpError(
         400,
-        f"The model's context is {limit:,} tokens; {parts}. Shorten the prompt or ask for fewer.",
-        param=name if most_tokens and prompt_tokens < limit else "prompt",
+        f"The model's context is {limit:,} tokens; {parts}. {fix}",
+        param=most_name if most_tokens and prompt_tokens < limit else field,
         code="context_length_exceeded",
     )
 

@@ -49,6 +49,11 @@ class ServedModel:
         return self.engine.prompts.end_ids
 
     @property
+    def width(self) -> int:
+        """Numbers of a hidden state, and of an embedding."""
+        return self.engine.width
+
+    @property
     def kv_tokens(self) -> int:
         """Tokens that the cache of keys and values holds."""
         return self.engine.pool.pages * self.engine.pool.page_tokens
