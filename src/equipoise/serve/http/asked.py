@@ -8,7 +8,7 @@ What it decides
 import asyncio
 import hashlib
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from equipoise.base.errors import DataError, EquipoiseError, ModelError
@@ -28,6 +28,9 @@ _COMPLETION_TOKENS = 16
 """Tokens of a completion that says nothing of it, as OpenAI has it."""
 _SHORT = 4_096
 """Characters that are tokenized at once; longer texts must not hold others up."""
+_LONG = 1 << 16
+"""Characters of a text that is tokenized while no other such text is: each takes a core for up to
+seconds, and the engine needs the cores."""
 _SEEDS = 2**63
 
 
@@ -90,7 +93,15 @@ async def tokenize(
             raise too_long(most_tokens, len(encoding), name)
         return Prompt(tuple(encoding.ids), text, tuple(first for first, _ in encoding.offsets))
 
-    return encode() if len(text) <= _SHORT else await asyncio.to_thread(encode)
+    return encode() if len(text) <= _SHORT else await _aside(model, len(text), encode)
+
+
+async def _aside(model: ServedModel, characters: int, work: Callable[[], Prompt]) -> Prompt:
+    """Do work on another thread; very long texts one at a time."""
+    if characters <= _LONG:
+        return await asyncio.to_thread(work)
+    async with model.long_texts:
+        return await asyncio.to_thread(work)
 
 
 async def render(model: ServedModel, messages: Sequence[ChatMessage]) -> Prompt:
@@ -100,8 +111,11 @@ async def render(model: ServedModel, messages: Sequence[ChatMessage]) -> Prompt:
         HttpError: there is no template, or it refuses the conversation.
     """
     talk = [each.model_dump(exclude_none=True) for each in messages]
+    characters = sum(len(each.content) for each in messages)
     try:
-        return Prompt(tuple(await asyncio.to_thread(model.tokenizer.encode_chat, talk)), None)
+        return await _aside(
+            model, characters, lambda: Prompt(tuple(model.tokenizer.encode_chat(talk)), None)
+        )
     except (ModelError, DataError) as error:
         raise invalid(str(error), "messages") from None
 
@@ -269,7 +283,7 @@ def too_long(
     limit: int, prompt_tokens: int, field: str, most_tokens: int | None = None, most_name: str = ""
 ) -> HttpError:
     """What a context refuses, by the field of the prompt and the one that asks for the answer."""
-    parts = f"the {field} has {prompt_tokens:,} tokens"
+    parts = f"the {field} has {prompt_tokens:,} token{'s' * (prompt_tokens != 1)}"
     if most_tokens:
         parts += f" and the answer may have {most_tokens:,} ({most_name}), together "
         parts += f"{prompt_tokens + most_tokens:,}"

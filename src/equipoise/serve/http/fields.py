@@ -239,6 +239,8 @@ class ChatBody(Body):
     store: Any = None
     metadata: Any = None
     service_tier: Any = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
 
     @field_validator("tools", "functions", "store", "metadata")
     @classmethod
