@@ -22,6 +22,8 @@ BENCHES = (
     "local.experts",
     "serving.engine",
     "serving.context",
+    "serving.hostile",
+    "serving.soak",
     "peers.zero",
     "peers.sft",
     "local.boxing",
