@@ -24,6 +24,7 @@ BENCHES = (
     "serving.context",
     "serving.hostile",
     "serving.soak",
+    "serving.vllm",
     "peers.zero",
     "peers.sft",
     "local.boxing",
@@ -45,6 +46,7 @@ BENCHES = (
     "planner.published",
     "serving.fairness",
     "serving.simulator",
+    "serving.plans",
 )
 
 

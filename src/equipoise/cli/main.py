@@ -41,7 +41,7 @@ VERBS = {
     "dash": "show runs and a server live in a browser, predicted beside measured",
     "trace": "write steps of a run as a trace for Perfetto, predicted beneath measured",
     "check": "prove that every layout and packing gives one rank's loss and gradients",
-    "calibrate": "measure this machine, so that this-cpu is priced by what it does",
+    "calibrate": "measure this machine, so that this-cpu or this-cuda is priced by what it does",
     "convert": "turn a checkpoint or a GGUF file into a Hugging Face folder",
     "completion": "print a script with which bash, zsh or fish completes verbs, flags and keys",
     "generate": "continue a text, or chat, with a run, a checkpoint or a Hugging Face folder",

@@ -43,7 +43,7 @@ from equipoise.launch.local import Launch, require_free_folder, require_free_por
 from equipoise.launch.room import require_room
 from equipoise.nn.hf.files import KEPT, keep_files
 from equipoise.observe import reader
-from equipoise.observe.machine import usable_cores
+from equipoise.observe.machine import own_ranks
 from equipoise.observe.run_record import RunRecord
 from equipoise.plan.run import read_obeyed
 from equipoise.plan.space.accepted import require_accepted, require_step
@@ -222,7 +222,7 @@ def _prepare(
     require_same_sides(folder, policies)
     require_free_folder(folder)
     _require_own_folder(folder)
-    ranks = spec.layout.count_ranks(len(usable_cores()))
+    ranks = spec.layout.count_ranks(own_ranks())
     if starts:
         _require_few(ranks)
         require_room(ranks)

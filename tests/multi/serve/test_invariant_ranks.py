@@ -9,11 +9,11 @@ import torch
 
 from equipoise.schedule.batching.fair.table import FAIR_POLICIES
 from equipoise.schedule.batching.scheduler import Scheduler
-from equipoise.schedule.batching.settings import BatchSettings
+from equipoise.schedule.batching.settings import BatchSettings, page_tokens_of
 from equipoise.serve.engine.loop import EngineLoop
 from equipoise.serve.engine.pool import token_bytes
 from equipoise.serve.engine.request import Answered, GenerateRequest
-from equipoise.serve.longctx.decoder import ContextDecoder, page_tokens_of
+from equipoise.serve.longctx.decoder import ContextDecoder
 from equipoise.serve.longctx.message import Text
 from equipoise.serve.longctx.ordered import IN_ORDER, ordered_bytes
 from equipoise.serve.sample import Sampling

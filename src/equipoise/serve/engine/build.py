@@ -22,13 +22,14 @@ from equipoise.observe.machine import available_bytes
 from equipoise.schedule.batching.fair.table import DEFAULT_POLICY, find_policy
 from equipoise.schedule.batching.fair.watch import watch
 from equipoise.schedule.batching.scheduler import Scheduler
-from equipoise.schedule.batching.settings import BatchSettings
+from equipoise.schedule.batching.settings import BatchSettings, page_tokens_of
 from equipoise.serve.engine.calibrate import kept_curve
 from equipoise.serve.engine.forward import PagedDecoder
+from equipoise.serve.engine.fused import FusedDecoder, Packs, ServedDecoder
 from equipoise.serve.engine.loop import EngineLoop
 from equipoise.serve.engine.pool import PoolSizes, token_bytes
 from equipoise.serve.generate import build_decoder
-from equipoise.serve.longctx.decoder import ContextDecoder, page_tokens_of
+from equipoise.serve.longctx.decoder import ContextDecoder
 from equipoise.serve.prompt import PromptReader
 from equipoise.serve.source import TrainedModel, open_model
 from equipoise.spec.device.serving import ServingCurve, serving_file
@@ -114,6 +115,9 @@ def open_engine(
     decoder = build_decoder(trained, _DTYPES[settings.dtype] if settings.dtype else None)
     decoder = decoder.to(torch.device(settings.device))
     page_bytes = settings.page_tokens * token_bytes(trained.model, decoder.embed.weight.dtype)
+    served = (
+        decoder if settings.device != "cpu" else FusedDecoder(decoder, _packs(decoder, settings))
+    )
     pages = _pages(settings, context_tokens, page_bytes)
     limits = BatchSettings(
         pages,
@@ -126,7 +130,7 @@ def open_engine(
         shares_chunks=ranks > 1 and not settings.is_invariant,
         weights=settings.weights,
     )
-    paged = _paged(decoder, limits, settings, sink)
+    paged = _paged(served, limits, settings, sink)
     try:
         price = CurvePrice(curve or kept_curve(paged, serving_file()))
         scheduler = Scheduler(limits, price, policy)
@@ -137,10 +141,15 @@ def open_engine(
 
 
 def _paged(
-    decoder: Decoder, limits: BatchSettings, settings: EngineSettings, sink: EventSink | None
+    decoder: ServedDecoder,
+    limits: BatchSettings,
+    settings: EngineSettings,
+    sink: EventSink | None,
 ) -> PagedDecoder:
     """The decoder with its pool, in this process or over ranks."""
     if settings.context_ranks > 1:
+        # They share the cores; more threads than cores wait for each other.
+        torch.set_num_threads(max(1, torch.get_num_threads() // settings.context_ranks))
         return ContextDecoder(
             decoder,
             ranks=settings.context_ranks,
@@ -152,6 +161,20 @@ def _paged(
         )
     pool = PoolSizes(limits.pages, limits.page_tokens, limits.swap_pages).allocate(decoder)
     return PagedDecoder(decoder, pool, is_invariant=settings.is_invariant)
+
+
+def _packs(decoder: Decoder, settings: EngineSettings) -> Packs:
+    """Ranks have copies of their own if these are small, else they share the plain weights.
+
+    In the invariant mode they have them in any case: the plain layout has other bits.
+    """
+    ranks = settings.context_ranks
+    if ranks == 1:
+        return "now"
+    if settings.is_invariant:
+        return "by each"
+    weights = sum(weight.nbytes for weight in decoder.parameters())
+    return "by each" if ranks * weights * _FREE_SHARE < available_bytes() else "never"
 
 
 def _context(trained: TrainedModel, settings: EngineSettings) -> int:

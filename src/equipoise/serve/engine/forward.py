@@ -26,18 +26,12 @@ import torch
 from torch import Tensor
 
 from equipoise.base.errors import ModelError
-from equipoise.nn.decoder import Decoder
 from equipoise.nn.rope import rotary_frequencies, rotary_table
 from equipoise.schedule.batching.iteration import ServeChunk, Swap
 from equipoise.serve.engine.attend import IterationAttention
+from equipoise.serve.engine.fused import ServedDecoder, decoder_layers
 from equipoise.serve.engine.pool import KvPool
-from equipoise.serve.engine.tiles import (
-    decoder_layers,
-    find_rows,
-    map_tiles,
-    run_layer,
-    set_experts,
-)
+from equipoise.serve.engine.tiles import find_rows, map_tiles, run_layer, set_experts
 
 _HEAD_ROWS = 64
 """Rows that pass the head at once: logits of a long prompt together would not fit."""
@@ -47,7 +41,7 @@ class PagedDecoder:
     """A decoder whose sequences lie in a pool."""
 
     def __init__(
-        self, decoder: Decoder, pool: KvPool, *, is_invariant: bool = False, ranks: int = 1
+        self, decoder: ServedDecoder, pool: KvPool, *, is_invariant: bool = False, ranks: int = 1
     ) -> None:
         """Take a decoder with its weights.
 
@@ -103,7 +97,7 @@ class PagedDecoder:
         for number, layer in enumerate(decoder_layers(self.decoder)):
             attend = partial(attention.attend, number)
             if self.tile_rows:
-                x_tD = run_layer(layer, self.tile_rows, x_tD, table, attend)
+                x_tD = run_layer(layer, self.decoder.model, self.tile_rows, x_tD, table, attend)
             else:
                 x_tD = layer(x_tD, table, attend)
         return x_tD

@@ -39,6 +39,7 @@ from equipoise.serve.engine.read import (
 )
 from equipoise.serve.engine.request import Event, GenerateRequest, Handle, RanksLostError
 from equipoise.serve.engine.stats import EngineStats, Tally
+from equipoise.serve.engine.threads import release_threads
 from equipoise.serve.prompt import PromptReader
 
 _IDLE_S = 0.5
@@ -87,6 +88,7 @@ class EngineLoop:
 
     def start(self) -> None:
         """Begin to answer."""
+        release_threads()
         self._thread.start()
 
     def submit(

@@ -29,8 +29,8 @@ from torch import Tensor
 
 from equipoise.base.errors import FitError
 from equipoise.base.units import format_bytes
-from equipoise.nn.decoder import Decoder
 from equipoise.schedule.batching.iteration import PageRun, Swap
+from equipoise.serve.engine.fused import ServedDecoder
 from equipoise.spec.model.presets import ModelSpec
 
 
@@ -157,7 +157,7 @@ class PoolSizes:
     ranks: int = 1
     """Ranks that each have a part of every page."""
 
-    def allocate(self, decoder: Decoder) -> KvPool:
+    def allocate(self, decoder: ServedDecoder) -> KvPool:
         """A rank's pool in the dtype and on the device of a decoder's weights.
 
         Raises:

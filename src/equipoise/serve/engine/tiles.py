@@ -27,10 +27,12 @@ from torch import Tensor
 
 from equipoise.base.errors import ModelError
 from equipoise.nn.attention import Attend
-from equipoise.nn.decoder import Decoder, DecoderLayer
+from equipoise.nn.decoder import DecoderLayer
 from equipoise.nn.moe.layer import Experts, MixtureOfExperts
 from equipoise.nn.rope import rotary_frequencies, rotary_table
 from equipoise.observe.machine import usable_cores
+from equipoise.serve.engine.fused import FusedLayer, ServedDecoder, decoder_layers
+from equipoise.spec.model.presets import ModelSpec
 
 SIZES = (32, 64, 16, 8)
 """Rows of a tile, in the order in which they are tried: 32 costs a single row least."""
@@ -76,26 +78,25 @@ def run_experts(x_RD: Tensor, counts_X: Tensor, experts: Experts) -> Tensor:
     return y_RD
 
 
-def decoder_layers(decoder: Decoder) -> list[DecoderLayer]:
-    """A decoder's layers, in order."""
-    return [layer for layer in decoder.layers if isinstance(layer, DecoderLayer)]
-
-
-def set_experts(decoder: Decoder) -> None:
+def set_experts(decoder: ServedDecoder) -> None:
     """Let all experts of a decoder compute tile by tile."""
     for layer in decoder_layers(decoder):
-        if isinstance(layer.feed_forward, MixtureOfExperts):
+        if isinstance(layer, DecoderLayer) and isinstance(layer.feed_forward, MixtureOfExperts):
             layer.feed_forward.exchange = run_experts
 
 
 def run_layer(
-    layer: DecoderLayer, rows: int, x_tD: Tensor, table: Tensor, attend: Attend
+    layer: DecoderLayer | FusedLayer,
+    model: ModelSpec,
+    rows: int,
+    x_tD: Tensor,
+    table: Tensor,
+    attend: Attend,
 ) -> Tensor:
     """One layer in tiles of ``rows`` rows; attention sees all rows at once, or none."""
     if not len(x_tD):
-        attention = layer.attention
-        heads = (attention.model.heads, attention.model.kv_heads, attention.model.kv_heads)
-        attend(*(x_tD.new_empty(0, each, attention.head_width) for each in heads))
+        heads = model.heads, model.kv_heads, model.kv_heads
+        attend(*(x_tD.new_empty(0, each, model.head_width) for each in heads))
         return x_tD
     by_row = table.transpose(0, 1)  # [2, t, 1, E/2] -> [t, 2, 1, E/2]
 
@@ -110,7 +111,9 @@ def run_layer(
 
 
 @torch.no_grad()
-def find_rows(decoder: Decoder, sizes: Sequence[int] = SIZES, *, over_ranks: bool = False) -> int:
+def find_rows(
+    decoder: ServedDecoder, sizes: Sequence[int] = SIZES, *, over_ranks: bool = False
+) -> int:
     """Rows of a tile with which this machine gives every row of this model its own bits.
 
     A size with which they do not depend on the number of threads either comes before all others,
@@ -124,7 +127,10 @@ def find_rows(decoder: Decoder, sizes: Sequence[int] = SIZES, *, over_ranks: boo
     Raises:
         ModelError: there is no such size.
     """
-    kinds = {type(layer.feed_forward): layer for layer in decoder_layers(decoder)}
+    kinds = {
+        type(layer if isinstance(layer, FusedLayer) else layer.feed_forward): layer
+        for layer in decoder_layers(decoder)
+    }
     shown = []
     for rows in sizes:
         if all(_is_invariant(decoder, layer, rows) for layer in kinds.values()):
@@ -145,7 +151,7 @@ def find_rows(decoder: Decoder, sizes: Sequence[int] = SIZES, *, over_ranks: boo
     )
 
 
-def _is_of_any_threads(decoder: Decoder, layer: DecoderLayer, rows: int) -> bool:
+def _is_of_any_threads(decoder: ServedDecoder, layer: DecoderLayer | FusedLayer, rows: int) -> bool:
     """Whether one thread computes the bits that all of them do."""
     run, x_tD = _probe(decoder, layer, rows)
     threads, first = torch.get_num_threads(), run(x_tD[:rows].clone())
@@ -160,7 +166,7 @@ def _is_of_any_threads(decoder: Decoder, layer: DecoderLayer, rows: int) -> bool
 
 
 def _probe(
-    decoder: Decoder, layer: DecoderLayer, rows: int
+    decoder: ServedDecoder, layer: DecoderLayer | FusedLayer, rows: int
 ) -> tuple[Callable[[Tensor], tuple[Tensor, ...]], Tensor]:
     """A layer and the head as a function of ``rows`` rows, and twice as many rows to try."""
     weight = decoder.embed.weight
@@ -179,7 +185,7 @@ def _probe(
     return run, x
 
 
-def _is_invariant(decoder: Decoder, layer: DecoderLayer, rows: int) -> bool:
+def _is_invariant(decoder: ServedDecoder, layer: DecoderLayer | FusedLayer, rows: int) -> bool:
     """Whether shifting rows and replacing their neighbours leaves the bits of a row."""
     run, x = _probe(decoder, layer, rows)
     first = run(x[:rows].clone())

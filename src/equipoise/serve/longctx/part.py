@@ -32,12 +32,12 @@ from equipoise.base.arrays import Ints
 from equipoise.comm.drive import drive
 from equipoise.comm.mail import Parcel
 from equipoise.comm.steps import pack
-from equipoise.nn.decoder import Decoder
 from equipoise.nn.rope import rotary_frequencies, rotary_table
 from equipoise.parallel.context.forward import Forward
 from equipoise.parallel.context.program import compile_rank
+from equipoise.serve.engine.fused import FusedDecoder, ServedDecoder, decoder_layers
 from equipoise.serve.engine.pool import KvPool
-from equipoise.serve.engine.tiles import decoder_layers, run_layer
+from equipoise.serve.engine.tiles import run_layer
 from equipoise.serve.longctx.mail import GroupMail
 from equipoise.serve.longctx.message import RankWork
 from equipoise.serve.longctx.ordered import OrderedAttention, rows_by_position
@@ -46,7 +46,9 @@ from equipoise.serve.longctx.ordered import OrderedAttention, rows_by_position
 class RankPart:
     """A rank's weights, its pool, and its links to the other ranks."""
 
-    def __init__(self, decoder: Decoder, pool: KvPool, mail: GroupMail) -> None:
+    def __init__(self, decoder: ServedDecoder, pool: KvPool, mail: GroupMail) -> None:
+        if isinstance(decoder, FusedDecoder):
+            decoder.pack()
         self.decoder, self.pool, self.mail = decoder, pool, mail
         self.attention_s = 0.0
         """Time in attention, waits included, in the iteration that ran last [s]."""
@@ -80,10 +82,11 @@ class RankPart:
         x_tD = self.decoder.begin(torch.tensor(work.tokens)[rows])
         table = rotary_table(self._frequency, torch.from_numpy(positions)[rows], x_tD.dtype)
         if plan is None:
+            model = self.decoder.model
             ordered = OrderedAttention(self.pool, self.mail, work.texts)
             for number, each in enumerate(decoder_layers(self.decoder)):
                 attend = partial(ordered.attend, number)
-                x_tD = run_layer(each, work.tile_rows, x_tD, table, attend)
+                x_tD = run_layer(each, model, work.tile_rows, x_tD, table, attend)
             return self._collect(work, shares, x_tD)
         attention = _Attention(self, work, plan)
         for number, layer in enumerate(self.decoder.layers):
