@@ -24,6 +24,8 @@ BENCHES = (
     "serving.engine",
     "serving.context",
     "serving.nano",
+    "serving.hostile",
+    "serving.soak",
     "serving.vllm",
     "peers.zero",
     "peers.sft",

@@ -46,7 +46,7 @@ _MOST_NAMES = 16
 KEY = "EQUIPOISE_API_KEY"
 """Environment variable with the key of a server that guards its metrics."""
 
-_GAUGES = {
+GAUGES = {
     "running": ("equipoise_requests_running", "vllm:num_requests_running"),
     "waiting": ("equipoise_requests_waiting", "vllm:num_requests_waiting"),
     "kv_share": (
@@ -56,7 +56,7 @@ _GAUGES = {
     ),
     "fairness_gap": ("equipoise_fairness_gap",),
 }
-_COUNTERS = {
+COUNTERS = {
     "prompt_tokens_per_s": ("equipoise_prompt_tokens_total", "vllm:prompt_tokens_total"),
     "generation_tokens_per_s": (
         "equipoise_generation_tokens_total",
@@ -74,7 +74,7 @@ _COUNTERS = {
     ),
     "prefix_hits_per_s": ("equipoise_prefix_cache_hits_total", "vllm:prefix_cache_hits_total"),
 }
-_LATENCIES = {
+LATENCIES = {
     "first_token": (
         "equipoise_time_to_first_token_seconds",
         "vllm:time_to_first_token_seconds",
@@ -89,9 +89,10 @@ _LATENCIES = {
         "vllm:e2e_request_latency_seconds",
     ),
 }
-_SERVICE = ("equipoise_prompt_tokens_total", "equipoise_generation_tokens_total")
+SERVICE = ("equipoise_prompt_tokens_total", "equipoise_generation_tokens_total")
 """Counters whose sum is what a tenant was served."""
-_CONTEXT = ("equipoise_context_bytes_total",)
+CONTEXT = ("equipoise_context_bytes_total",)
+"""Bytes that context parallelism sent, by variant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,24 +114,24 @@ def look(samples: Samples, t: float) -> Look:
     """What this dashboard shows of a page of metrics."""
     known = {
         key: sum(samples[name].values())
-        for key, names in (_GAUGES | _COUNTERS).items()
+        for key, names in (GAUGES | COUNTERS).items()
         if (name := next((each for each in names if each in samples), None))
     }
     if "kv_share" in known:  # several engines report a share each
-        name = next(each for each in _GAUGES["kv_share"] if each in samples)
+        name = next(each for each in GAUGES["kv_share"] if each in samples)
         known["kv_share"] /= len(samples[name])
     histograms = {}
-    for key, names in _LATENCIES.items():
+    for key, names in LATENCIES.items():
         whole = next((one for name in names if (one := histogram(samples, name))), None)
         if whole:
             histograms[key] = whole
     return Look(
         t,
-        {key: known[key] for key in _GAUGES if key in known},
-        {key: known[key] for key in _COUNTERS if key in known},
+        {key: known[key] for key in GAUGES if key in known},
+        {key: known[key] for key in COUNTERS if key in known},
         histograms,
-        _by_label(samples, _SERVICE, "tenant"),
-        _by_label(samples, _CONTEXT, "variant"),
+        _by_label(samples, SERVICE, "tenant"),
+        _by_label(samples, CONTEXT, "variant"),
     )
 
 

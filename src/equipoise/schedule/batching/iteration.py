@@ -30,8 +30,8 @@ class ServeChunk:
     samples: bool
     """Whether a token is sampled after the chunk's last token."""
     logits: int
-    """Last tokens of the chunk whose logits are needed: none, the one that is sampled from, or all
-    that were not scored before."""
+    """Last tokens of the chunk whose hidden states are needed: none, the one that is sampled from
+    or embedded, or all that were not scored before."""
 
     @property
     def pages(self) -> list[int]:
@@ -91,7 +91,7 @@ class ServeOutcome:
 
     request: str
     ended: bool = False
-    """Its last token was sampled, or its prompt was scored and nothing was to be sampled."""
+    """Its last token was sampled, or its prompt was computed and nothing was to be sampled."""
     page_keys: tuple[bytes, ...] = ()
     """Contents of further whole pages, behind all that were given before; see ``ServeRequest``."""
     failed: bool = False

@@ -16,7 +16,7 @@ class ServeRequest:
     arrival_s: float
     prompt_tokens: int
     most_tokens: int
-    """Most tokens to generate; 0 only scores the prompt."""
+    """Most tokens to generate; 0 only computes the prompt."""
     page_keys: tuple[bytes, ...] = ()
     """Contents of the prompt's whole pages, page by page: the token ids as bytes, or a digest of
     them. Pages are shared where the contents of all pages up to them are equal. Empty: nothing is

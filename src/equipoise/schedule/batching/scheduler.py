@@ -57,8 +57,8 @@ class Scheduler:
     ) -> None:
         self.settings = settings
         self._price = price
-        self._policy = make_policy(settings.weights, settings.grace_s)
-        self._residents = Residents(settings, price, self._policy)
+        self.policy = make_policy(settings.weights, settings.grace_s)
+        self._residents = Residents(settings, price, self.policy)
         self._inbox: list[tuple[FairJob, Sequence]] = []
         self._sequences: dict[str, Sequence] = {}
         """All requests that are here."""
@@ -272,7 +272,7 @@ class Scheduler:
             return
         self._inbox.sort(key=lambda pair: (pair[0].arrival_s, pair[0].id))
         for job, _ in self._inbox:
-            self._policy.arrive(job, now_s)
+            self.policy.arrive(job, now_s)
         self._inbox.clear()
 
     def _fill(self, totals: Totals, swaps_in: list[Swap], *, may_admit: bool) -> list[ServeChunk]:
@@ -282,8 +282,8 @@ class Scheduler:
         turns = sorted((self._residents.turn(each), name) for name, each in prefilling.items())
         turns.reverse()
         while True:
-            head = self._policy.first() if may_admit and self._residents.has_place() else None
-            if head is not None and (not turns or self._policy.key(head) < turns[-1][0]):
+            head = self.policy.first() if may_admit and self._residents.has_place() else None
+            if head is not None and (not turns or self.policy.key(head) < turns[-1][0]):
                 sequence = self._sequences[head]
                 if not totals.has_room():
                     break
@@ -312,9 +312,9 @@ class Scheduler:
         request = sequence.request
         is_last = sequence.computed + tokens == sequence.known
         samples = is_last and request.most_tokens > 0
-        start, logits = sequence.computed, int(samples)
+        start, logits = sequence.computed, int(is_last)
         if request.scores_prompt:  # what was scored before a preemption is not scored again
-            logits = max(logits, start + tokens - max(start, sequence.charged))
+            logits = max(int(samples), start + tokens - max(start, sequence.charged))
         runs = sequence.page_runs()
         return ServeChunk(request.id, start, tokens, runs, samples, logits)
 
@@ -341,7 +341,7 @@ class Scheduler:
         else:
             self._residents.siblings.forget(sequence)
         if has_arrived:
-            self._policy.finish(name, now_s)
+            self.policy.finish(name, now_s)
         self._residents.memory.release(sequence)
         self._residents.accounts.close(sequence)
         del self._sequences[name]

@@ -15,6 +15,7 @@ from equipoise.serve.engine.request import (
     Finish,
     GenerateRequest,
     Handle,
+    PromptEmbedded,
     PromptScored,
     Score,
     TokenEvent,
@@ -121,6 +122,11 @@ class LiveAnswer:
             self._tell(PromptScored(tuple(self._prompt_scores)))
             if not self._most_tokens:
                 self._tell(TokenEvent(finish="length"))
+
+    def embed(self, vector: tuple[float, ...]) -> None:
+        """The prompt's embedding is known, which is all that was asked for."""
+        self._tell(PromptEmbedded(vector))
+        self._tell(TokenEvent(finish="stop"))
 
     def give_up(self, finish: Finish, error: str = "", retry_after_s: float | None = None) -> None:
         """End without a further token."""

@@ -27,9 +27,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from equipoise.base.arrays import Ints
 from equipoise.nn.tile import attend_tile, merge_tile_, sum_dtype
 from equipoise.schedule.batching.iteration import ServeChunk
-from equipoise.serve.engine.jit import bits_of, use_threads
+from equipoise.serve.engine.bits import bits_of
+from equipoise.serve.engine.jit import use_threads
 from equipoise.serve.engine.kernel import BLOCK_ROWS, TILE, attend_rows
 from equipoise.serve.engine.pool import KvPool
 
@@ -47,33 +49,70 @@ class _Tiles:
     """Rows of the pool that hold the tokens before it."""
 
 
-class _Rows:
-    """Packed rows that go through the kernel."""
+@dataclass(frozen=True, slots=True, eq=False)
+class TextRows:
+    """Packed rows of one sequence that go through the kernel."""
 
-    def __init__(self, chunks: Sequence[tuple[slice, ServeChunk]], *, pages: int) -> None:
+    at: Ints
+    """The packed rows."""
+    positions: Ints
+    """Their positions in the sequence, ascending."""
+    pages: Sequence[int]
+    """Pages of the sequence, in order."""
+
+
+class KernelRows:
+    """Packed rows of several sequences that go through the kernel."""
+
+    def __init__(self, texts: Sequence[TextRows], page_tokens: int) -> None:
         """Cut them into blocks and tiles.
 
         Args:
-            chunks: Packed rows of each chunk.
-            pages: Most pages of a chunk that are read.
+            texts: At least one, each with at least one row.
+            page_tokens: Rows of a page of keys.
         """
-        self.at = torch.tensor([row for span, _ in chunks for row in range(span.start, span.stop)])
-        self.positions = np.array(
-            [at for _, each in chunks for at in range(each.start, each.start + each.tokens)],
-            dtype=np.int32,
-        )
-        self.pages = np.zeros((len(chunks), pages), dtype=np.int32)
+        self._page_tokens = page_tokens
+        self.at = torch.from_numpy(np.concatenate([each.at for each in texts]))
+        self._positions = np.concatenate([each.positions for each in texts]).astype(np.int32)
+        most = int(self._positions.max())
+        self._tiles = most // TILE + 1
+        self._pages = np.zeros((len(texts), most // page_tokens + 1), dtype=np.int32)
         work, first = list[tuple[int, int, int, int]](), 0
-        for sequence, (_, chunk) in enumerate(chunks):
-            held = chunk.pages[:pages]
-            self.pages[sequence, : len(held)] = held
-            for begin in range(0, chunk.tokens, BLOCK_ROWS):
-                rows = min(BLOCK_ROWS, chunk.tokens - begin)
-                last = chunk.start + begin + rows - 1
-                work += [(sequence, first + begin, rows, tile) for tile in range(last // TILE + 1)]
-            first += chunk.tokens
-        self.work = np.array(work, dtype=np.int32)
-        self.tiles = int(self.positions.max()) // TILE + 1
+        for number, text in enumerate(texts):
+            held = text.pages[: self._pages.shape[1]]
+            self._pages[number, : len(held)] = held
+            for begin in range(0, len(text.at), BLOCK_ROWS):
+                rows = min(BLOCK_ROWS, len(text.at) - begin)
+                last = int(text.positions[begin + rows - 1])
+                work += [(number, first + begin, rows, tile) for tile in range(last // TILE + 1)]
+            first += len(text.at)
+        self._work = np.array(work, dtype=np.int32)
+
+    def attend(self, q_rHE: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Outputs [r, H, E] of these rows' queries, in the order of ``at``.
+
+        Args:
+            q_rHE: Queries.
+            keys: Rows of pages [rows, G, E]; those of the queries' own tokens are there.
+            values: Likewise.
+        """
+        count, heads, width = q_rHE.shape
+        q = (q_rHE.float() * width**-0.5).contiguous().numpy()
+        parts = np.empty((count, self._tiles, heads, width + 2), np.float32)
+        o = np.empty(q.shape, np.float32)
+        use_threads(torch.get_num_threads())
+        attend_rows(
+            q,
+            bits_of(keys),
+            bits_of(values),
+            self._pages,
+            self._page_tokens,
+            self._positions,
+            self._work,
+            parts,
+            o,
+        )
+        return torch.from_numpy(o).to(q_rHE.dtype)
 
 
 class IterationAttention:
@@ -96,19 +135,19 @@ class IterationAttention:
             short_tokens: Most tokens of a chunk that goes through the kernel.
         """
         self._pool = pool
-        stored, self._tiles, short = list[int](), list[_Tiles](), list[tuple[slice, ServeChunk]]()
+        stored, self._tiles, short = list[int](), list[_Tiles](), list[TextRows]()
         begin = 0
         for chunk in chunks:
             span = slice(begin, begin + chunk.tokens)
             begin = span.stop
             stored += pool.row_numbers(chunk.pages, chunk.start, chunk.start + chunk.tokens)
             if is_invariant or (chunk.tokens <= short_tokens and pool.device.type == "cpu"):
-                short.append((span, chunk))
+                positions = np.arange(chunk.start, chunk.start + chunk.tokens)
+                short.append(TextRows(np.arange(span.start, span.stop), positions, chunk.pages))
             else:
                 self._tiles.append(_Tiles(span, tuple(pool.views(chunk.runs, chunk.start))))
         self._stored_t = torch.tensor(stored, device=pool.device)
-        most = max((each.start + each.tokens for _, each in short), default=0)
-        self._rows = _Rows(short, pages=-(-most // pool.page_tokens)) if short else None
+        self._rows = KernelRows(short, pool.page_tokens) if short else None
         self._are_all_short = not self._tiles
 
     def attend(self, layer: int, q_tHE: Tensor, k_tGE: Tensor, v_tGE: Tensor) -> Tensor:
@@ -116,7 +155,7 @@ class IterationAttention:
         keys, values = self._pool.keys(layer), self._pool.values(layer)
         keys[self._stored_t], values[self._stored_t] = k_tGE, v_tGE
         if self._rows is not None and self._are_all_short:
-            return self._by_rows(self._rows, q_tHE, keys, values)
+            return self._rows.attend(q_tHE, keys, values)
         o_tHE = torch.empty_like(q_tHE)
         for tiles in self._tiles:
             span = tiles.span
@@ -125,27 +164,8 @@ class IterationAttention:
             )
         if self._rows is not None:
             at = self._rows.at
-            o_tHE[at] = self._by_rows(self._rows, q_tHE[at], keys, values)
+            o_tHE[at] = self._rows.attend(q_tHE[at], keys, values)
         return o_tHE
-
-    def _by_rows(self, rows: _Rows, q_rHE: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        count, heads, width = q_rHE.shape
-        q = (q_rHE.float() * width**-0.5).contiguous().numpy()
-        parts = np.empty((count, rows.tiles, heads, width + 2), np.float32)
-        o = np.empty(q.shape, np.float32)
-        use_threads(torch.get_num_threads())
-        attend_rows(
-            q,
-            bits_of(keys),
-            bits_of(values),
-            rows.pages,
-            self._pool.page_tokens,
-            rows.positions,
-            rows.work,
-            parts,
-            o,
-        )
-        return torch.from_numpy(o).to(q_rHE.dtype)
 
 
 def _by_tiles(

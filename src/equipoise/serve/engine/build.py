@@ -19,14 +19,15 @@ from equipoise.cost.serving import CurvePrice
 from equipoise.nn.decoder import Decoder
 from equipoise.observe.journal import EventSink
 from equipoise.observe.machine import available_bytes
-from equipoise.schedule.batching.fair.table import find_policy
+from equipoise.schedule.batching.fair.table import DEFAULT_POLICY, find_policy
+from equipoise.schedule.batching.fair.watch import watch
 from equipoise.schedule.batching.scheduler import Scheduler
 from equipoise.schedule.batching.settings import BatchSettings, page_tokens_of
 from equipoise.serve.engine.calibrate import kept_curve
 from equipoise.serve.engine.forward import PagedDecoder
 from equipoise.serve.engine.fused import FusedDecoder, Packs, ServedDecoder
 from equipoise.serve.engine.loop import EngineLoop
-from equipoise.serve.engine.pool import KvPool, token_bytes
+from equipoise.serve.engine.pool import PoolSizes, token_bytes
 from equipoise.serve.generate import build_decoder
 from equipoise.serve.longctx.decoder import ContextDecoder
 from equipoise.serve.nano.measure import open_nano
@@ -65,7 +66,7 @@ class EngineSettings:
     """Requests that may wait."""
     iteration_s: float = 0.05
     """Predicted seconds that prompts fill an iteration up to."""
-    policy: str = "fifo"
+    policy: str = DEFAULT_POLICY
     """Whose turn it is: a name in ``schedule.batching.fair.table``."""
     weights: Mapping[str, float] = field(default_factory=dict)
     """Shares of tenants; 1 unless given."""
@@ -111,12 +112,14 @@ def open_engine(
             f"Continue single texts with equipoise generate."
         )
     prompts = PromptReader(trained.files, trained.model)
-    policy = find_policy(settings.policy)
+    policy = watch(find_policy(settings.policy))
     context_tokens = _context(trained, settings)
     decoder = build_decoder(trained, _DTYPES[settings.dtype] if settings.dtype else None)
     decoder = decoder.to(torch.device(settings.device))
     page_bytes = settings.page_tokens * token_bytes(trained.model, decoder.embed.weight.dtype)
-    served = decoder if settings.device != "cpu" else FusedDecoder(decoder, _packs(decoder, ranks))
+    served = (
+        decoder if settings.device != "cpu" else FusedDecoder(decoder, _packs(decoder, settings))
+    )
     pages = _pages(settings, context_tokens, page_bytes)
     limits = BatchSettings(
         pages,
@@ -126,7 +129,7 @@ def open_engine(
         iteration_s=settings.iteration_s,
         lone_iteration_s=4 * settings.iteration_s,
         swap_pages=settings.swap_bytes // page_bytes,
-        shares_chunks=ranks > 1,
+        shares_chunks=ranks > 1 and not settings.is_invariant,
         weights=settings.weights,
     )
     paged = _paged(served, limits, settings, sink)
@@ -149,7 +152,6 @@ def _paged(
     sink: EventSink | None,
 ) -> PagedDecoder:
     """The decoder with its pool, in this process or over ranks."""
-    weight = decoder.embed.weight
     if settings.context_ranks > 1:
         # They share the cores; more threads than cores wait for each other.
         torch.set_num_threads(max(1, torch.get_num_threads() // settings.context_ranks))
@@ -162,21 +164,20 @@ def _paged(
             sink=sink,
             is_invariant=settings.is_invariant,
         )
-    pool = KvPool(
-        decoder.model,
-        pages=limits.pages,
-        page_tokens=limits.page_tokens,
-        dtype=weight.dtype,
-        device=weight.device,
-        swap_pages=limits.swap_pages,
-    )
+    pool = PoolSizes(limits.pages, limits.page_tokens, limits.swap_pages).allocate(decoder)
     return PagedDecoder(decoder, pool, is_invariant=settings.is_invariant)
 
 
-def _packs(decoder: Decoder, ranks: int) -> Packs:
-    """Ranks have copies of their own if these are small, else they share the plain weights."""
+def _packs(decoder: Decoder, settings: EngineSettings) -> Packs:
+    """Ranks have copies of their own if these are small, else they share the plain weights.
+
+    In the invariant mode they have them in any case: the plain layout has other bits.
+    """
+    ranks = settings.context_ranks
     if ranks == 1:
         return "now"
+    if settings.is_invariant:
+        return "by each"
     weights = sum(weight.nbytes for weight in decoder.parameters())
     return "by each" if ranks * weights * _FREE_SHARE < available_bytes() else "never"
 

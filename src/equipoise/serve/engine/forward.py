@@ -31,7 +31,13 @@ from equipoise.schedule.batching.iteration import ServeChunk, Swap
 from equipoise.serve.engine.attend import IterationAttention
 from equipoise.serve.engine.fused import ServedDecoder, decoder_layers
 from equipoise.serve.engine.pool import KvPool
-from equipoise.serve.engine.tiles import find_rows, map_tiles, set_experts
+from equipoise.serve.engine.tiles import (
+    begin_layer,
+    end_layer,
+    find_rows,
+    map_tiles,
+    set_experts,
+)
 
 _HEAD_ROWS = 64
 """Rows that pass the head at once: logits of a long prompt together would not fit."""
@@ -50,7 +56,9 @@ class Overlap(Protocol):
 class PagedDecoder:
     """A decoder whose sequences lie in a pool."""
 
-    def __init__(self, decoder: ServedDecoder, pool: KvPool, *, is_invariant: bool = False) -> None:
+    def __init__(
+        self, decoder: ServedDecoder, pool: KvPool, *, is_invariant: bool = False, ranks: int = 1
+    ) -> None:
         """Take a decoder with its weights.
 
         Args:
@@ -58,6 +66,7 @@ class PagedDecoder:
                 other tokens of an iteration.
             pool: In the dtype and on the device of the weights.
             is_invariant: Whether a row's results may depend on nothing but its own sequence.
+            ranks: Ranks that have a part of every sequence.
 
         Raises:
             ModelError: the experts have a capacity, the invariant mode is asked for on another
@@ -74,13 +83,15 @@ class PagedDecoder:
                 "there without."
             )
         self.decoder, self.pool = decoder, pool
-        self.ranks = 1
+        self.ranks = ranks
         """Ranks that have a part of every sequence."""
         self.tile_rows = 0
         """Rows of the tiles that all layers compute in the invariant mode; 0 in the other one."""
+        self.moved_bytes: dict[str, int] = {}
+        """Bytes that ranks have sent each other for attention, by what moved."""
         if is_invariant:
             set_experts(decoder)
-            self.tile_rows = find_rows(decoder)
+            self.tile_rows = find_rows(decoder, over_ranks=ranks > 1)
         self.overlap: Overlap | None = None
         self.frequency = rotary_frequencies(decoder.model, device=pool.device)
 
@@ -129,6 +140,17 @@ class PagedDecoder:
             else:
                 yield self.decoder.finish(x_tD[at], None)
 
+    @torch.no_grad()
+    def hidden(self, x_tD: Tensor, rows: Sequence[int]) -> Tensor:
+        """Hidden states of some rows after the last norm [rows, D], in the weights' dtype."""
+        at = torch.tensor(rows, device=x_tD.device)
+        if self.tile_rows:
+            return map_tiles(self._norm, self.tile_rows, x_tD[at])[0]
+        return self._norm(x_tD[at])[0]
+
+    def _norm(self, x_tD: Tensor) -> tuple[Tensor]:
+        return (self.decoder.norm(x_tD),)
+
     def _finish(self, x_tD: Tensor) -> tuple[Tensor]:
         return (self.decoder.finish(x_tD, None),)
 
@@ -162,14 +184,10 @@ class ChunkPass:
     def begin(self, number: int) -> None:
         """Queries, keys and values of a layer."""
         layer = self._layers[number]
-        if not self._tile_rows:
+        if self._tile_rows:
+            self._heads = begin_layer(layer, self._tile_rows, self.x_tD, self._table)
+        else:
             self._heads = layer.begin(self.x_tD, self._table)
-            return
-
-        def begin(x_tD: Tensor, by_row: Tensor) -> tuple[Tensor, ...]:
-            return layer.begin(x_tD, by_row.transpose(0, 1))
-
-        self._heads = map_tiles(begin, self._tile_rows, self.x_tD, self._table.transpose(0, 1))
 
     def attend(self, number: int) -> None:
         """Attention of the layer that has begun."""
@@ -179,12 +197,7 @@ class ChunkPass:
     def end(self, number: int) -> None:
         """The rest of the layer."""
         layer = self._layers[number]
-        if not self._tile_rows:
+        if self._tile_rows:
+            self.x_tD = end_layer(layer, self._tile_rows, self.x_tD, self._o_tHE, self._table)
+        else:
             self.x_tD = layer.end(self.x_tD, self._o_tHE, self._table)
-            return
-
-        def end(x_tD: Tensor, o_tHE: Tensor, by_row: Tensor) -> tuple[Tensor, ...]:
-            return (layer.end(x_tD, o_tHE, by_row.transpose(0, 1)),)
-
-        by_row = self._table.transpose(0, 1)
-        (self.x_tD,) = map_tiles(end, self._tile_rows, self.x_tD, self._o_tHE, by_row)

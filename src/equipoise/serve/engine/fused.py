@@ -25,7 +25,8 @@ from equipoise.nn.attention import Attend
 from equipoise.nn.decoder import Attention, Decoder, DecoderLayer, FeedForward
 from equipoise.nn.lora import adapter_of
 from equipoise.nn.norm import RmsNorm
-from equipoise.serve.engine.jit import bits_of, use_threads
+from equipoise.serve.engine.bits import bits_of
+from equipoise.serve.engine.jit import use_threads
 from equipoise.serve.engine.rows import gate_rows, head_rows, norm_rows
 
 _PACKED_ROWS = 32
@@ -155,7 +156,7 @@ class FusedDecoder(nn.Module):
         super().__init__()
         self._packs = packs
         self.model, self.embed = decoder.model, decoder.embed
-        self._norm = _Norm(cast("RmsNorm", decoder.norm))
+        self.norm = _Norm(cast("RmsNorm", decoder.norm))
         self._head = _Product(decoder.embed if decoder.head is None else decoder.head)
         self.layers = nn.ModuleList()
         for at, layer in enumerate(decoder.layers):
@@ -185,7 +186,7 @@ class FusedDecoder(nn.Module):
         """Norm and head after the last layer: logits [t, V]; there are no labels here."""
         if labels_t is not None:
             raise ModelError("A decoder that answers computes no loss. Give it to train instead.")
-        return self._head(self._norm(x_tD))
+        return self._head(self.norm(x_tD))
 
 
 def _gains(weight: Tensor) -> bool:

@@ -4,20 +4,30 @@ What it decides
     bf16 arrives as the uint16 of its bits. Sums are in fp32, in an order that the compiled code
     fixes: a row gets the same bits at every place and on every thread.
 
+    What runs in parallel is always the code as numba's cache has it: where it has none, another
+    process compiles it first. Code that was just compiled is optimised once less than what is kept
+    of it, and a few sums have other bits; a server's first start would differ from its second.
+
+Kept true (tests/unit/serve/engine/test_kernel.py)
+    A process that had the code compiled gets the bits that one gets which found it.
+
 Sources
     exp: Cephes' ``expf``, https://www.netlib.org/cephes.
 """
 
+import base64
+import importlib
+import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import numba
 import numpy as np
-import torch
 from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
-from torch import Tensor
 
 _ZERO, _ONE, _HALF = np.float32(0), np.float32(1), np.float32(0.5)
 _LEAST = np.float32(-87)
@@ -42,11 +52,42 @@ def compile_rows(*, parallel: bool = False) -> Callable[[Any], Any]:
         settings: Any = {"fastmath": _FAST, "error_model": "numpy", "parallel": parallel}
         settings["nogil"] = parallel  # another thread may compute meanwhile
         try:
-            return numba.njit(cache=True, **settings)(function)
+            kept = numba.njit(cache=True, **settings)(function)
         except RuntimeError:  # it can write neither beside the source nor in the user's cache
             return numba.njit(**settings)(function)
+        return KeptKernel(function, kept) if parallel else kept
 
     return compiled
+
+
+class KeptKernel:
+    """A compiled function that runs as the cache has it; its first two arguments are arrays."""
+
+    def __init__(self, function: Any, compiled: Any) -> None:
+        self._place = function.__module__, function.__name__
+        self._run = compiled
+        self._ready: set[tuple[Any, Any]] = set()
+        """Dtypes of the first two arrays, on which those of the others depend."""
+
+    def __call__(self, *given: Any) -> Any:
+        """Call it; all arrays are contiguous."""
+        kinds = given[0].dtype, given[1].dtype
+        if kinds not in self._ready:
+            self._prepare(tuple(map(self._run.typeof_pyval, given)))
+            self._ready.add(kinds)
+        return self._run(*given)
+
+    def _prepare(self, kinds: tuple[Any, ...]) -> None:
+        """Have another process compile it if the cache has no code for such arguments."""
+        # numba has no public way to ask without compiling.
+        if self._run._cache.load_overload(kinds, self._run.targetctx) is None:
+            words = base64.b64encode(pickle.dumps(kinds)).decode()
+            command = [sys.executable, "-m", __name__, *self._place, words]
+            subprocess.run(command, check=False, stderr=subprocess.DEVNULL)
+
+    def compile(self, kinds: tuple[Any, ...]) -> None:
+        """Compile it here for arguments of these types, so that the cache has it."""
+        self._run.compile(kinds)
 
 
 def _make_float(context: Any, bits: Any) -> Any:
@@ -122,6 +163,7 @@ def can_run_together() -> bool:
     return bool(vars(numba)["threading_layer"]() != "workqueue")
 
 
-def bits_of(x: Tensor) -> Any:
-    """A CPU tensor's memory as an array: bf16 as the uint16 of its bits."""
-    return (x.view(torch.uint16) if x.dtype == torch.bfloat16 else x).numpy()
+if __name__ == "__main__":
+    module, name, kinds = sys.argv[1:]
+    kernel: KeptKernel = getattr(importlib.import_module(module), name)
+    kernel.compile(pickle.loads(base64.b64decode(kinds)))  # noqa: S301 - of our own parent

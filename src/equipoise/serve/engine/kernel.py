@@ -14,8 +14,8 @@ What it decides
     each row's arithmetic is the same as by itself.
 
 Kept true (tests/unit/serve/engine/test_kernel.py)
-    Equal to a softmax in float64; equal bits alone, in a batch, in a block, on other pages and
-    with other numbers of threads.
+    Equal to a softmax in float64; equal bits alone, in a batch, in a block, on other pages, with
+    other numbers of threads, and in a process that compiled it as in one that did not.
 
 Sources
     Keys in parts, merged by log-sum-exp: Flash-Decoding, https://pytorch.org/blog/flash-decoding.

@@ -31,7 +31,12 @@ from equipoise.schedule.batching.settings import BatchSettings
 from equipoise.serve.engine.answer import LiveAnswer
 from equipoise.serve.engine.forward import PagedDecoder
 from equipoise.serve.engine.pool import KvPool
-from equipoise.serve.engine.read import LogitsRow, describe_failure, read_logits
+from equipoise.serve.engine.read import (
+    LogitsRow,
+    describe_failure,
+    read_embeddings,
+    read_logits,
+)
 from equipoise.serve.engine.request import Event, GenerateRequest, Handle, RanksLostError
 from equipoise.serve.engine.stats import EngineStats, Tally
 from equipoise.serve.engine.threads import release_threads
@@ -190,6 +195,11 @@ class EngineLoop:
         return self._decoder.pool
 
     @property
+    def width(self) -> int:
+        """Numbers of a hidden state."""
+        return self._decoder.decoder.model.hidden
+
+    @property
     def is_alive(self) -> bool:
         """Whether the engine's thread runs."""
         return self._thread.is_alive()
@@ -197,7 +207,9 @@ class EngineLoop:
     def stats(self) -> EngineStats:
         """Counts of now and so far."""
         with self._changed:
-            return self._tally.stats(self._scheduler, self._decoder.pool.pages)
+            return self._tally.stats(
+                self._scheduler, self._decoder.pool.pages, self._decoder.moved_bytes
+            )
 
     # On the engine's thread.
 
@@ -219,7 +231,7 @@ class EngineLoop:
             begin = self._clock()
             lost: RanksLostError | None = None
             try:
-                failed = self._run(schedule, answers)
+                failed = self._run(schedule, answers, begin)
             except RanksLostError as error:
                 lost, failed = error, {chunk.request for chunk in schedule.chunks}
             end = self._clock()
@@ -257,12 +269,15 @@ class EngineLoop:
                 self._changed.wait(_IDLE_S)
             return None
 
-    def _run(self, schedule: BatchSchedule, answers: Sequence[LiveAnswer]) -> set[str]:
+    def _run(
+        self, schedule: BatchSchedule, answers: Sequence[LiveAnswer], now_s: float
+    ) -> set[str]:
         """Compute an iteration and tell its clients; the requests that failed."""
         self._decoder.swap(schedule.swaps_out, schedule.swaps_in)
         for chunk, answer in zip(schedule.chunks, answers, strict=True):
             if not answer.has_begun:
                 answer.has_begun, answer.handle.cached_tokens = True, chunk.start
+                answer.handle.waited_s = now_s - answer.arrival_s
         return self._compute(schedule.chunks, answers)
 
     def _compute(self, chunks: Sequence[ServeChunk], answers: Sequence[LiveAnswer]) -> set[str]:
@@ -283,9 +298,14 @@ class EngineLoop:
     def _forward(self, chunks: Sequence[ServeChunk], answers: Sequence[LiveAnswer]) -> set[str]:
         tokens = list[int]()
         rows, packed = list[LogitsRow](), list[int]()
+        embedded, last = list[LiveAnswer](), list[int]()
         for chunk, answer in zip(chunks, answers, strict=True):
             stop = chunk.start + chunk.tokens
             tokens += answer.tokens[chunk.start : stop]
+            if answer.request.embeds:
+                embedded += [answer] * chunk.logits
+                last += [len(tokens) - 1] * chunk.logits
+                continue
             packed += range(len(tokens) - chunk.logits, len(tokens))
             rows += [LogitsRow(answer, at) for at in range(stop - chunk.logits, stop)]
         x_tD = self._decoder.run(chunks, tokens)
@@ -293,6 +313,8 @@ class EngineLoop:
         for logits_RV in self._decoder.logits(x_tD, packed):
             failed |= read_logits(logits_RV, rows[begin : begin + len(logits_RV)])
             begin += len(logits_RV)
+        if embedded:
+            failed |= read_embeddings(self._decoder.hidden(x_tD, last), embedded)
         return failed
 
     def _outcomes(self, answers: Iterable[LiveAnswer], failed: set[str]) -> list[ServeOutcome]:

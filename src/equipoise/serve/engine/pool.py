@@ -22,6 +22,7 @@ Kept true (tests/unit/serve/engine/test_pool.py)
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -29,6 +30,7 @@ from torch import Tensor
 from equipoise.base.errors import FitError
 from equipoise.base.units import format_bytes
 from equipoise.schedule.batching.iteration import PageRun, Swap
+from equipoise.serve.engine.fused import ServedDecoder
 from equipoise.spec.model.presets import ModelSpec
 
 
@@ -143,3 +145,31 @@ class KvPool:
     def _of(self, pages: Sequence[int]) -> Tensor:
         first = torch.tensor(pages, dtype=torch.int64)[:, None] * self._page_rows
         return (first + torch.arange(self._page_rows)).flatten()
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSizes:
+    """Sizes of a pool, or of every rank's."""
+
+    pages: int
+    page_tokens: int
+    swap_pages: int = 0
+    ranks: int = 1
+    """Ranks that each have a part of every page."""
+
+    def allocate(self, decoder: ServedDecoder) -> KvPool:
+        """A rank's pool in the dtype and on the device of a decoder's weights.
+
+        Raises:
+            FitError: the memory is not there.
+        """
+        weight = decoder.embed.weight
+        return KvPool(
+            decoder.model,
+            pages=self.pages,
+            page_tokens=self.page_tokens,
+            dtype=weight.dtype,
+            device=weight.device,
+            swap_pages=self.swap_pages,
+            ranks=self.ranks,
+        )

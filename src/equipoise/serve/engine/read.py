@@ -1,8 +1,12 @@
-"""Read the logits of an iteration: choose tokens, score prompts, and find what went wrong.
+"""Read what an iteration computed: choose tokens, score and embed prompts, find what went wrong.
 
 What it decides
     Greedy tokens of all rows come from one call; a request with other settings is sampled by
     itself. A row whose logits are not numbers ends its own request.
+
+    A prompt's embedding is the hidden state of its last token after the last norm, scaled to
+    length 1: what vLLM (pooling ``LAST``) and sentence-transformers (``lasttoken``, ``Normalize``)
+    give for a decoder.
 """
 
 import math
@@ -10,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+import torch
 from torch import Tensor
 
 from equipoise.base.errors import EquipoiseError, ModelError
@@ -61,6 +66,28 @@ def _give(logits_RV: Tensor, rows: Sequence[LogitsRow], most: Sequence[float], b
     if answer.finish is None and last == len(answer.tokens) - 1:
         logits_V = logits_RV[-1]
         answer.take(best if answer.takes_likeliest else answer.choose(logits_V), logits_V)
+
+
+def read_embeddings(x_RD: Tensor, answers: Sequence[LiveAnswer]) -> set[str]:
+    """Give each answer its embedding; the requests that failed.
+
+    Args:
+        x_RD: Hidden states of their last tokens, after the last norm [rows, D].
+        answers: Whose they are.
+    """
+    unit_RD = torch.nn.functional.normalize(x_RD.float(), dim=-1)
+    failed = set[str]()
+    for answer, vector in zip(answers, unit_RD.tolist(), strict=True):
+        if all(map(math.isfinite, vector)):
+            answer.embed(tuple(vector))
+        else:
+            answer.give_up(
+                "error",
+                "The model's hidden state is not a number, so there is no embedding. Check its "
+                "weights, or serve it in fp32.",
+            )
+            failed.add(answer.handle.name)
+    return failed
 
 
 def describe_failure(error: Exception) -> str:

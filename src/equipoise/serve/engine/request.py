@@ -36,7 +36,8 @@ class GenerateRequest:
     """Token ids, at least one."""
     sampling: Sampling = field(default_factory=Sampling)
     most_tokens: int | None = None
-    """Most tokens of the answer; 0 only scores the prompt, None fills the model's context."""
+    """Most tokens of the answer; 0 only scores or embeds the prompt, None fills the model's
+    context."""
     least_tokens: int = 0
     """Before this many tokens, no end token is chosen and no stop string ends the answer."""
     stop: tuple[str, ...] = ()
@@ -49,6 +50,8 @@ class GenerateRequest:
     """Score each token, and this many of the likeliest at its place; None for no scores."""
     scores_prompt: bool = False
     """Whether the prompt's tokens are scored, too."""
+    embeds: bool = False
+    """Whether the prompt's embedding is all that is asked for."""
     tenant: str = ""
     """Who pays; the prefix cache is never shared between tenants."""
     salt: str = ""
@@ -70,8 +73,14 @@ class GenerateRequest:
                 f"top must be from 0 to {MOST_TOP}; it is {self.top}.",
             ),
             (
-                most != 0 or self.scores_prompt,
-                "An answer of 0 tokens needs scores_prompt: there is nothing else to compute.",
+                most != 0 or self.scores_prompt or self.embeds,
+                "An answer of 0 tokens needs scores_prompt or embeds: there is nothing else to "
+                "compute.",
+            ),
+            (
+                not self.embeds or (most == 0 and not self.scores_prompt),
+                "An embedding has no answer and no scores. Set most_tokens to 0 and leave "
+                "scores_prompt out.",
             ),
         ):
             if not is_right:
@@ -97,6 +106,13 @@ class PromptScored:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptEmbedded:
+    """A prompt as a direction: the last token's hidden state after the last norm, of length 1."""
+
+    vector: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TokenEvent:
     """A token of an answer, its end, or both."""
 
@@ -113,7 +129,7 @@ class TokenEvent:
     """When the same request may succeed [s], if the server failed and not the request."""
 
 
-Event = PromptScored | TokenEvent
+Event = PromptScored | PromptEmbedded | TokenEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +144,7 @@ class Answered:
     prompt_scores: tuple[Score, ...] = ()
     error: str = ""
     retry_after_s: float | None = None
+    embedding: tuple[float, ...] = ()
 
 
 class Handle:
@@ -148,6 +165,8 @@ class Handle:
         self.prompt_tokens = prompt_tokens
         self.cached_tokens = 0
         """Tokens of the prompt that the prefix cache had, once the first event has come."""
+        self.waited_s = 0.0
+        """From its arrival to the iteration that computed its first tokens, likewise [s]."""
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.deliver = deliver or self._events.put
         self._abort = abort
@@ -166,10 +185,13 @@ class Handle:
     def result(self) -> Answered:
         """Wait for the end, and join all events."""
         prompt_scores: tuple[Score, ...] = ()
+        embedding: tuple[float, ...] = ()
         tokens = list[TokenEvent]()
         for event in self:
             if isinstance(event, PromptScored):
                 prompt_scores = event.scores
+            elif isinstance(event, PromptEmbedded):
+                embedding = event.vector
             else:
                 tokens.append(event)
         last = tokens[-1]
@@ -182,4 +204,5 @@ class Handle:
             prompt_scores=prompt_scores,
             error=last.error,
             retry_after_s=last.retry_after_s,
+            embedding=embedding,
         )

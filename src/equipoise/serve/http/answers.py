@@ -16,10 +16,16 @@ from collections.abc import AsyncIterator, Callable
 
 from equipoise.base.errors import FaultError, FitError, SpecError
 from equipoise.schedule.batching.request import QueueFullError
-from equipoise.serve.engine.request import Event, Handle, PromptScored, TokenEvent
+from equipoise.serve.engine.request import (
+    Event,
+    Handle,
+    PromptEmbedded,
+    PromptScored,
+    TokenEvent,
+)
 from equipoise.serve.http.asked import Asked, refusal
 from equipoise.serve.http.choice import ChoicePart, StreamedChoice
-from equipoise.serve.http.fault import overloaded
+from equipoise.serve.http.fault import failed, overloaded
 from equipoise.serve.http.metrics import Metrics
 from equipoise.serve.http.served import ServedModel
 
@@ -130,8 +136,11 @@ class Answers:
         last_s = self._last_s[number]
         tenant = self._asked.requests[number].tenant
         if event.token is not None:
-            seconds = now_s - (last_s or self._began_s)
-            self._metrics.count_token(tenant, seconds, is_first=not last_s)
+            if last_s:
+                self._metrics.count_next(tenant, now_s - last_s)
+            else:
+                waited_s = self._handles[number].waited_s
+                self._metrics.count_first(tenant, now_s - self._began_s, waited_s)
             self._last_s[number] = now_s
             self._tokens[number] += 1
             self._on_token(1)
@@ -172,7 +181,23 @@ class Answers:
         """Tokens of all answers."""
         return sum(choice.tokens for choice in self.choices)
 
-    async def parts(self) -> AsyncIterator[tuple[int, ChoicePart | PromptScored]]:
+    def require_whole(self, number: int, part: ChoicePart) -> None:
+        """Refuse an answer that did not end by itself.
+
+        Raises:
+            HttpError: it failed, or the server gave it up.
+        """
+        if part.finish == "error":
+            choice = self.choices[number]
+            if choice.retry_after_s is not None:
+                raise overloaded(choice.error, choice.retry_after_s)
+            raise failed(choice.error)
+        if part.finish == "abort":
+            raise overloaded("The server gave the answer up because it is shutting down.", 1.0)
+
+    async def parts(
+        self,
+    ) -> AsyncIterator[tuple[int, ChoicePart | PromptScored | PromptEmbedded]]:
         """What becomes certain, answer by number.
 
         Raises:
@@ -185,7 +210,7 @@ class Answers:
                 if self._is_slow:
                     raise SlowReaderError
                 number, event = self._events.popleft()
-                if isinstance(event, PromptScored):
+                if isinstance(event, (PromptScored, PromptEmbedded)):
                     yield number, event
                     continue
                 part = self.choices[number].push(event)

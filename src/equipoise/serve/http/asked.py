@@ -8,7 +8,7 @@ What it decides
 import asyncio
 import hashlib
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from equipoise.base.errors import DataError, EquipoiseError, ModelError
@@ -28,6 +28,9 @@ _COMPLETION_TOKENS = 16
 """Tokens of a completion that says nothing of it, as OpenAI has it."""
 _SHORT = 4_096
 """Characters that are tokenized at once; longer texts must not hold others up."""
+_LONG = 1 << 16
+"""Characters of a text that is tokenized while no other such text is: each takes a core for up to
+seconds, and the engine needs the cores."""
 _SEEDS = 2**63
 
 
@@ -63,7 +66,12 @@ class Asked:
 
 
 async def tokenize(
-    model: ServedModel, text: str, *, special: bool = True, most_tokens: int | None = None
+    model: ServedModel,
+    text: str,
+    *,
+    special: bool = True,
+    most_tokens: int | None = None,
+    name: str = "prompt",
 ) -> Prompt:
     """Tokens of a text.
 
@@ -72,6 +80,7 @@ async def tokenize(
         text: What to cut.
         special: Whether to add what the tokenizer's own rules add.
         most_tokens: Tokens of more are not listed; None lists all.
+        name: The field that the text is from.
 
     Raises:
         HttpError: there are more than ``most_tokens``; says how many.
@@ -81,10 +90,18 @@ async def tokenize(
         # A batch of one: only for batches other threads go on meanwhile.
         (encoding,) = model.tokenizer.core.encode_batch([text], add_special_tokens=special)
         if most_tokens is not None and len(encoding) > most_tokens:
-            raise _too_long(most_tokens, len(encoding), None, "prompt")
+            raise too_long(most_tokens, len(encoding), name)
         return Prompt(tuple(encoding.ids), text, tuple(first for first, _ in encoding.offsets))
 
-    return encode() if len(text) <= _SHORT else await asyncio.to_thread(encode)
+    return encode() if len(text) <= _SHORT else await _aside(model, len(text), encode)
+
+
+async def _aside(model: ServedModel, characters: int, work: Callable[[], Prompt]) -> Prompt:
+    """Do work on another thread; very long texts one at a time."""
+    if characters <= _LONG:
+        return await asyncio.to_thread(work)
+    async with model.long_texts:
+        return await asyncio.to_thread(work)
 
 
 async def render(model: ServedModel, messages: Sequence[ChatMessage]) -> Prompt:
@@ -94,8 +111,11 @@ async def render(model: ServedModel, messages: Sequence[ChatMessage]) -> Prompt:
         HttpError: there is no template, or it refuses the conversation.
     """
     talk = [each.model_dump(exclude_none=True) for each in messages]
+    characters = sum(len(each.content) for each in messages)
     try:
-        return Prompt(tuple(await asyncio.to_thread(model.tokenizer.encode_chat, talk)), None)
+        return await _aside(
+            model, characters, lambda: Prompt(tuple(model.tokenizer.encode_chat(talk)), None)
+        )
     except (ModelError, DataError) as error:
         raise invalid(str(error), "messages") from None
 
@@ -172,7 +192,12 @@ def _ask(
             f"answers. One request may have at most {MOST_SEQUENCES}.",
             "n",
         )
-    _require_tokens(model, body, prompts)
+    require_tokens(
+        model,
+        prompt=max((max(prompt.ids) for prompt in prompts), default=0),
+        logit_bias=max(body.logit_bias, default=0),
+        stop_token_ids=max(body.stop_token_ids or (0,)),
+    )
     requests = []
     for prompt in prompts:
         most = _require_room(model, len(prompt.ids), most_tokens, most_name)
@@ -220,14 +245,17 @@ def _sampling(body: Body, number: int) -> Sampling:
     )
 
 
-def _require_tokens(model: ServedModel, body: Body, prompts: Sequence[Prompt]) -> None:
-    """Refuse token ids that the model does not have."""
-    fields = {
-        "prompt": max((max(prompt.ids) for prompt in prompts), default=0),
-        "logit_bias": max(body.logit_bias, default=0),
-        "stop_token_ids": max(body.stop_token_ids or (0,)),
-    }
-    for name, largest in fields.items():
+def require_tokens(model: ServedModel, **largest_of: int) -> None:
+    """Refuse token ids that the model does not have.
+
+    Args:
+        model: Its vocabulary.
+        largest_of: The largest token id of each field.
+
+    Raises:
+        HttpError: one of them is too large.
+    """
+    for name, largest in largest_of.items():
         if largest >= model.vocab:
             raise invalid(
                 f"'{name}' has token {largest:,}, and the model's tokens are 0 to "
@@ -247,22 +275,25 @@ def _require_room(
     limit = model.context_tokens
     asked = prompt_tokens + (1 if most_tokens is None else most_tokens)
     if asked > limit:
-        raise _too_long(limit, prompt_tokens, most_tokens, name)
+        raise too_long(limit, prompt_tokens, "prompt", most_tokens, name)
     return limit - prompt_tokens if most_tokens is None else most_tokens
 
 
-def _too_long(limit: int, prompt_tokens: int, most_tokens: int | None, name: str) -> HttpError:
-    """What a context refuses, by the field ``name`` that asks for the answer."""
-    parts = f"the prompt has {prompt_tokens:,} tokens"
+def too_long(
+    limit: int, prompt_tokens: int, field: str, most_tokens: int | None = None, most_name: str = ""
+) -> HttpError:
+    """What a context refuses, by the field of the prompt and the one that asks for the answer."""
+    parts = f"the {field} has {prompt_tokens:,} token{'s' * (prompt_tokens != 1)}"
     if most_tokens:
-        parts += f" and the answer may have {most_tokens:,} ({name}), together "
+        parts += f" and the answer may have {most_tokens:,} ({most_name}), together "
         parts += f"{prompt_tokens + most_tokens:,}"
     elif prompt_tokens == limit:
         parts += ", which leaves none for an answer"
+    fix = "Shorten the input." if field == "input" else "Shorten the prompt or ask for fewer."
     return HttpError(
         400,
-        f"The model's context is {limit:,} tokens; {parts}. Shorten the prompt or ask for fewer.",
-        param=name if most_tokens and prompt_tokens < limit else "prompt",
+        f"The model's context is {limit:,} tokens; {parts}. {fix}",
+        param=most_name if most_tokens and prompt_tokens < limit else field,
         code="context_length_exceeded",
     )
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 from starlette.requests import ClientDisconnect, Request
 
 from equipoise.base.nearest import nearest
@@ -125,9 +126,15 @@ def judge(value: Mapping[str, Any], kind: type[_Body]) -> _Body:
         if len(faults) > _MOST_FAULTS:
             sentences.append(f"There are {len(faults) - _MOST_FAULTS:,} more faults.")
         first = faults[0]
-        raise invalid(
-            " ".join(sentences), path_of(first["loc"]) or None, _code(first["type"])
-        ) from None
+        raise invalid(" ".join(sentences), _param(first, kind), _code(first["type"])) from None
+
+
+def _param(fault: ErrorDetails, kind: type[BaseModel]) -> str | None:
+    """The field at fault; where several are, the sentence begins with the one to change."""
+    if fault["loc"]:
+        return path_of(fault["loc"])
+    first = str(fault.get("ctx", {}).get("error", "")).partition(" ")[0]
+    return first if first in kind.model_fields else None
 
 
 def path_of(place: Sequence[str | int]) -> str:
@@ -182,7 +189,10 @@ def _sentence(place: Sequence[str | int], fault: Mapping[str, Any], kind: type[B
     if what in ("too_long", "too_short", "string_too_long", "string_too_short"):
         edge = "at most" if "max_length" in context else "at least"
         size = context.get("max_length", context.get("min_length"))
-        unit = "characters" if what.startswith("string") else "entries"
+        one, many = (
+            ("character", "characters") if what.startswith("string") else ("entry", "entries")
+        )
+        unit = one if size == 1 else many
         return f"'{path}' must have {edge} {size:,} {unit}."
     return f"'{path}': {fault['msg']}."
 

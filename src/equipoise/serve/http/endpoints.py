@@ -17,7 +17,8 @@ from equipoise.serve.http.answers import Answers, SlowReaderError
 from equipoise.serve.http.asked import Asked, ask_chat, ask_completion, render, tokenize
 from equipoise.serve.http.body import read_body
 from equipoise.serve.http.choice import ChoicePart
-from equipoise.serve.http.fault import HttpError, failed, invalid, overloaded
+from equipoise.serve.http.embed import ask_embeddings, embed, embeddings_json, waves
+from equipoise.serve.http.fault import HttpError, invalid, overloaded
 from equipoise.serve.http.fields import (
     ChatBody,
     CompletionBody,
@@ -25,6 +26,7 @@ from equipoise.serve.http.fields import (
     EmbeddingsBody,
     TokenizeBody,
 )
+from equipoise.serve.http.limits import TenantLimits
 from equipoise.serve.http.send import (
     ClientGoneError,
     drop,
@@ -62,15 +64,40 @@ class Endpoints:
         shape = ChatShape(self._head(), asked, self.model.vocabulary)
         await while_connected(request.receive, self._answer(request, send, body, asked, shape))
 
-    async def embeddings(self, request: Request, send: Send) -> None:  # noqa: ARG002
-        """``POST /v1/embeddings``: refused, once the body is right."""
-        await self._read(request, EmbeddingsBody)
-        raise invalid(
-            f"The model {self.model.name} generates text; this server computes no embeddings. Use "
-            "a server with an embedding model.",
-            "model",
-            "unsupported_model",
+    async def embeddings(self, request: Request, send: Send) -> None:
+        """``POST /v1/embeddings``."""
+        body = await self._read(request, EmbeddingsBody)
+        prompts = await ask_embeddings(self.model, body)
+        tenant = self._tenant(request)
+        groups = waves(prompts, self.state.limits[tenant].most_answers, tenant)
+        await while_connected(request.receive, self._embed(send, body, groups, tenant))
+
+    async def _embed(
+        self, send: Send, body: EmbeddingsBody, groups: Sequence[Asked], tenant: str
+    ) -> None:
+        limits, count = self.state.limits[tenant], len(groups[0].requests)
+        prompt_tokens = sum(each.prompt_tokens for each in groups)
+        self._take(limits, prompt_tokens, count)
+        vectors: list[tuple[float, ...]] = []
+        try:
+            for group in groups:
+                answers = Answers(self.model, group, self.state.metrics)
+                self._count_prompts(group, tenant)
+                try:
+                    vectors += await embed(answers)
+                finally:
+                    answers.close(is_answered=True)
+        except HttpError as fault:
+            if not vectors:
+                limits.give_back(prompt_tokens, 0)
+            fault.headers = {**limits.headers(), **fault.headers}
+            raise
+        finally:
+            limits.end(count)
+        whole = embeddings_json(
+            self.model.name, vectors, prompt_tokens, is_base64=body.encoding_format == "base64"
         )
+        await send_json(send, whole, headers=limits.headers())
 
     async def _answer(
         self,
@@ -80,15 +107,10 @@ class Endpoints:
         asked: Asked,
         shape: Shape,
     ) -> None:
-        self._require_engine()
         tenant = self._tenant(request)
         limits = self.state.limits[tenant]
         count = len(asked.requests)
-        try:
-            limits.take(asked.prompt_tokens, count)
-        except HttpError:
-            self.state.metrics.count_refusal("rate_limit")
-            raise
+        self._take(limits, asked.prompt_tokens, count)
         try:
             answers = Answers(
                 self.model,
@@ -102,8 +124,7 @@ class Endpoints:
             limits.give_back(asked.prompt_tokens, count)
             fault.headers |= limits.headers()
             raise
-        for prompt in asked.prompts:
-            self.state.metrics.count_prompt(tenant, len(prompt.ids))
+        self._count_prompts(asked, tenant)
         is_answered = False
         try:
             if body.stream:
@@ -188,6 +209,23 @@ class Endpoints:
 
     # Parts.
 
+    def _take(self, limits: TenantLimits, prompt_tokens: int, answers: int) -> None:
+        """Let a request in.
+
+        Raises:
+            HttpError: the engine is gone, or the tenant has used what it may.
+        """
+        self._require_engine()
+        try:
+            limits.take(prompt_tokens, answers)
+        except HttpError:
+            self.state.metrics.count_refusal("rate_limit")
+            raise
+
+    def _count_prompts(self, asked: Asked, tenant: str) -> None:
+        for prompt in asked.prompts:
+            self.state.metrics.count_prompt(tenant, len(prompt.ids))
+
     async def _read(self, request: Request, kind: Any) -> Any:
         body = await read_body(request, kind, self.state.most_body_bytes)
         if body.model is not None:
@@ -233,8 +271,8 @@ async def _collect(answers: Answers, shape: Shape) -> None:
     async for number, part in answers.parts():
         if isinstance(part, PromptScored):
             shape.scored(number, part)
-        else:
-            _require_whole(answers, number, part)
+        elif isinstance(part, ChoicePart):
+            answers.require_whole(number, part)
             shape.chunk(number, part)
 
 
@@ -249,25 +287,16 @@ async def _events(answers: Answers, shape: Shape, *, shows_usage: bool) -> Async
         if choices := shape.begin(number):
             yield chunk(choices)
     async for number, part in answers.parts():
+        choices = []
         if isinstance(part, PromptScored):
             choices = shape.scored(number, part)
-        else:
-            _require_whole(answers, number, part)
+        elif isinstance(part, ChoicePart):
+            answers.require_whole(number, part)
             choices = shape.chunk(number, part)
         if choices:
             yield chunk(choices)
     if shows_usage:
         yield {**shape.envelope([], is_chunk=True), "usage": _usage(answers)}
-
-
-def _require_whole(answers: Answers, number: int, part: ChoicePart) -> None:
-    if part.finish == "error":
-        choice = answers.choices[number]
-        if choice.retry_after_s is not None:
-            raise overloaded(choice.error, choice.retry_after_s)
-        raise failed(choice.error)
-    if part.finish == "abort":
-        raise overloaded("The server gave the answer up because it is shutting down.", 1.0)
 
 
 def _best(answers: Answers, asked: Asked) -> Sequence[int]:

@@ -22,6 +22,8 @@ _STRICT = ConfigDict(
 
 MOST_SEQUENCES = 128
 """Most answers of one request: prompts times ``n`` or ``best_of``."""
+_MOST_INPUTS = 2_048
+"""As OpenAI has it."""
 _MOST_STOPS = 4
 _LONGEST_STOP = 1_000
 _WIDEST = 2**63
@@ -237,6 +239,8 @@ class ChatBody(Body):
     store: Any = None
     metadata: Any = None
     service_tier: Any = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
 
     @field_validator("tools", "functions", "store", "metadata")
     @classmethod
@@ -296,8 +300,13 @@ class EmbeddingsBody(BaseModel):
 
     @field_validator("input", mode="after")
     @classmethod
-    def _judge_input(cls, prompt: Any) -> Prompts:
-        return _judge_prompts(prompt)
+    def _judge_input(cls, given: Any) -> Prompts:
+        inputs = _judge_prompts(given)
+        if len(inputs) > _MOST_INPUTS:
+            raise ValueError(f"must have at most {_MOST_INPUTS:,} inputs; it has {len(inputs):,}.")
+        if not all(inputs):
+            raise ValueError("has an empty text. Leave it out.")
+        return inputs
 
 
 class TokenizeBody(BaseModel):

@@ -60,7 +60,8 @@ class TenantLimits:
         """
         self.tenant = tenant
         bounds = [each for each in (tenant.concurrency, most_answers) if each is not None]
-        self._most_answers = min(bounds, default=None)
+        self.most_answers = min(bounds, default=None)
+        """Answers that may be under way at a time; None if nothing bounds them."""
         self._requests, self._tokens = (
             None if each is None else Bucket(each, clock)
             for each in (tenant.requests_per_minute, tenant.tokens_per_minute)
@@ -73,7 +74,7 @@ class TenantLimits:
         Raises:
             HttpError: 429 if it must wait, 400 if it could never run.
         """
-        most = self._most_answers
+        most = self.most_answers
         if most is not None and answers > most:
             raise invalid(
                 f"The request asks for {answers:,} answers, and tenant {self.tenant.name} may have "

@@ -1,8 +1,8 @@
 """Prometheus metrics: counted once, shown under our names and under vLLM's.
 
 What it decides
-    The only labels are the model, the tenant and why an answer ended; tenants are those of the
-    tenants file, so the number of series is bounded.
+    The only labels are the model, the tenant, why an answer ended, and what moves between ranks;
+    tenants are those of the tenants file, so the number of series is bounded.
 
 Kept true (tests/unit/serve/http/test_metrics.py)
     Generated tokens are those of all usages, and of answers that were given up. Every histogram
@@ -12,14 +12,22 @@ Sources
     vLLM 0.32, ``vllm/v1/metrics/loggers.py``: names, and the buckets of latencies.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
+from prometheus_client.utils import floatToGoString
 
 from equipoise.serve.engine.loop import EngineLoop
+from equipoise.serve.engine.stats import ITERATION_TOKENS
 
 _FIRST_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 640)
 _NEXT_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.5, 1, 2.5, 10)
@@ -39,6 +47,9 @@ _VLLM = {
     "equipoise_time_to_first_token_seconds": "vllm:time_to_first_token_seconds",
     "equipoise_inter_token_latency_seconds": "vllm:inter_token_latency_seconds",
     "equipoise_e2e_request_latency_seconds": "vllm:e2e_request_latency_seconds",
+    "equipoise_request_queue_time_seconds": "vllm:request_queue_time_seconds",
+    "equipoise_request_prefill_time_seconds": "vllm:request_prefill_time_seconds",
+    "equipoise_iteration_tokens": "vllm:iteration_tokens_total",
     "equipoise_request_prompt_tokens": "vllm:request_prompt_tokens",
     "equipoise_request_generation_tokens": "vllm:request_generation_tokens",
     "equipoise_admission_rejections": "vllm:admission_rejections",
@@ -46,6 +57,7 @@ _VLLM = {
 """vLLM's names for what it measures, too."""
 
 _REASONS = ("stop", "length", "abort", "error")
+_REFUSALS = ("queue_full", "rate_limit", "draining", "connections", "key")
 
 
 class Metrics:
@@ -77,6 +89,16 @@ class Metrics:
         self._whole = self._histogram(
             "e2e_request_latency_seconds", "From arrival to the end of an answer.", _WHOLE_S
         )
+        self._queue = self._histogram(
+            "request_queue_time_seconds",
+            "From an answer's arrival to its first iteration.",
+            _FIRST_S,
+        )
+        self._prefill = self._histogram(
+            "request_prefill_time_seconds",
+            "From an answer's first iteration to its first token.",
+            _FIRST_S,
+        )
         self._prompts = self._histogram("request_prompt_tokens", "Tokens of a prompt.", _TOKENS)
         self._answers = self._histogram(
             "request_generation_tokens", "Tokens of an answer.", _TOKENS
@@ -86,7 +108,9 @@ class Metrics:
                 each.labels(model, tenant)
         for reason in _REASONS:
             self._success.labels(model, reason)
-        self._registry.register(_EngineCollector(engine, model))
+        for reason in _REFUSALS:
+            self._refused.labels(model, reason)
+        self._registry.register(_EngineCollector(engine, model, self._tenants))
         self._mirrored = CollectorRegistry()
         self._mirrored.register(_Mirror(self._registry))
 
@@ -104,10 +128,23 @@ class Metrics:
         self._prompt.labels(self._model, tenant).inc(tokens)
         self._prompts.observe(tokens)
 
-    def count_token(self, tenant: str, seconds: float, *, is_first: bool) -> None:
-        """A token came, these seconds after the last one or after the request."""
+    def count_first(self, tenant: str, seconds: float, waited_s: float) -> None:
+        """An answer's first token came, these seconds after the request.
+
+        Args:
+            tenant: Whose it is.
+            seconds: All of them.
+            waited_s: Those of them that passed before its first iteration.
+        """
         self._generated.labels(self._model, tenant).inc()
-        (self._first if is_first else self._next).observe(seconds)
+        self._first.observe(seconds)
+        self._queue.observe(waited_s)
+        self._prefill.observe(max(0.0, seconds - waited_s))
+
+    def count_next(self, tenant: str, seconds: float) -> None:
+        """A further token came, these seconds after the last one."""
+        self._generated.labels(self._model, tenant).inc()
+        self._next.observe(seconds)
 
     def count_answer(self, reason: str, tokens: int, seconds: float) -> None:
         """An answer ended."""
@@ -120,7 +157,7 @@ class Metrics:
         self._unanswered.labels(self._model, tenant).inc(tokens)
 
     def count_refusal(self, reason: str) -> None:
-        """A request was not taken: ``queue_full``, ``rate_limit``, ``draining`` or ``key``."""
+        """A request was not taken; a reason is one of ``_REFUSALS``."""
         self._refused.labels(self._model, reason).inc()
 
     def write(self) -> bytes:
@@ -131,8 +168,8 @@ class Metrics:
 class _EngineCollector(Collector):
     """What the engine knows, asked for when somebody looks."""
 
-    def __init__(self, engine: EngineLoop, model: str) -> None:
-        self._engine, self._model = engine, model
+    def __init__(self, engine: EngineLoop, model: str, tenants: Iterable[str]) -> None:
+        self._engine, self._model, self._tenants = engine, model, [*tenants]
 
     def collect(self) -> Iterator[Metric]:
         stats = self._engine.stats()
@@ -146,10 +183,16 @@ class _EngineCollector(Collector):
             ),
             ("kv_cache_pages", "Pages of the pool.", stats.pages),
             ("nano_batches_gain_ratio", "1 if none pays here.", self._engine.nano.gain),
+            (
+                "fairness_gap",
+                "Most less least weighted service of the tenants that wait, in predicted seconds.",
+                stats.fairness_gap_s if len(self._tenants) > 1 else None,
+            ),
         ):
-            gauge = GaugeMetricFamily(f"equipoise_{name}", words, labels=["model_name"])
-            gauge.add_metric([self._model], value)
-            yield gauge
+            if value is not None:
+                gauge = GaugeMetricFamily(f"equipoise_{name}", words, labels=["model_name"])
+                gauge.add_metric([self._model], value)
+                yield gauge
         for name, words, value in (
             ("prefix_cache_queries", "Tokens looked up in the prefix cache.", stats.asked_tokens),
             ("prefix_cache_hits", "Tokens found in the prefix cache.", stats.cached_tokens),
@@ -158,9 +201,30 @@ class _EngineCollector(Collector):
             ("iteration_predicted_seconds", "Sum of their predictions.", stats.predicted_s),
             ("iteration_measured_seconds", "What they took.", stats.measured_s),
         ):
-            counter = Metric(f"equipoise_{name}", words, "counter")
-            counter.add_sample(f"equipoise_{name}_total", {"model_name": self._model}, value)
-            yield counter
+            yield self._counter(name, words, {(): value})
+        served: dict[tuple[str, ...], float]
+        served = {(each,): stats.served_s.get(each, 0.0) for each in self._tenants}
+        words = "Predicted seconds of work that a tenant was served."
+        yield self._counter("tenant_service_seconds", words, served, "tenant")
+        moved: dict[tuple[str, ...], float]
+        moved = {(variant,): float(sent) for variant, sent in stats.moved_bytes.items()}
+        words = "Bytes that ranks have sent each other for attention, by what moved."
+        yield self._counter("context_bytes", words, moved, "variant")
+        tokens = HistogramMetricFamily(
+            "equipoise_iteration_tokens", "New tokens of an iteration.", labels=["model_name"]
+        )
+        bounds = [*map(floatToGoString, ITERATION_TOKENS), "+Inf"]
+        counts = accumulate(stats.iteration_tokens)
+        tokens.add_metric([self._model], [*zip(bounds, counts, strict=True)], stats.tokens)
+        yield tokens
+
+    def _counter(
+        self, name: str, words: str, values: Mapping[tuple[str, ...], float], *labels: str
+    ) -> Metric:
+        counter = CounterMetricFamily(f"equipoise_{name}", words, labels=["model_name", *labels])
+        for named, value in values.items():
+            counter.add_metric([self._model, *named], value)
+        return counter
 
 
 class _Mirror(Collector):

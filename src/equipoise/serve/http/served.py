@@ -4,6 +4,7 @@ Kept true (tests/unit/serve/http/test_served.py)
     A server's fingerprint changes with its weights; a run is called by its folder's name.
 """
 
+import asyncio
 import hashlib
 import time
 from dataclasses import dataclass, field
@@ -34,6 +35,8 @@ class ServedModel:
     """Digest of weights, sizes and how they are computed."""
     vocabulary: Vocabulary = field(init=False)
     created: int = field(default_factory=lambda: int(time.time()))
+    long_texts: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
+    """Held while a very long text is tokenized."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "vocabulary", Vocabulary(self.tokenizer.core))
@@ -47,6 +50,11 @@ class ServedModel:
     def end_ids(self) -> frozenset[int]:
         """Tokens that end a text."""
         return self.engine.prompts.end_ids
+
+    @property
+    def width(self) -> int:
+        """Numbers of a hidden state, and of an embedding."""
+        return self.engine.width
 
     @property
     def kv_tokens(self) -> int:

@@ -2,7 +2,8 @@
 
 What it decides
     The first Ctrl-C or SIGTERM drains: new requests get 503, those under way go on. The second
-    stops at once. A connection that sends no whole head within 30 s is closed.
+    stops at once. A connection that sends no whole head within 30 s is closed, after its first
+    request, too.
 
 Kept true (tests/unit/serve/http/test_operations.py, tests/unit/cli/test_serve.py)
     A drained server has answered every request that it took.
@@ -76,8 +77,10 @@ class _Protocol(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if self.cycle is not None:
+        if self.cycle is not None and not self.cycle.response_complete:
             self._waits.cancel()
+        elif self._waits.cancelled():  # a further request on this connection has begun
+            self._waits = self.loop.call_later(_HEAD_S, self._give_up)
 
     def send_400_response(self, msg: str) -> None:
         """What is not HTTP gets an answer in OpenAI's shape, too."""

@@ -6,7 +6,8 @@ What it decides
     and evict alike, and each has one share of ``ranks`` of the cache.
 
     A sequence's tokens lie where they were computed. Where they are of a number that the ranks
-    divide, every rank has equally many; otherwise rank 0 remembers who has one more.
+    divide, every rank has equally many; otherwise rank 0 remembers who has one more. In the
+    invariant mode they lie by their position, and nothing is chosen (``ordered``).
 
 Kept true (tests/multi/serve/test_longctx.py)
     Answers are those of one process, in every phase and way; a rank that is killed ends the
@@ -23,8 +24,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from equipoise.balance.context.continued import ContinuedPlan
 from equipoise.balance.context.variant import VARIANTS, ContinuedPrice
-from equipoise.base.arrays import Ints
 from equipoise.base.errors import LayoutError, ModelError
 from equipoise.observe.journal import EventSink
 from equipoise.schedule.attention.count import Wire, count_attention
@@ -32,11 +33,13 @@ from equipoise.schedule.batching.iteration import ServeChunk, Swap
 from equipoise.schedule.batching.settings import PAGE_TOKENS, page_tokens_of
 from equipoise.serve.engine.forward import PagedDecoder
 from equipoise.serve.engine.fused import ServedDecoder
+from equipoise.serve.engine.pool import PoolSizes
+from equipoise.serve.engine.tiles import set_experts
 from equipoise.serve.longctx.calibrate import measure
 from equipoise.serve.longctx.choice import VariantChoice
 from equipoise.serve.longctx.message import RankWork, Text, write_work
+from equipoise.serve.longctx.ordered import IN_ORDER, ordered_bytes
 from equipoise.serve.longctx.ranks import ContextRanks
-from equipoise.serve.longctx.worker import PoolSizes
 
 
 class ContextDecoder(PagedDecoder):
@@ -66,28 +69,30 @@ class ContextDecoder(PagedDecoder):
             variants: What may move between ranks.
             deadline_s: Longest wait of one rank for another [s].
             sink: Where each iteration's choice, its price and its measured seconds go.
-            is_invariant: Refused with more than one rank.
+            is_invariant: Whether a row's results may depend on nothing but its own sequence: then
+                they are those of one process, and nothing is chosen.
 
         Raises:
             LayoutError: the ranks do not divide a page, or this cannot be done over ranks.
-            ModelError: the experts have a capacity.
+            ModelError: the experts have a capacity, or this machine has no invariant product.
             FitError: the memory is not there.
             RanksLostError: a rank did not start.
         """
-        _require_ranks(decoder, ranks, page_tokens, is_invariant=is_invariant)
+        _require_ranks(decoder, ranks, page_tokens)
+        if is_invariant:
+            set_experts(decoder)  # before the ranks copy it
         sizes = PoolSizes(pages, page_tokens, swap_pages, ranks)
         self.peers = ContextRanks(decoder, sizes, deadline_s=deadline_s)
         try:
-            super().__init__(decoder, self.peers.pool)
-            self.ranks = ranks
-            self._sink = sink or EventSink()
+            super().__init__(decoder, self.peers.pool, is_invariant=is_invariant, ranks=ranks)
+            self._sink = sink
             self._shared: dict[str, tuple[int, ...]] = {}
             """Tokens of each request, by rank."""
             self._swaps: tuple[Sequence[Swap], Sequence[Swap]] = (), ()
             model, dtype = decoder.model, self.pool.dtype
             wire = Wire(model.head_width, dtype.itemsize, 8 if dtype == torch.float64 else 4)
+            self._token_bytes = 2 * model.kv_heads * model.head_width * dtype.itemsize
             self.choice = VariantChoice(model, self.measure(), wire, variants)
-            self.expected_bytes: Ints = np.zeros((ranks, ranks), dtype=np.int64)
         except BaseException:
             self.peers.close()
             raise
@@ -107,38 +112,63 @@ class ContextDecoder(PagedDecoder):
         Raises:
             RanksLostError: the ranks are gone, and with them all keys and values.
         """
-        texts = tuple(
-            Text(each.start, each.tokens, each.logits, self._shares(each), each.runs)
-            for each in chunks
-        )
-        cached, new = [text.cached for text in texts], [text.tokens for text in texts]
-        strategy = self.choice.choose(cached, new)
-        swaps_out, swaps_in = self._swaps
-        work = RankWork(strategy, texts, tuple(tokens), tuple(swaps_out), tuple(swaps_in))
-        self._swaps = (), ()
         begin_s = time.perf_counter()
+        work = self._work(chunks, tokens)
         with self.peers.run(write_work(work)) as part:
-            plan = part.plan(work)
+            plan = None if self.tile_rows else part.plan(work)
             x_TD = part.run(work, plan)
         assert x_TD is not None  # noqa: S101 - rank 0 gets the rows
+        fields: dict[str, float] = {}
+        if plan is None:
+            sent = ordered_bytes(work.texts, self.pool.page_tokens, self.ranks, self._token_bytes)
+        else:
+            self._remember(chunks, plan)
+            wire = self.choice.wire
+            sent = count_attention(plan.schedule, wire).forward_bytes
+            if self._sink is not None:
+                layers = self.decoder.model.layers
+                fields["predicted_s"] = layers * self.choice.price.seconds(plan.schedule, wire)
+                fields["measured_s"] = part.attention_s
+        size = self.decoder.model.layers * int(sent.sum())
+        self.moved_bytes[work.strategy] = self.moved_bytes.get(work.strategy, 0) + size
+        if self._sink is not None:
+            self._sink.write(
+                "scalar",
+                "context",
+                strategy=work.strategy,
+                **fields,
+                iteration_s=time.perf_counter() - begin_s,
+                tokens=sum(work.new),
+                cached_tokens=sum(text.start for text in work.texts),
+                bytes=size,
+            )
+        return x_TD
+
+    def _work(self, chunks: Sequence[ServeChunk], tokens: Sequence[int]) -> RankWork:
+        """What all ranks are told."""
+        texts = tuple(
+            Text(
+                each.start,
+                each.tokens,
+                each.logits,
+                () if self.tile_rows else self._shares(each),
+                each.runs,
+            )
+            for each in chunks
+        )
+        strategy = IN_ORDER
+        if not self.tile_rows:
+            cached, new = [text.cached for text in texts], [text.tokens for text in texts]
+            strategy = self.choice.choose(cached, new)
+        swaps_out, swaps_in = map(tuple, self._swaps)
+        self._swaps = (), ()
+        return RankWork(strategy, texts, tuple(tokens), swaps_out, swaps_in, self.tile_rows)
+
+    def _remember(self, chunks: Sequence[ServeChunk], plan: ContinuedPlan) -> None:
+        """How the tokens of each request are spread from now on."""
         for chunk, counts in zip(chunks, np.stack(plan.key_tokens, axis=1).tolist(), strict=True):
             if chunk.request:  # those of nobody are timed, and their contents do not matter
                 self._shared[chunk.request] = tuple(counts)
-        counted = count_attention(plan.schedule, self.choice.wire).forward_bytes
-        layers = self.decoder.model.layers
-        self.expected_bytes += layers * counted
-        self._sink.write(
-            "scalar",
-            "context",
-            strategy=strategy,
-            predicted_s=layers * self.choice.price.seconds(plan.schedule, self.choice.wire),
-            measured_s=part.attention_s,
-            iteration_s=time.perf_counter() - begin_s,
-            tokens=sum(new),
-            cached_tokens=sum(map(sum, cached)),
-            bytes=int(layers * counted.sum()),
-        )
-        return x_TD
 
     def swap(self, out: Sequence[Swap], back: Sequence[Swap]) -> None:
         """Move pages to and from host memory on all ranks, with the next iteration."""
@@ -165,18 +195,11 @@ class ContextDecoder(PagedDecoder):
         return tuple((chunk.start + ranks - 1 - rank) // ranks for rank in range(ranks))
 
 
-def _require_ranks(
-    decoder: ServedDecoder, ranks: int, page_tokens: int, *, is_invariant: bool
-) -> None:
+def _require_ranks(decoder: ServedDecoder, ranks: int, page_tokens: int) -> None:
     if ranks < 1 or page_tokens % ranks:
         raise LayoutError(
             f"Pages of {page_tokens} tokens cannot be spread evenly over {ranks} ranks. Take pages "
             f"of {page_tokens_of(max(1, ranks), page_tokens)} tokens, or other ranks."
-        )
-    if ranks > 1 and is_invariant:
-        raise LayoutError(
-            "The invariant mode runs in one process: over ranks, the order in which parts of an "
-            "attention are summed depends on who has which tokens. Set layout.context to 1."
         )
     if decoder.embed.weight.device.type != "cpu":
         raise LayoutError(

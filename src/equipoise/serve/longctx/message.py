@@ -39,6 +39,8 @@ class RankWork:
     swaps_out: tuple[Swap, ...] = ()
     """Before the iteration, and before ``swaps_in``."""
     swaps_in: tuple[Swap, ...] = ()
+    tile_rows: int = 0
+    """Rows of the tiles that all layers compute in the invariant mode; 0 in the other one."""
 
     @property
     def cached(self) -> list[tuple[int, ...]]:
@@ -70,7 +72,8 @@ def read_work(message: bytes) -> RankWork:
         for each in given["texts"]
     )
     out, back = (_swaps(given[name]) for name in ("swaps_out", "swaps_in"))
-    return RankWork(given["strategy"], texts, tuple(given["tokens"]), out, back)
+    tokens, rows = tuple(given["tokens"]), given["tile_rows"]
+    return RankWork(given["strategy"], texts, tokens, out, back, rows)
 
 
 def _swaps(given: Sequence[dict[str, object]]) -> tuple[Swap, ...]:

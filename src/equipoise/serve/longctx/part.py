@@ -4,7 +4,8 @@ What it decides
     Nothing. Who computes which new token follows from ``plan_continued``, what moves between ranks
     from the strategy that rank 0 names; attention is the executor's that trains. A rank keeps the
     keys and values of the tokens that it computed, in the order in which it did, so its first
-    rows of a sequence are its keys of it::
+    rows of a sequence are its keys of it. (In the invariant mode, ``ordered`` says who computes
+    which.) ::
 
         tokens of a sequence   0 1 2 3 4 5 6 7 | 8 9 10 11 | 12
         rank 0, its rows       0 1 6 7           8 11        12
@@ -18,6 +19,7 @@ Shapes: t this rank's new tokens, D model width, H query heads, G key/value head
 """
 
 import time
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -33,10 +35,12 @@ from equipoise.comm.steps import pack
 from equipoise.nn.rope import rotary_frequencies, rotary_table
 from equipoise.parallel.context.forward import Forward
 from equipoise.parallel.context.program import compile_rank
-from equipoise.serve.engine.fused import FusedDecoder, ServedDecoder
+from equipoise.serve.engine.fused import FusedDecoder, ServedDecoder, decoder_layers
 from equipoise.serve.engine.pool import KvPool
+from equipoise.serve.engine.tiles import run_layer
 from equipoise.serve.longctx.mail import GroupMail
 from equipoise.serve.longctx.message import RankWork
+from equipoise.serve.longctx.ordered import OrderedAttention, rows_by_position
 
 
 class RankPart:
@@ -66,8 +70,10 @@ class RankPart:
             self.pool.swap_out(swap)
         for swap in work.swaps_in:
             self.pool.swap_in(swap)
-        plan = plan or self.plan(work)
-        rows = torch.from_numpy(plan.rows[self.mail.rank])
+        if not work.tile_rows:
+            plan = plan or self.plan(work)
+        shares = self._shares(work) if plan is None else plan.rows
+        rows = torch.from_numpy(shares[self.mail.rank])
         starts, new = (
             np.array(x, dtype=np.int64) for x in ([t.start for t in work.texts], work.new)
         )
@@ -75,11 +81,18 @@ class RankPart:
         positions = np.arange(new.sum()) + np.repeat(starts - first, new)
         x_tD = self.decoder.begin(torch.tensor(work.tokens)[rows])
         table = rotary_table(self._frequency, torch.from_numpy(positions)[rows], x_tD.dtype)
+        if plan is None:
+            model = self.decoder.model
+            ordered = OrderedAttention(self.pool, self.mail, work.texts)
+            for number, each in enumerate(decoder_layers(self.decoder)):
+                attend = partial(ordered.attend, number)
+                x_tD = run_layer(each, model, work.tile_rows, x_tD, table, attend)
+            return self._collect(work, shares, x_tD)
         attention = _Attention(self, work, plan)
         for number, layer in enumerate(self.decoder.layers):
             x_tD = layer(x_tD, table, partial(attention.attend, number))
         self.attention_s = attention.seconds
-        return self._collect(work, plan, x_tD)
+        return self._collect(work, shares, x_tD)
 
     def counts(self) -> dict[str, Any]:
         """What this rank has sent to each, the bytes of its pool, and its processor time [s]."""
@@ -96,7 +109,11 @@ class RankPart:
             work.cached, work.new, work.strategy, heads=model.heads, kv_heads=model.kv_heads
         )
 
-    def _collect(self, work: RankWork, plan: ContinuedPlan, x_tD: Tensor) -> Tensor | None:
+    def _shares(self, work: RankWork) -> tuple[Ints, ...]:
+        """The rows of each rank in the invariant mode."""
+        return rows_by_position(work.texts, self.pool.page_tokens, self.mail.ranks)
+
+    def _collect(self, work: RankWork, shares: Sequence[Ints], x_tD: Tensor) -> Tensor | None:
         """Send rank 0 the rows whose logits it needs."""
         stops = np.cumsum(work.new)
         needed = np.concatenate(
@@ -106,7 +123,7 @@ class RankPart:
             ]
         )
         mail = self.mail
-        mine = [np.flatnonzero(np.isin(rows, needed)) for rows in plan.rows]
+        mine = [np.flatnonzero(np.isin(rows, needed)) for rows in shares]
         if mail.rank:
             own = torch.from_numpy(mine[mail.rank])
             sends = [Parcel(0, 0, pack([x_tD[own]]), 0)] if len(own) else []
@@ -126,7 +143,7 @@ class RankPart:
         for rank, at in enumerate(mine):
             if len(at):
                 given = arriving[rank] if rank else x_tD[torch.from_numpy(at)]
-                out_TD[torch.from_numpy(plan.rows[rank][at])] = given
+                out_TD[torch.from_numpy(shares[rank][at])] = given
         return out_TD
 
 

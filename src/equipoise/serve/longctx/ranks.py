@@ -28,10 +28,11 @@ import torch
 
 from equipoise.base.errors import EquipoiseError, FaultError
 from equipoise.serve.engine.fused import ServedDecoder
+from equipoise.serve.engine.pool import PoolSizes
 from equipoise.serve.engine.request import RanksLostError
 from equipoise.serve.longctx.mail import GroupMail
 from equipoise.serve.longctx.part import RankPart
-from equipoise.serve.longctx.worker import WEIGHTS, PoolSizes, work
+from equipoise.serve.longctx.worker import WEIGHTS, work
 
 _RETRY_S = 5.0
 """When a client may ask again: ranks start in less."""

@@ -4,48 +4,19 @@ import contextlib
 import json
 import signal
 import traceback
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
 
 from equipoise.base.errors import EquipoiseError
-from equipoise.serve.engine.fused import ServedDecoder
-from equipoise.serve.engine.pool import KvPool
+from equipoise.serve.engine.pool import PoolSizes
 from equipoise.serve.longctx.calibrate import measure
 from equipoise.serve.longctx.mail import GroupMail
 from equipoise.serve.longctx.message import read_work
 from equipoise.serve.longctx.part import RankPart
 
 WEIGHTS = "decoder.pt"
-
-
-@dataclass(frozen=True, slots=True)
-class PoolSizes:
-    """Sizes of every rank's pool."""
-
-    pages: int
-    page_tokens: int
-    swap_pages: int
-    ranks: int
-
-    def allocate(self, decoder: ServedDecoder) -> KvPool:
-        """One rank's pool.
-
-        Raises:
-            FitError: the memory is not there.
-        """
-        weight = decoder.embed.weight
-        return KvPool(
-            decoder.model,
-            pages=self.pages,
-            page_tokens=self.page_tokens,
-            dtype=weight.dtype,
-            device=weight.device,
-            swap_pages=self.swap_pages,
-            ranks=self.ranks,
-        )
 
 
 def work(

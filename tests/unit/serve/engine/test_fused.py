@@ -11,8 +11,9 @@ from torch import nn
 
 from equipoise.base.errors import ModelError
 from equipoise.nn.lora import add_adapters
+from equipoise.serve.engine.bits import bits_of
 from equipoise.serve.engine.fused import FusedDecoder, FusedLayer
-from equipoise.serve.engine.jit import bits_of, compile_rows, narrow
+from equipoise.serve.engine.jit import compile_rows, narrow
 from equipoise.serve.engine.rows import gate_rows, norm_rows
 from equipoise.spec.run.lora import LoraSpec
 from support.serving.paged import PLAIN, built

@@ -130,8 +130,12 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "'messages[0].role' must be 'system', 'developer', 'user', 'assistant' or 'tool', not "
         '"wizard".',
     ),
-    ({"messages": []}, "messages", "'messages' must have at least 1 entries."),
-    ({"top_logprobs": 3}, None, "top_logprobs needs logprobs: true. Give both or neither."),
+    ({"messages": []}, "messages", "'messages' must have at least 1 entry."),
+    (
+        {"top_logprobs": 3},
+        "top_logprobs",
+        "top_logprobs needs logprobs: true. Give both or neither.",
+    ),
     (
         {"max_completion_tokens": 600},
         "max_completion_tokens",

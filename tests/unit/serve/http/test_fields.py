@@ -47,13 +47,13 @@ REFUSED: list[tuple[dict[str, Any], str | None, str, str]] = [
     ({"prompt": "a", "n": True}, "n", "invalid_type", "'n' must be a whole number, not true."),
     (
         {"prompt": "a", "n": 3, "best_of": 2},
-        None,
+        "best_of",
         "invalid_value",
         "best_of is 2 and n is 3. best_of must be at least n.",
     ),
     (
         {"prompt": "a", "n": 1, "best_of": 2, "stream": True},
-        None,
+        "best_of",
         "invalid_value",
         "best_of cannot be streamed: the best is known at the end. Leave stream out.",
     ),
@@ -83,7 +83,7 @@ REFUSED: list[tuple[dict[str, Any], str | None, str, str]] = [
     ),
     (
         {"prompt": "a", "max_tokens": 0},
-        None,
+        "max_tokens",
         "invalid_value",
         "max_tokens is 0, so there is no answer. Ask for 1, or give echo.",
     ),
@@ -95,7 +95,7 @@ REFUSED: list[tuple[dict[str, Any], str | None, str, str]] = [
     ),
     (
         {"prompt": "a", "stream_options": {"include_usage": True}},
-        None,
+        "stream_options",
         "invalid_value",
         "stream_options needs stream: true. Give both or neither.",
     ),

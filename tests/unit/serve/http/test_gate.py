@@ -221,15 +221,6 @@ def test_impossible_settings(server: Running, fields: dict[str, Any], message: s
     assert error(reply)["message"] == message
 
 
-def test_embeddings_are_refused_clearly(server: Running) -> None:
-    reply = post(server, {"model": MODEL, "input": "a"}, "/v1/embeddings")
-    assert reply.status == 400
-    assert error(reply)["message"] == (
-        "The model tiny generates text; this server computes no embeddings. Use a server with an "
-        "embedding model."
-    )
-
-
 def test_limits_are_said_in_headers(server: Running) -> None:
     few = {"Authorization": f"Bearer {KEYS['few']}"}
     first = post(server, BODY, **few)

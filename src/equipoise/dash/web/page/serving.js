@@ -38,7 +38,7 @@ function servingTiles(now, tenants) {
     tile("Tokens a second", formatCount(now("generation_tokens_per_s")), `${formatCount(now("prompt_tokens_per_s"))} of prompts`),
     tile("KV cache", formatPercent(now("kv_share")), "of its pages"),
     isKnown(hits) ? tile("Prefix hits", formatPercent(hits), "of prompt tokens") : null,
-    isKnown(now("fairness_gap")) ? tile("Fairness gap", formatCount(now("fairness_gap")), "as the server counts it") : null,
+    isKnown(now("fairness_gap")) ? tile("Fairness gap", formatSeconds(now("fairness_gap")), "of service, between tenants that wait") : null,
     tenants.length > 1 ? tile("Tenants", formatWhole(tenants.length), isKnown(now("served_gap")) ? `${formatCount(now("served_gap"))} tokens/s apart` : "") : null,
   ];
   return tiles.filter(isKnown);
@@ -70,8 +70,8 @@ function servingFigures({ t, sentence, columns, tenants, tenants_left_out: leftO
     }
   }
   const isTheirs = (columns.fairness_gap ?? []).some(isKnown);
-  const gap = liveLines("fairness", "Fairness gap", [line("gap", isTheirs ? columns.fairness_gap : columns.served_gap, servingColors[3])], { ...over, format: formatCount, axis: countFormatter, label: "How far tenants are apart in what they are served." });
-  gap?.hint(isTheirs ? "As the server counts it, between tenants that wait." : "Tokens a second of the tenant that was served most, less the one that was served least, over the last minute. Weights and queues are not in the metrics.");
+  const gap = liveLines("fairness", "Fairness gap", [line("gap", isTheirs ? columns.fairness_gap : columns.served_gap, servingColors[3])], { ...over, format: isTheirs ? formatSeconds : formatCount, axis: isTheirs ? secondsFormatter : countFormatter, label: "How far tenants are apart in what they are served." });
+  gap?.hint(isTheirs ? "Predicted seconds of service over the tenant's weight, between the tenants that wait, as the server counts them." : "Tokens a second of the tenant that was served most, less the one that was served least, over the last minute. Weights and queues are not in the metrics.");
   // Ticks are round in the unit that they are read in.
   const most = Math.max(0, ...context.flatMap((each) => each.line.filter(isKnown)));
   const unit = 1024 ** Math.max(0, Math.floor(Math.log2(most || 1) / 10));

@@ -17,6 +17,9 @@ FAIR_POLICIES: dict[str, MakePolicy] = {
     "uwfq": Uwfq,
 }
 
+DEFAULT_POLICY = "uwfq"
+"""What engine and simulator use unless another is named."""
+
 
 def find_policy(name: str) -> MakePolicy:
     """A policy by its name.
