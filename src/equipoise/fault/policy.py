@@ -9,8 +9,9 @@ What it decides
     A state machine without clock, process or file: ``Policy`` is what has happened so far, a
     ``Fault`` comes in, the next ``Policy`` and an action come out. ``[fault]`` bounds it: which
     kinds of fault are recovered, and how many within which time. A fault that repeats at the same
-    step stops the run sooner, because it would repeat for ever; one that left a message is judged
-    at its second time, a silent one at its third.
+    step stops the run sooner, because it would repeat for ever: one that left a message at its
+    second time; a silent one, whose cause may be outside, at its third, or before the first step,
+    which takes longest to reach, at its fifth.
 
 Kept true (tests/unit/fault/test_policy.py, by Hypothesis)
     Never more restarts within ``within_s`` than allowed; never a restart of what the user stopped
@@ -23,8 +24,9 @@ from dataclasses import dataclass
 
 from equipoise.spec.run.spec import FaultSpec
 
-_SILENT_TIMES, _SAYING_TIMES = 3, 2
-"""How often the same fault may come at the same step: without a message, and with one."""
+_SAYING_TIMES, _SILENT_TIMES, _EARLY_TIMES = 2, 3, 5
+"""The time that a fault comes at the same step and ends the run: with a message, without one, and
+without one before the first step."""
 
 _LONGEST_PAUSE_S = 30.0
 
@@ -41,6 +43,8 @@ class Fault:
     """The last step that the ranks had finished since they were started; None before any."""
     text: str = ""
     """What the failing rank said; empty if it could not say anything."""
+    rank: int | None = None
+    """None where nobody knows which it was."""
     was_asked: bool = False
     """Whether the user had asked the run to stop."""
 
@@ -50,7 +54,7 @@ class Fault:
         Where one rank dies in a step that others can finish without it, its launcher may or may
         not hear that they have: steps beside each other are one place.
         """
-        if (self.kind, self.text) != (other.kind, other.text):
+        if (self.kind, self.text, self.rank) != (other.kind, other.text, other.rank):
             return False
         if self.step is None or other.step is None:
             return self.step is other.step
@@ -122,7 +126,8 @@ class Policy:
                 f"{rules.restarts}."
             )
         times = state._times()
-        if times >= (_SAYING_TIMES if fault.text else _SILENT_TIMES):
+        silent_times = _EARLY_TIMES if fault.step is None else _SILENT_TIMES
+        if times >= (_SAYING_TIMES if fault.text else silent_times):
             return state._give_up(fault, number, times)
         pause_s = min(_LONGEST_PAUSE_S, float(2**times - 2))
         return state, Restart(number, pause_s)

@@ -65,7 +65,8 @@ def run_recovering(launch: Launch, smaller: Smaller | None = None) -> None:
     with LocalRanks(is_quiet=launch.quiet) as ranks:
         while (ended := ranks.run(launch)) is not None:
             said = ended.sentence if ended.kind in ("failed", "non-finite") else ""
-            fault = Fault(ended.kind, time.monotonic(), ended.step, said, ranks.asked > 0)
+            now = time.monotonic()
+            fault = Fault(ended.kind, now, ended.step, said, ended.rank, ranks.asked > 0)
             policy, action = policy.after(fault)
             _write(launch.folder, resolved, ended, action)
             if isinstance(action, Stop):

@@ -37,6 +37,7 @@ def drawn_faults(draw: st.DrawFn) -> list[Fault]:
                 at_s=at_s,
                 step=draw(st.none() | st.integers(1, 4)),
                 text=draw(st.sampled_from(["", "bad", "worse"])),
+                rank=draw(st.none() | st.integers(0, 2)),
                 was_asked=draw(st.integers(0, 9)) == 0,
             )
         )
@@ -99,6 +100,16 @@ def test_a_step_that_others_finish_without_the_dead_rank_is_one_place() -> None:
     steps = [7, 8, 7]
     faults = [Fault("killed", 10.0 * index, step) for index, step in enumerate(steps)]
     assert isinstance(actions(FaultSpec(), faults)[-1], Stop)
+
+
+def test_kills_of_several_ranks_and_before_the_first_step_are_borne_longer() -> None:
+    rules = FaultSpec(restarts=100)
+    several = [Fault("killed", float(index), 7, rank=index % 2) for index in range(20)]
+    assert not any(isinstance(action, Stop) for action in actions(rules, several))
+    early = actions(rules, [Fault("killed", float(index), None, rank=1) for index in range(20)])
+    assert len(early) == 5 and early[-1] == Stop(
+        "The same happened 5 times in a row before the first step, so starting again does not help."
+    )
 
 
 def test_a_fault_that_repeats_is_given_time_to_pass() -> None:
