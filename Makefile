@@ -58,7 +58,8 @@ test: $(VENV)/.dev
 quick: $(VENV)/.dev
 	@$(BIN)/ruff check -q .
 	@$(BIN)/ruff format -q --check .
-	@$(BIN)/python -m pytest -q -n 2 --dist loadfile tests/unit -k "not pages_build"
+	@$(BIN)/python -m pytest -q -n 2 --dist loadfile tests/unit \
+		--hypothesis-profile=quick -k "not pages_build"
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

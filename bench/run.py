@@ -12,6 +12,7 @@ BENCHES = (
     "local.ranks",
     "local.start",
     "local.memory",
+    "local.checkpoint",
     "local.packing",
     "local.wlb",
     "local.context",
@@ -22,6 +23,8 @@ BENCHES = (
     "local.experts",
     "serving.engine",
     "serving.context",
+    "serving.nano",
+    "serving.vllm",
     "peers.zero",
     "peers.sft",
     "local.boxing",
@@ -43,6 +46,7 @@ BENCHES = (
     "planner.published",
     "serving.fairness",
     "serving.simulator",
+    "serving.plans",
 )
 
 

@@ -20,6 +20,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A test asserts what is so, never how fast: a slow machine is no counterexample.
 settings.register_profile("unhurried", deadline=None)
+settings.register_profile("quick", deadline=None, max_examples=20)  # for make quick alone
 settings.load_profile("unhurried")
 
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "seven", "wizards", "boxing", "jugs"]

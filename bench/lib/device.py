@@ -11,16 +11,8 @@ import torch
 from equipoise.comm.group import name_device
 from equipoise.nn.device.clock import await_device
 from equipoise.nn.measure import gemm_flop_per_s
-from equipoise.spec.device.by_name import find_device
+from equipoise.spec.device.cuda import shipped_device
 from equipoise.spec.device.spec import DeviceSpec
-
-_NAMES = (
-    ("H200", "h200"),
-    ("H100 80GB HBM3", "h100-sxm"),
-    ("A100-SXM4-80GB", "a100-80"),
-    ("V100-SXM2-32GB", "v100-32"),
-)
-"""What torch calls a device, and its name in the table of devices."""
 
 _LARGE = 8192
 
@@ -38,8 +30,7 @@ def run_here(measure: Callable[[torch.device], dict[str, Any]]) -> None:
 
 def known_device(device: torch.device) -> DeviceSpec | None:
     """The device of the table that this one is; None for others, and for a CPU."""
-    title = name_device(device)
-    return next((find_device(name) for text, name in _NAMES if text in title), None)
+    return shipped_device(name_device(device))
 
 
 def bf16_peak(device: torch.device, *, size: int = _LARGE) -> tuple[float, str]:

@@ -23,7 +23,8 @@ from equipoise.spec.device.file import write_device_file
 from equipoise.spec.device.here import this_cpu
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.run.load import read_run
-from equipoise.train.calibrate.measure import CalibrationPlan, measure_machine
+from equipoise.train.calibrate.measure import measure_machine
+from equipoise.train.calibrate.plan import CalibrationPlan
 
 GOAL = 0.08
 COMMON = (

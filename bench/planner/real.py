@@ -42,7 +42,7 @@ from bench.planner.real_price import foresee
 from bench.published.ranking import kendall_tau
 from equipoise.launch.agent import whole_environment
 from equipoise.sim.machine import Machine
-from equipoise.spec.cluster.spec import cores_cluster
+from equipoise.spec.cluster.spec import own_cluster
 from equipoise.spec.device.file import read_device_file, write_device_file
 from equipoise.spec.device.here import this_cpu
 from equipoise.spec.device.parts import Way
@@ -70,12 +70,12 @@ def samples_file(way: Way, number: int, group: int) -> Path:
 
 def calibrated_machine(number: int, group: int) -> Machine:
     """Two cores as they were timed before a group of plans."""
-    link = Machine(cores_cluster(this_cpu(MACHINE_FILE), 2)).context_links(Layout(cp=2)).near
+    link = Machine(own_cluster(this_cpu(MACHINE_FILE), 2)).context_links(Layout(cp=2)).near
     ways, _ = GROUPS[group]
     parts = parts_of({way: samples_file(way, number, group) for way in ways}, link)
     file = FOLDER / f"{number}-{group}.json"
     write_device_file(file, dataclasses.replace(read_device_file(MACHINE_FILE), parts=(parts,)))
-    return Machine(cores_cluster(this_cpu(file), 2))
+    return Machine(own_cluster(this_cpu(file), 2))
 
 
 def draw_group(number: int, group: int) -> dict[str, Any]:

@@ -23,6 +23,8 @@ _HOMES = {
     "PlanRequest": "plan.request",
     "RunPlanRequest": "plan.request",
     "RunSpec": "spec.run.spec",
+    "ServingPlanRequest": "plan.serving.request",
+    "ServingRequest": "sim.serve.request",
     "StepRequest": "sim.request",
     "balance": "",
     "counted_curve": "cost.curve",
@@ -31,6 +33,7 @@ _HOMES = {
     "preset": "spec.model.presets",
     "read_run": "observe.reader",
     "simulate": "sim.request",
+    "simulate_serving": "sim.serve.request",
     "train": "",
 }
 """The module below this package that has each public name; none for the packages."""

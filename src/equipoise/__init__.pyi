@@ -16,8 +16,11 @@ from equipoise.parallel.context.transformers import (
 )
 from equipoise.plan.request import PlanRequest as PlanRequest
 from equipoise.plan.request import RunPlanRequest as RunPlanRequest
+from equipoise.plan.serving.request import ServingPlanRequest as ServingPlanRequest
 from equipoise.sim.request import StepRequest as StepRequest
 from equipoise.sim.request import simulate as simulate
+from equipoise.sim.serve.request import ServingRequest as ServingRequest
+from equipoise.sim.serve.request import simulate_serving as simulate_serving
 from equipoise.spec.model.hf_config import model_from_hf_config as model_from_hf_config
 from equipoise.spec.model.presets import ModelSpec as ModelSpec
 from equipoise.spec.model.presets import preset as preset
@@ -38,6 +41,8 @@ __all__ = [
     "PlanRequest",
     "RunPlanRequest",
     "RunSpec",
+    "ServingPlanRequest",
+    "ServingRequest",
     "StepRequest",
     "balance",
     "balance_trainer",
@@ -48,6 +53,7 @@ __all__ = [
     "read_run",
     "shard_batch",
     "simulate",
+    "simulate_serving",
     "train",
     "use_context_parallelism",
 ]

@@ -1,6 +1,6 @@
 """A calibration that takes a second."""
 
-from equipoise.train.calibrate.measure import CalibrationPlan
+from equipoise.train.calibrate.plan import CalibrationPlan
 
 SMALL = CalibrationPlan(
     rows=(16, 64),

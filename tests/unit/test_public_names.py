@@ -69,7 +69,7 @@ def test_a_star_brings_all_names_and_without_torch_those_that_need_none() -> Non
     ("package", "names"),
     [
         (balance, {"Batches", "Shared", "batch", "device_curve", "fit_curve", "pack"}),
-        (plan, {"measure", "plan"}),
+        (plan, {"measure", "plan", "plan_serving"}),
         (train, {"compare", "run"}),
     ],
 )

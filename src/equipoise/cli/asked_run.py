@@ -76,7 +76,7 @@ def asked_from(args: argparse.Namespace, cluster: "ClusterSpec | None") -> Asked
     """
     if args.run_toml is not None and args.run_toml.is_dir():
         return _prepared(args)
-    from equipoise.observe.machine import usable_cores
+    from equipoise.observe.machine import own_ranks
 
     resolved = run_from(args)
     if args.plan is not None:
@@ -87,7 +87,7 @@ def asked_from(args: argparse.Namespace, cluster: "ClusterSpec | None") -> Asked
     if layout.dp == "cores" and cluster is not None:
         ranks = cluster.devices
     else:
-        ranks = layout.count_ranks(len(usable_cores()))
+        ranks = layout.count_ranks(own_ranks())
     layout.of_ranks(ranks).require_model(resolved.model)
     folder = real_path(args.out or Path("runs") / resolved.spec.name)
     words = ["train"]

@@ -60,11 +60,11 @@ def run(args: argparse.Namespace) -> int:
 
 def _describe_step(spec: "RunSpec") -> str:
     """How a step becomes micro-batches on this machine; empty of a layout that it cannot have."""
-    from equipoise.observe.machine import usable_cores
+    from equipoise.observe.machine import own_ranks
     from equipoise.spec.run.step import describe_step
 
     try:
-        return describe_step(spec, spec.layout.count_ranks(len(usable_cores())))
+        return describe_step(spec, spec.layout.count_ranks(own_ranks()))
     except LayoutError:
         return ""
 

@@ -104,9 +104,9 @@ def see(path: Path, model: Path | None, progress: "Progress") -> Seen:
 def _fit(
     run: "ResolvedRun", corpus: "Corpus", lengths: "Lengths", model: Path
 ) -> list[tuple[str, str]]:
-    from equipoise.observe.machine import usable_cores
+    from equipoise.observe.machine import own_ranks
 
-    ranks = len(usable_cores())
+    ranks = own_ranks()
     longest = int(lengths.doc_tokens.max())
     most = min(_positions(model), _MOST_CONTEXT_TOKENS if corpus.format == "text" else 1 << 30)
     window = min(max(_FEWEST_CONTEXT_TOKENS, 1 << (longest - 1).bit_length()), most)

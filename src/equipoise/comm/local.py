@@ -2,7 +2,8 @@
 
 Why
     Checking a layout needs real ranks but no launcher. A fork server with torch loaded starts
-    eight of them in 0.3 s, where fresh interpreters take 20 s.
+    eight of them in 0.3 s, where new interpreters take 20 s. Ranks on devices are new ones all the
+    same: CUDA that a server has touched does not survive a fork.
 
 Kept true (tests/multi/comm/test_local.py)
     A rank that raises, dies or hangs is named, and no rank outlives the call.
@@ -14,9 +15,9 @@ import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import ForkServerProcess
+from multiprocessing.context import ForkServerProcess, SpawnProcess
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,19 +29,21 @@ from equipoise.comm.group import Ranks, join
 
 Result = TypeVar("Result")
 
+Process = ForkServerProcess | SpawnProcess
+
 
 def _serve(
     pipe: Connection,
     folder: str,
     rank: int,
-    world: int,
+    devices: tuple[torch.device, ...],
     function: Callable[..., Any],
     arguments: tuple[Any, ...],
 ) -> None:
     torch.set_num_threads(1)
     try:
-        store = dist.FileStore(str(Path(folder) / "store"), world)
-        with join(store, rank, world, torch.device("cpu")) as ranks:
+        store = dist.FileStore(str(Path(folder) / "store"), len(devices))
+        with join(store, rank, len(devices), devices[rank]) as ranks:
             # Reported here, before the connection closes and the peers fail because of it.
             pipe.send_bytes(_call(function, ranks, arguments))
     except BaseException:  # the parent must hear of every end, whatever the cause
@@ -59,33 +62,37 @@ def _call(function: Callable[..., Any], ranks: Ranks, arguments: tuple[Any, ...]
 
 
 def run_ranks(
-    world: int, function: Callable[..., Result], *arguments: Any, timeout_s: float = 600.0
+    world: int,
+    function: Callable[..., Result],
+    *arguments: Any,
+    timeout_s: float = 600.0,
+    devices: Sequence[torch.device] | None = None,
+    fresh: bool = False,
 ) -> list[Result]:
-    """Call ``function(ranks, *arguments)`` on ``world`` gloo ranks; their results in order.
+    """Call ``function(ranks, *arguments)`` on ``world`` ranks; their results in order.
 
     Args:
         world: Number of processes.
         function: Importable function; the first argument is its ``Ranks``.
         arguments: Picklable arguments, the same on every rank.
         timeout_s: The longest wait for any answer [s].
+        devices: What each computes on, over NCCL if that is CUDA; the CPU unless given.
+        fresh: Whether each is a new interpreter, as ranks on CUDA devices must be.
 
     Raises:
         EquipoiseError: raised by a rank, unchanged.
         FaultError: a rank failed otherwise, died or did not answer; with its traceback.
     """
-    context = multiprocessing.get_context("forkserver")
-    # The server keeps what its first call loads: what is loaded here, and what a rank's first
-    # DTensor imports.
-    ours = [name for name in sys.modules if name.startswith("equipoise.")]
-    context.set_forkserver_preload([*ours, "torch._dynamo"])
+    places = tuple(devices or [torch.device("cpu")] * world)
+    make_process = _process_maker(fresh=fresh)
     with tempfile.TemporaryDirectory(prefix="equipoise-ranks-") as folder:
         pipes: list[Connection] = []
-        processes: list[ForkServerProcess] = []
+        processes: list[Process] = []
         for rank in range(world):
-            receiver, sender = context.Pipe(duplex=False)
-            process = context.Process(
+            receiver, sender = multiprocessing.Pipe(duplex=False)
+            process = make_process(
                 target=_serve,
-                args=(sender, folder, rank, world, function, arguments),
+                args=(sender, folder, rank, places, function, arguments),
                 daemon=True,
             )
             process.start()
@@ -100,7 +107,19 @@ def run_ranks(
                 process.join()
 
 
-def _last_word(process: ForkServerProcess) -> str:
+def _process_maker(*, fresh: bool) -> Callable[..., Process]:
+    """Makes a rank's process: a fork of a server with torch loaded, or a new interpreter."""
+    if fresh:
+        return multiprocessing.get_context("spawn").Process
+    context = multiprocessing.get_context("forkserver")
+    # The server keeps what its first call loads: what is loaded here, and what a rank's first
+    # DTensor imports.
+    ours = [name for name in sys.modules if name.startswith("equipoise.")]
+    context.set_forkserver_preload([*ours, "torch._dynamo"])
+    return context.Process
+
+
+def _last_word(process: Process) -> str:
     """Describe a process that closed its pipe without an answer."""
     process.join()
     code = process.exitcode or 0
@@ -109,9 +128,7 @@ def _last_word(process: ForkServerProcess) -> str:
     return f"The process left with code {code} and without an answer."
 
 
-def _collect(
-    pipes: list[Connection], processes: list[ForkServerProcess], timeout_s: float
-) -> list[Any]:
+def _collect(pipes: list[Connection], processes: list[Process], timeout_s: float) -> list[Any]:
     waiting = {pipe: rank for rank, pipe in enumerate(pipes)}
     results: list[Any] = [None] * len(pipes)
     faults: list[tuple[int, str]] = []

@@ -197,10 +197,11 @@ def stream_s(device: DeviceSpec, size_bytes: npt.ArrayLike) -> Timing:
     1.253
     """
     size = np.asarray(size_bytes, dtype=np.float64)
-    if device.name == THIS_CPU:  # its memory rate was measured by STREAM
-        s = size / device.memory_bytes_per_s * residual(device, "moves")
-    else:
-        s = size / (device.memory_bytes_per_s * _STREAM_EFFICIENCY) + _LAUNCH_S * (size > 0)
+    # Where the rate was measured, it is STREAM's, and no peak.
+    share = 1.0 if device.is_here else _STREAM_EFFICIENCY
+    s = size / (device.memory_bytes_per_s * share) * residual(device, "moves")
+    if device.name != THIS_CPU:
+        s = s + _LAUNCH_S * (size > 0)
     return Timing(s, np.zeros(s.shape, dtype=bool))
 
 

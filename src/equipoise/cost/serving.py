@@ -1,4 +1,4 @@
-"""The price of a serving engine's iteration, from its curve.
+"""The price of a serving engine's iteration, from its curves.
 
 Why
     The scheduler fills iterations up to a predicted time and charges tenants predicted seconds; the
@@ -10,11 +10,20 @@ What it decides
     iterations: prompt tokens at the last point's mean, generated ones at that of 32 sequences,
     plus attention's terms. Fixed costs of thinly filled iterations are nobody's.
 
+    Ranks that share sequences send each other either keys and values or queries, whichever takes
+    less; the ring runs beside attention, what comes home afterwards does not. A pipeline's price is
+    that of one pass through all of its stages.
+
 Kept true (tests/unit/cost/test_serving.py)
     Points are met; seconds never fall as a size grows; shares add up over ranges that touch.
+
+Sources
+    What is sent between ranks: pass-KV and pass-Q of arXiv:2411.01783.
 """
 
 from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from equipoise.spec.device.serving import Points, ServingCurve
 from equipoise.spec.serving import IterationWork, chunk_pairs
@@ -23,11 +32,41 @@ _FILLED_DECODES = 32
 """Sequences that decode together in a well-filled iteration."""
 
 
+@dataclass(frozen=True, slots=True)
+class ContextExchange:
+    """What ranks that share sequences send each other in an iteration, over all layers."""
+
+    ring_s: float
+    """Latency of the rings' hops [s]."""
+    kv_token_s: float
+    """One token's keys and values, once round the ring [s]."""
+    query_token_s: float
+    """One new token's queries, once round the ring [s]."""
+    home_s: float
+    """Latency of sending partial outputs home [s]."""
+    home_token_s: float
+    """Partial outputs of one new token on their way home [s]."""
+
+    def attention_s(self, alone_s: float, tokens: int, kv_tokens: int) -> float:
+        """Attention with what is sent, by the faster way [s].
+
+        Args:
+            alone_s: Attention itself, on each rank [s].
+            tokens: New tokens of the iteration.
+            kv_tokens: Rows of keys and values that it reads.
+        """
+        pass_kv_s = max(alone_s, self.ring_s + self.kv_token_s * kv_tokens)
+        ring_s = self.ring_s + self.query_token_s * tokens
+        pass_q_s = max(alone_s, ring_s) + self.home_s + self.home_token_s * tokens
+        return min(pass_kv_s, pass_q_s)
+
+
 class CurvePrice:
     """Prices iterations by a curve; equal sizes are looked up once."""
 
-    def __init__(self, curve: ServingCurve) -> None:
+    def __init__(self, curve: ServingCurve, exchange: ContextExchange | None = None) -> None:
         self.curve = curve
+        self.exchange = exchange
         self._tokens_s: dict[int, float] = {0: 0.0}
         self._logits_s: dict[int, float] = {0: 0.0}
         most, last_s = curve.tokens[-1]
@@ -46,6 +85,10 @@ class CurvePrice:
         if logits_s is None:
             logits_s = self._logits_s[work.logits] = self._head_s(work.logits)
         curve = self.curve
+        if self.exchange is not None:
+            alone_s = curve.pair_s * work.pairs + curve.kv_token_s * work.kv_tokens
+            attention_s = self.exchange.attention_s(alone_s, work.tokens, work.kv_tokens)
+            return tokens_s + logits_s + attention_s + curve.sequence_s * work.sequences
         return (
             tokens_s
             + logits_s
@@ -59,6 +102,8 @@ class CurvePrice:
 
         To the last bit as ``iteration_s`` of each.
         """
+        if self.exchange is not None:
+            return [self.iteration_s(work.after(step)) for step in range(iterations)]
         curve, grown = self.curve, work.sequences
         rows_s = self.iteration_s(IterationWork(work.tokens, 0, 0, 0, work.logits))
         pair_s, kv_s, sequences_s = curve.pair_s, curve.kv_token_s, curve.sequence_s * grown
@@ -83,6 +128,48 @@ class CurvePrice:
 
     def _head_s(self, rows: int) -> float:
         return read_points(self.curve.logits, rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """What goes from one stage of a pipeline to the next."""
+
+    latency_s: float
+    token_s: float
+    """One new token's activations [s]."""
+
+    def seconds(self, tokens: int) -> float:
+        """An iteration's new tokens [s]."""
+        return self.latency_s + self.token_s * tokens
+
+
+class StagedPrice:
+    """Prices iterations that pass through the stages of a pipeline one after the other."""
+
+    def __init__(self, stages: Sequence[CurvePrice], hop: Hop) -> None:
+        self.stages = tuple(stages)
+        self.hop = hop
+
+    def stages_s(self, work: IterationWork) -> list[float]:
+        """What each stage computes of an iteration [s]."""
+        return [stage.iteration_s(work) for stage in self.stages]
+
+    def iteration_s(self, work: IterationWork) -> float:
+        """One iteration, from the first stage to the last [s]."""
+        between_s = (len(self.stages) - 1) * self.hop.seconds(work.tokens)
+        return sum(self.stages_s(work)) + between_s
+
+    def prompt_s(self, start: int, tokens: int) -> float:
+        """The share of prompt tokens [start, start + tokens) in well-filled iterations [s]."""
+        return sum(stage.prompt_s(start, tokens) for stage in self.stages)
+
+    def output_s(self, start: int, tokens: int) -> float:
+        """Likewise tokens that are generated one by one, each of which reads its context [s]."""
+        return sum(stage.output_s(start, tokens) for stage in self.stages)
+
+    def swap_s(self, tokens: int) -> float:
+        """Moving keys and values of this many tokens, one way; stages move theirs together [s]."""
+        return max(stage.swap_s(tokens) for stage in self.stages)
 
 
 def read_points(points: Points, rows: int) -> float:

@@ -32,7 +32,8 @@ def plot_device_file(file: Path, device: DeviceFile) -> None:
             axis.spines[side].set_visible(False)
     figure.suptitle(
         f"{device.machine}, {device.date}\n"
-        f"one rank a core, all at once; {device.other_load_cores:.1f} cores of other load",
+        f"one rank a {'core' if device.cuda is None else 'device'}, all at once; "
+        f"{device.other_load_cores:.1f} cores of other load",
         fontsize=10,
         x=0.01,
         ha="left",
@@ -78,7 +79,8 @@ def _attention(axis: Any, device: DeviceFile) -> None:
     kinds = sorted({(point.dtype, point.head_width) for point in device.attention})
     for (dtype, width), color in zip(kinds, _COLORS, strict=False):
         points = [p for p in device.attention if (p.dtype, p.head_width) == (dtype, width)]
-        rates = [_rate(p.forward_s, 2.0 * width * p.tokens * (p.tokens + 1)) for p in points]
+        flop = [2.0 * width * p.tokens * (p.tokens + 1) * (p.units or 1) for p in points]
+        rates = [_rate(p.forward_s, each) for p, each in zip(points, flop, strict=True)]
         _bars(axis, [float(p.tokens) for p in points], rates, f"{dtype}, {width} wide", color)
     axis.set_xscale("log", base=2)
     axis.set_ylim(bottom=0)
@@ -106,7 +108,7 @@ def _memory(axis: Any, device: DeviceFile) -> None:
 
 
 def _collectives(axis: Any, device: DeviceFile) -> None:
-    ranks = min(point.ranks for point in device.collectives)
+    ranks = min((point.ranks for point in device.collectives), default=1)
     ops = list(dict.fromkeys(point.op for point in device.collectives))
     for op, color in zip(ops, _COLORS, strict=False):
         points = [p for p in device.collectives if (p.op, p.ranks) == (op, ranks)]
@@ -115,4 +117,5 @@ def _collectives(axis: Any, device: DeviceFile) -> None:
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
     _title(axis, f"collectives on {ranks} ranks", "bytes of the whole tensor", "GB/s")
-    axis.legend(frameon=False, fontsize=9)
+    if ops:
+        axis.legend(frameon=False, fontsize=9)

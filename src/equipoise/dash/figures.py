@@ -213,7 +213,7 @@ def about(record: RunRecord, steps: int) -> str:
         *(
             f"{axis} {spec[key]}"
             for axis in SHARED_AXES
-            if int(spec.get(key := f"layout.{axis}") or 1) > 1
+            if spec.get(key := f"layout.{axis}", 1) not in (None, 1)
         ),
         f"ZeRO {spec['layout.zero']}" if "layout.zero" in spec else "",
         f"{steps:,} step{'' if steps == 1 else 's'}",

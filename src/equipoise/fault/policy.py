@@ -7,7 +7,7 @@ Why
 
 What it decides
     A state machine without clock, process or file: ``Policy`` is what has happened so far, a
-    ``Fault`` comes in, the next ``Policy`` and an action come out. ``[fault]`` bounds it: which
+    ``RanksFault`` comes in, the next ``Policy`` and an action come out. ``[fault]`` bounds it: what
     kinds of fault are recovered, and how many within which time. A fault that repeats at the same
     step stops the run sooner, because it would repeat for ever: one that left a message at its
     second time; a silent one, whose cause may be outside, at its third, or before the first step,
@@ -32,7 +32,7 @@ _LONGEST_PAUSE_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class RanksFault:
     """One end of the ranks before their work was done."""
 
     kind: str
@@ -48,7 +48,7 @@ class Fault:
     was_asked: bool = False
     """Whether the user had asked the run to stop."""
 
-    def is_like(self, other: "Fault") -> bool:
+    def is_like(self, other: "RanksFault") -> bool:
         """Whether both are the same fault at the same place.
 
         Where one rank dies in a step that others can finish without it, its launcher may or may
@@ -81,14 +81,14 @@ class Shrink:
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class EndRun:
     """Start nothing."""
 
     reason: str
     """A sentence; empty where the fault alone says enough."""
 
 
-Action = Restart | Shrink | Stop
+Action = Restart | Shrink | EndRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,28 +100,28 @@ class Policy:
     """Data-parallel ranks of the run as it was last started."""
     fits: Callable[[int], bool]
     """Whether the run can be started with this number of data-parallel ranks; a pure function."""
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[RanksFault, ...] = ()
     shrunk_at: int = 0
     """How many faults there were when the run last went on with fewer ranks."""
 
-    def after(self, fault: Fault) -> tuple["Policy", Action]:
+    def after(self, fault: RanksFault) -> tuple["Policy", Action]:
         """The state and the action that follow a fault; times must not go back.
 
         >>> policy = Policy(FaultSpec(restarts=1), dp=2, fits=lambda dp: True)
-        >>> policy, action = policy.after(Fault("killed", 10.0, step=4))
+        >>> policy, action = policy.after(RanksFault("killed", 10.0, step=4))
         >>> action
         Restart(number=1, pause_s=0.0)
-        >>> policy.after(Fault("killed", 20.0, step=9))[1].reason
+        >>> policy.after(RanksFault("killed", 20.0, step=9))[1].reason
         'It is fault 2 within 3600 s, and fault.restarts allows 1.'
         """
         state = dataclasses.replace(self, faults=(*self.faults, fault))
         rules = self.rules
         if fault.was_asked or fault.kind not in rules.on or not rules.restarts:
-            return state, Stop("")
+            return state, EndRun("")
         recent = [each for each in state.faults if fault.at_s - each.at_s <= rules.within_s]
         number = len(recent)
         if number > rules.restarts:
-            return state, Stop(
+            return state, EndRun(
                 f"It is fault {number} within {rules.within_s:g} s, and fault.restarts allows "
                 f"{rules.restarts}."
             )
@@ -141,7 +141,7 @@ class Policy:
             times += 1
         return times
 
-    def _give_up(self, fault: Fault, number: int, times: int) -> tuple["Policy", Action]:
+    def _give_up(self, fault: RanksFault, number: int, times: int) -> tuple["Policy", Action]:
         """What follows a fault that repeats: fewer ranks if the rules allow that, else the end."""
         least = self.rules.least_dp
         fewer = [dp for dp in range(self.dp - 1, (least or self.dp) - 1, -1) if self.fits(dp)]
@@ -149,6 +149,6 @@ class Policy:
             state = dataclasses.replace(self, dp=fewer[0], shrunk_at=len(self.faults))
             return state, Shrink(number, fewer[0])
         where = f"after step {fault.step}" if fault.step is not None else "before the first step"
-        return self, Stop(
+        return self, EndRun(
             f"The same happened {times} times in a row {where}, so starting again does not help."
         )

@@ -1,4 +1,4 @@
-"""STREAM's four kernels on tensors: how fast one core moves memory.
+"""STREAM's four kernels on tensors: how fast one core, or one device, moves memory.
 
 Why
     Norms, gates and the optimizer do only a few operations on each number they move, so their
@@ -33,10 +33,12 @@ class StreamArrays:
     c: Tensor
 
     @classmethod
-    def allocate(cls, elements: int) -> "StreamArrays":
+    def allocate(cls, elements: int, device: torch.device | None = None) -> "StreamArrays":
         """Three fp64 arrays with STREAM's initial values, every page touched."""
-        values = (1.0, 2.0, 0.0)
-        a, b, c = (torch.full((elements,), value, dtype=torch.float64) for value in values)
+        a, b, c = (
+            torch.full((elements,), value, dtype=torch.float64, device=device)
+            for value in (1.0, 2.0, 0.0)
+        )
         return cls(a, b, c)
 
     def kernel(self, name: str) -> Callable[[], object]:

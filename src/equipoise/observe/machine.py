@@ -5,6 +5,8 @@ import os
 import platform
 from pathlib import Path
 
+from equipoise.spec.device.driver import cuda_devices
+
 _STATUS = Path("/proc/self/status")
 
 
@@ -39,6 +41,11 @@ def available_bytes() -> int:
 def usable_cores() -> list[int]:
     """Cores that this process may run on."""
     return sorted(os.sched_getaffinity(0))
+
+
+def own_ranks() -> int:
+    """Ranks that this machine computes at once: one a CUDA device, or one a core without any."""
+    return len(cuda_devices()) or len(usable_cores())
 
 
 def busy_core_s() -> float:

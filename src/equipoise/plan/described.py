@@ -227,7 +227,7 @@ def read_inputs(request: PlanRequest, due: Deadline) -> ClusterInputs:
     )
     require_used(step, experts=model.experts, cp=cast("int | None", fixed.get("cp")))
     is_plain = not by_layer and request.export is None and len(cluster.classes) == 1
-    is_plain &= cluster.classes[0].device.name != THIS_CPU
+    is_plain &= not cluster.classes[0].device.is_here
     policies = _searched(request, is_plain=is_plain, fixed=fixed)
     machine = Machine(cluster)
     if policies:

@@ -1,9 +1,10 @@
-"""A plan for a run.toml on this machine's cores, and a run that obeys it.
+"""A plan for a run.toml on this machine, and a run that obeys it.
 
 What it decides
     What is read: the run's model, its packing keys, the lengths of its own corpus, this machine as
-    ``equipoise calibrate`` measured it. Each has a digest by a name that a user knows. Keys that a
-    plan decides are not among them: one that was given stands in the plan, or contradicts it.
+    ``equipoise calibrate`` measured it: its CUDA devices, or its cores if it has none. Each has a
+    digest by a name that a user knows. Keys that a plan decides are not among them: one that was
+    given stands in the plan, or contradicts it.
 
 Kept true (tests/unit/cli/plan/test_run.py, tests/multi/plan/test_plan_train.py)
     A lock is refused when any of it changed, and obeyed when none did.
@@ -21,7 +22,7 @@ from equipoise.base.digest import digest
 from equipoise.base.errors import LayoutError, PlanError
 from equipoise.cost.step.request import StepOptions, residuals_of
 from equipoise.data.progress import Progress, SilentProgress
-from equipoise.observe.machine import usable_cores
+from equipoise.observe.machine import own_ranks
 from equipoise.plan.answer.final import Finalist
 from equipoise.plan.answer.run_price import find_window_wall, packer_of, price_run
 from equipoise.plan.answer.run_stages import require_stages
@@ -34,9 +35,9 @@ from equipoise.plan.space.choice import Choice
 from equipoise.plan.space.trainable import keep_timed, list_trainable, run_keys
 from equipoise.sim.machine import Machine
 from equipoise.spec.catalog import Policy
-from equipoise.spec.cluster.spec import ClusterSpec, find_cluster
-from equipoise.spec.device.here import cpu_model, device_file
-from equipoise.spec.device.spec import THIS_CPU
+from equipoise.spec.cluster.spec import ClusterSpec, this_machine
+from equipoise.spec.device.by_name import THIS_CPU, own_name
+from equipoise.spec.device.here import device_file
 from equipoise.spec.offload import Offload
 from equipoise.spec.plan import RUN_TOML, Plan, Wall, read_plan, require_fresh
 from equipoise.spec.run.load import read_run
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RunPlanRequest:
-    """A run to be planned on this machine's cores; a key that it gives is not searched."""
+    """A run to be planned on this machine; a key that it gives is not searched."""
 
     run: ResolvedRun
     file: Path
@@ -61,7 +62,7 @@ class RunPlanRequest:
     keys: tuple[tuple[str, str], ...] = ()
     """Dotted keys, and their text, that were given beside the file."""
     ranks: int | None = None
-    """None: what the run's layout says, else a core each."""
+    """None: what the run's layout says, else a core or a device each."""
     seconds: float = SECONDS
     """The most to search and price; the time that a corpus takes is not counted."""
     out: Path | None = None
@@ -91,7 +92,7 @@ class RunPlanRequest:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RunInputs:
-    """A run on this machine's cores."""
+    """A run on this machine's cores or devices."""
 
     run: ResolvedRun
     asked: dict[str, str]
@@ -146,20 +147,21 @@ class RunInputs:
 
 
 def ranks_of(request: RunPlanRequest, what: str) -> int:
-    """The ranks of a run that is planned on this machine, one a core.
+    """The ranks of a run that is planned on this machine, one a core or a device.
 
     Args:
         request: The run.
         what: Subject and verb of the refusal, as "A plan prices".
 
     Raises:
-        LayoutError: more ranks than cores.
+        LayoutError: more ranks than cores or devices.
     """
-    cores, ranks = len(usable_cores()), request.ranks
-    ranks = request.run.spec.layout.count_ranks(cores) if ranks is None else ranks
-    if not 1 <= ranks <= cores:
+    most, ranks = own_ranks(), request.ranks
+    ranks = request.run.spec.layout.count_ranks(most) if ranks is None else ranks
+    if not 1 <= ranks <= most:
+        unit = "core" if own_name() == THIS_CPU else "device"
         raise LayoutError(
-            f"{what} one rank a core: ranks must be 1 to {cores} on this machine, not {ranks}."
+            f"{what} one rank a {unit}: ranks must be 1 to {most} on this machine, not {ranks}."
         )
     return ranks
 
@@ -172,14 +174,14 @@ def read_run_inputs(request: RunPlanRequest, *, progress: Progress | None = None
         progress: Shown while a corpus is made.
 
     Raises:
-        SpecError: nothing is left to choose.
-        LayoutError: more ranks than cores.
+        SpecError: nothing is left to choose, or the devices were never measured.
+        LayoutError: more ranks than cores or devices.
         DataError: there is no corpus.
     """
     run, ranks = request.run, ranks_of(request, "A plan prices")
     policies = policies_of(run.spec.pack.policy, is_given=is_given(run, "pack.policy"))
     store = open_corpus(run, progress)
-    cluster = find_cluster(f"{THIS_CPU}:{ranks}")
+    cluster = this_machine(ranks)
     machine = Machine(cluster)
     steps = RunSteps(run.spec, run.model, store.doc_tokens, store.mixture)
     base = run_options(run, machine, policies[0])
@@ -230,7 +232,7 @@ def digest_run(run: ResolvedRun, store: "TokenStore", cluster: ClusterSpec) -> d
         "lengths": digest(lengths),
         "packing": digest([pack, spec.train.seed, layout.sharding, layout.ranks_per_node]),
         "precision": digest(spec.train.precision),
-        "machine": digest([cpu_model(), cluster.devices]),
+        "machine": digest([cluster.device.title, cluster.devices]),
         "curves": digest_curves(cluster),
         "equipoise": __version__,
     }
@@ -293,9 +295,9 @@ def read_obeyed(
             f"obeys plans of a run.toml on this machine. Make one: equipoise plan run.toml."
         )
     obeyed = obey(run, plan.best.keys, plan.command)
-    ranks = obeyed.spec.layout.count_ranks(len(usable_cores()))
+    ranks = obeyed.spec.layout.count_ranks(own_ranks())
     store = open_corpus(run, progress)
-    now = digest_run(run, store, find_cluster(f"{THIS_CPU}:{ranks}"))
+    now = digest_run(run, store, this_machine(ranks))
     require_fresh(plan, now, file)
     if plan.best.stages is not None:
         require_stages(plan.best.stages, obeyed.spec.layout, run.model.layers, file)
@@ -308,4 +310,4 @@ def digest_asked(plan: Plan, progress: Progress | None = None) -> dict[str, str]
     file, ranks = Path(asked.pop(RUN_TOML)), int(asked.pop("ranks"))
     run = read_run(file, list(asked.items()))
     store = open_corpus(run, progress)
-    return digest_run(run, store, find_cluster(f"{THIS_CPU}:{ranks}"))
+    return digest_run(run, store, this_machine(ranks))

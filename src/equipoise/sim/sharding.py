@@ -28,7 +28,7 @@ from equipoise.cost.work import causal_pairs
 from equipoise.schedule.attention.price import LinkPrice
 from equipoise.schedule.attention.score import AssumedMachine
 from equipoise.sim.machine import Machine
-from equipoise.spec.cluster.spec import find_cluster
+from equipoise.spec.cluster.spec import ClusterSpec, find_cluster, this_machine
 from equipoise.spec.device.by_name import THIS_CPU, Dtype
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
@@ -117,10 +117,18 @@ def settle_machine(
         precision=train.precision,
         context_strategy=layout.strategy,
     )
-    machine = Machine(find_cluster(f"{THIS_CPU}:{ranks}"), train.precision)
+    machine = Machine(_own_machine(ranks), train.precision)
     assumed = context_price(model, machine, layout.of_ranks(ranks), options).machine
     link = assumed.link
     return ContextMachine(assumed.flop_per_s, assumed.tile_s, link.latency_s, link.bytes_per_s)
+
+
+def _own_machine(ranks: int) -> ClusterSpec:
+    """This machine; its cores, where its devices were not measured or are of several machines."""
+    try:
+        return this_machine(ranks)
+    except SpecError:
+        return find_cluster(f"{THIS_CPU}:{ranks}")
 
 
 def run_price(

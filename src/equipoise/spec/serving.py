@@ -23,6 +23,17 @@ class IterationWork:
     logits: int
     """Rows that pass through the head."""
 
+    def after(self, iterations: int) -> "IterationWork":
+        """As many iterations of single tokens later, with every context as much longer.
+
+        >>> IterationWork(2, 30, 30, 2, 2).after(3)
+        IterationWork(tokens=2, pairs=36, kv_tokens=36, sequences=2, logits=2)
+        """
+        grown = iterations * self.sequences
+        return IterationWork(
+            self.tokens, self.pairs + grown, self.kv_tokens + grown, self.sequences, self.logits
+        )
+
 
 def chunk_pairs(start: int, tokens: int) -> int:
     """Query-key pairs of the tokens [start, start + tokens) of one sequence.

@@ -68,6 +68,8 @@ class RunRecorder:
         self._sizes: set[int] = set()
         self._kept_layer_tokens = 0
         self._peak_bytes = 0
+        self.beside_bytes = 0
+        """Memory of this process that steps do not use: the arena of its checkpoints."""
 
     def write_start(self, resumed_step: int) -> None:
         """What this process is about to run, on rank 0."""
@@ -170,7 +172,8 @@ class RunRecorder:
         tokens = sum(packed.rank_tokens)
         flop, predicted_s = sum(loads.flop), loads.predicted_s
         device = self.ranks.device
-        self._peak_bytes = max(self._peak_bytes, peak_bytes(device) - self._base_bytes)
+        base_bytes = self._base_bytes + self.beside_bytes
+        self._peak_bytes = max(self._peak_bytes, peak_bytes(device) - base_bytes)
         figures: dict[str, float] = {
             "loss": result.loss,
             "grad_norm": result.grad_norm,
@@ -183,7 +186,7 @@ class RunRecorder:
             "mfu": flop / result.step_s / (self.curve.peak_flop_per_s * self.ranks.world),
             "busy_s": result.rank_busy_s[self.ranks.rank],
             "wait_s": result.wait_s,
-            "memory_bytes": held_bytes(device) - self._base_bytes,
+            "memory_bytes": held_bytes(device) - base_bytes,
             "peak_memory_bytes": self._peak_bytes,
         }
         if max(result.rank_busy_s) >= _CURVE_MATTERS_S:

@@ -9,7 +9,7 @@ from equipoise.observe.machine import usable_cores
 from equipoise.schedule.attention.price import LinkPrice
 from equipoise.sim.machine import Machine
 from equipoise.sim.step import price_step
-from equipoise.spec.cluster.spec import cores_cluster
+from equipoise.spec.cluster.spec import own_cluster
 from equipoise.spec.device.here import calibrated_device
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import preset
@@ -46,6 +46,6 @@ def test_every_way_is_timed_and_foresees_another_depth(tmp_path: Path) -> None:
     layout, deep = Layout(dp=cores), dataclasses.replace(MODEL, layers=5)
     assert part_curves(device, deep, "fp32", layout) is not None
     options = StepOptions(128, 2, precision="fp32")
-    machine = Machine(cores_cluster(device, cores))
+    machine = Machine(own_cluster(device, cores))
     price = price_step(deep, machine, layout, options, documents=[[[64, 64]]] * cores)
     assert price.step_s > 0 and "launches" not in price.terms

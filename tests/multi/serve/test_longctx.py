@@ -14,13 +14,13 @@ from equipoise.base.errors import LayoutError, ModelError
 from equipoise.observe.journal import EventSink
 from equipoise.schedule.batching.fair.table import FAIR_POLICIES
 from equipoise.schedule.batching.scheduler import Scheduler
-from equipoise.schedule.batching.settings import BatchSettings
+from equipoise.schedule.batching.settings import BatchSettings, page_tokens_of
 from equipoise.serve.engine.forward import PagedDecoder
 from equipoise.serve.engine.loop import EngineLoop
 from equipoise.serve.engine.pool import token_bytes
 from equipoise.serve.engine.request import GenerateRequest, RanksLostError
 from equipoise.serve.longctx.choice import VariantChoice
-from equipoise.serve.longctx.decoder import ContextDecoder, page_tokens_of
+from equipoise.serve.longctx.decoder import ContextDecoder
 from equipoise.spec.model.presets import ModelSpec
 from support.serving.engine import SMALL, alone, reader, small_decoder
 from support.serving.loop import LinearPrice

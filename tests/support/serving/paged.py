@@ -8,6 +8,7 @@ from torch import Tensor
 from equipoise.nn.decoder import Decoder, initialize
 from equipoise.schedule.batching.iteration import PageRun, ServeChunk
 from equipoise.serve.engine.forward import PagedDecoder
+from equipoise.serve.engine.fused import ServedDecoder
 from equipoise.serve.engine.pool import KvPool
 from equipoise.spec.model.presets import ModelSpec
 
@@ -26,7 +27,7 @@ def built(model: ModelSpec, dtype: torch.dtype = torch.float32) -> Decoder:
 
 
 def paged(
-    decoder: Decoder, *, pages: int, page_tokens: int = 4, is_invariant: bool = False
+    decoder: ServedDecoder, *, pages: int, page_tokens: int = 4, is_invariant: bool = False
 ) -> PagedDecoder:
     pool = KvPool(
         decoder.model,

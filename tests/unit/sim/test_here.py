@@ -8,7 +8,7 @@ import pytest
 from equipoise.cost.step.request import Residuals, StepOptions
 from equipoise.sim.machine import Machine
 from equipoise.sim.step import price_step
-from equipoise.spec.cluster.spec import cores_cluster
+from equipoise.spec.cluster.spec import own_cluster
 from equipoise.spec.device.here import calibrated_device
 from equipoise.spec.layout import Layout
 from support.device_files import A_FILE, written
@@ -28,7 +28,7 @@ LAYOUTS = (
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
     found = dataclasses.replace(A_FILE, parts=(parts(),))
-    return Machine(cores_cluster(calibrated_device(found, written(tmp_path, found)), 2))
+    return Machine(own_cluster(calibrated_device(found, written(tmp_path, found)), 2))
 
 
 def core_s(documents: list[int], us: float) -> float:

@@ -9,8 +9,10 @@ from equipoise.base.units import format_bytes, format_seconds
 from equipoise.cli.console import make_console
 from equipoise.cli.table import Column, print_columns
 from equipoise.cost.compare import CurveComparison
+from equipoise.spec.device.cuda import cuda_tiers
 from equipoise.spec.device.file import DeviceFile
 from equipoise.spec.device.parts import Measured
+from equipoise.spec.device.spec import THIS_CPU
 
 _BUSY_CORES = 0.3
 """Cores of other load above which the figures are doubtful."""
@@ -33,6 +35,7 @@ def file_rows(device: DeviceFile) -> dict[str, Any]:
         },
         "disk_read_bytes_per_s": row(device.disk_read_bytes_per_s),
         "disk_write_bytes_per_s": row(device.disk_write_bytes_per_s),
+        **({} if device.cuda is None else {"devices": device.cuda.devices}),
         "points": {
             "gemm": len(device.gemm),
             "attention": len(device.attention),
@@ -54,8 +57,9 @@ def file_rows(device: DeviceFile) -> dict[str, Any]:
 def print_file(device: DeviceFile, file: Path) -> None:
     """The curves at a few sizes, each with its interval."""
     console = make_console()
+    units = "every core" if device.cuda is None else f"{device.cuda.devices} devices"
     console.print(
-        f"{device.machine}: measured in {device.seconds:.0f} s on every core at once, with "
+        f"{device.machine}: measured in {device.seconds:.0f} s on {units} at once, with "
         f"{device.other_load_cores:.1f} cores of other load"
     )
     if device.other_load_cores > _BUSY_CORES:
@@ -110,9 +114,14 @@ def _attention_rows(device: DeviceFile) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for dtype, _ in device.peaks:
         points = [point for point in device.attention if point.dtype == dtype]
+        if not points:  # fp8 is for products
+            continue
         for point in (points[0], points[len(points) // 2], points[-1]):
             flop = 4.0 * point.head_width * point.tokens * (point.tokens + 1) / 2
             size = f"{point.tokens:,} tokens, a head of {point.head_width}"
+            if point.units is not None:
+                flop *= point.units
+                size = f"{point.tokens:,} tokens, {point.units:,} heads of {point.head_width}"
             rows.append((f"attention, {dtype}", size, *_rate(point.forward_s, flop)))
     return rows
 
@@ -128,6 +137,12 @@ def _byte_rows(device: DeviceFile) -> list[tuple[str, ...]]:
             between = f"{format_seconds(s.low)} to {format_seconds(s.high)}"
             size = format_bytes(point.bytes)
             rows.append((f"{point.op}, 2 ranks", size, format_seconds(s.mid), between))
+    if device.cuda is not None:
+        rows.append(("memory, from the host", "", *_bytes(device.cuda.host_bytes_per_s)))
+        rows += [
+            (f"a pair of {tier.devices}", "", f"{tier.bytes_per_s / 1e9:.2f} GB/s", "")
+            for tier in cuda_tiers(device.cuda)
+        ]
     rows.append(("disk, read", "", *_bytes(device.disk_read_bytes_per_s)))
     rows.append(("disk, write", "", *_bytes(device.disk_write_bytes_per_s)))
     return rows
@@ -138,9 +153,9 @@ def _bytes(each: Measured) -> tuple[str, str]:
 
 
 def print_comparison(
-    comparison: CurveComparison, run: Path, file: Path, *, is_fitted: bool
+    comparison: CurveComparison, run: Path, file: Path, *, is_fitted: bool, name: str = THIS_CPU
 ) -> None:
-    """Print predicted beside measured seconds, and the curve to doubt."""
+    """Print predicted beside measured seconds, and the curve to doubt; ``name`` is the device's."""
     console = make_console()
     console.print(f"{run}: {comparison.steps} steps on {comparison.ranks} ranks, beside {file}")
     columns = (
@@ -182,4 +197,4 @@ def print_comparison(
             f"predicts ({wrong.low:.2f} to {wrong.high:.2f})."
         )
     if is_fitted:
-        console.print(f"The factors are kept in {file}; this-cpu is priced with them from now on.")
+        console.print(f"The factors are kept in {file}; {name} is priced with them from now on.")

@@ -7,20 +7,28 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from equipoise.base.errors import SpecError
+from equipoise.base.errors import DataError, SpecError
+from equipoise.base.read import reason
 from equipoise.cli.console import make_progress
 from equipoise.cli.run_arguments import add_run_arguments, run_from
 from equipoise.cli.written import require_folder_of, require_kind
 
 if TYPE_CHECKING:
+    from equipoise.observe.run_record import RunRecord
+    from equipoise.spec.device.driver import CudaDevice
+    from equipoise.spec.device.file import DeviceFile
     from equipoise.spec.device.parts import ModelParts
+    from equipoise.spec.model.presets import ModelSpec
+    from equipoise.spec.run.resolve import ResolvedRun
     from equipoise.train.calibrate.parts_plan import PartsPlan
 
-HELP = "measure this machine, so that this-cpu is priced by what it does"
+HELP = "measure this machine, so that this-cpu or this-cuda is priced by what it does"
 
 EXAMPLES = """\
 examples:
-  equipoise calibrate                                under a minute; this-cpu is priced by it
+  equipoise calibrate                                under a minute; this-cpu is priced by it,
+                                                     or this-cuda where there are CUDA devices
+  CUDA_VISIBLE_DEVICES= equipoise calibrate          the cores of a machine that has devices
   equipoise calibrate run.toml                       also the sizes and parts of this run's steps
   equipoise calibrate --plot curves.png --out lab.json
   equipoise calibrate --compare runs/demo            predicted beside measured, and the wrong curve
@@ -36,7 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="FILE",
         help="the device file to write, or to compare and fit "
-        "(default: ~/.cache/equipoise/this-cpu.json, which this-cpu reads)",
+        "(default: ~/.cache/equipoise/this-cpu.json, which this-cpu reads, or "
+        "this-cuda-PRODUCT.json beside it)",
     )
     parser.add_argument(
         "--compare",
@@ -57,33 +66,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, or compare."""
-    from equipoise.spec.device.here import device_file
+    from equipoise.spec.device.cuda import cuda_file, one_product
+    from equipoise.spec.device.driver import cuda_devices
+    from equipoise.spec.device.here import cpu_model, device_file
 
     _judge(args)
-    file: Path = device_file() if args.out is None else args.out
+    devices = cuda_devices()
+    machine = one_product(devices) if devices else cpu_model()
+    usual = cuda_file(machine) if devices else device_file()
+    file: Path = usual if args.out is None else args.out
     if args.compare is not None or args.fit is not None:
         return _compare(args, file)
     from equipoise.cli.calibrate.table import file_rows, print_file
     from equipoise.launch.agent import whole_environment
     from equipoise.spec.device.file import write_device_file
-    from equipoise.train.calibrate.measure import CalibrationPlan, measure_machine
     from equipoise.train.calibrate.parts_plan import PartsPlan
 
     # What is timed here has the variables of ranks that train.
     os.environ.update(whole_environment())
     resolved = run_from(args)
     has_run = (args.run_toml is not None or args.overrides) and not resolved.model.experts
+    # Devices multiply fp8, and are priced from its products alone.
+    has_run = has_run and not (devices and resolved.spec.train.precision == "fp8")
     plan = PartsPlan.for_run(resolved) if has_run else None
     folder = file.absolute().parent
     _make(folder)
-    kept = _kept_parts(file)
-    measured = measure_machine(
-        CalibrationPlan.for_run(resolved), folder, make_progress(args.quiet or args.json)
-    )
+    kept = _kept_parts(file, machine)
+    measured = _measure(args, resolved, devices, folder)
     measured = dataclasses.replace(measured, parts=kept)
     write_device_file(file, measured)
     if plan is not None:
-        parts = _time_parts(args, plan, file)
+        parts = _time_parts(args, plan, file, len(devices))
         others = [each for each in kept if (each.model, each.dtype) != (parts.model, parts.dtype)]
         measured = dataclasses.replace(measured, parts=(*others, parts))
         write_device_file(file, measured)
@@ -102,34 +115,59 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _kept_parts(file: Path) -> "tuple[ModelParts, ...]":
+def _measure(
+    args: argparse.Namespace,
+    resolved: "ResolvedRun",
+    devices: "tuple[CudaDevice, ...]",
+    folder: Path,
+) -> "DeviceFile":
+    """The machine's CUDA devices; its cores if it has none."""
+    from equipoise.train.calibrate.devices import measure_devices
+    from equipoise.train.calibrate.measure import measure_machine
+    from equipoise.train.calibrate.plan import CalibrationPlan
+
+    progress = make_progress(args.quiet or args.json)
+    if not devices:
+        return measure_machine(CalibrationPlan.for_run(resolved), folder, progress)
+    sizes = CalibrationPlan.for_run(resolved, CalibrationPlan.of_devices())
+    return measure_devices(sizes, devices, folder, progress)
+
+
+def _kept_parts(file: Path, machine: str) -> "tuple[ModelParts, ...]":
     """Parts of models already timed on this machine with this torch; none if the file has none."""
     from importlib.metadata import version
 
     from equipoise.spec.device.file import read_device_file
-    from equipoise.spec.device.here import cpu_model
 
     try:
         measured = read_device_file(file)
     except SpecError:
         return ()
-    is_here = measured.machine == cpu_model() and measured.torch.split("+")[0] == version("torch")
+    is_here = measured.machine == machine and measured.torch.split("+")[0] == version("torch")
     return measured.parts if is_here else ()
 
 
-def _time_parts(args: argparse.Namespace, plan: "PartsPlan", file: Path) -> "ModelParts":
+def _time_parts(
+    args: argparse.Namespace, plan: "PartsPlan", file: Path, devices: int
+) -> "ModelParts":
     """The parts of a run's steps, with the links of the device file."""
     from equipoise.observe.machine import usable_cores
+    from equipoise.schedule.attention.price import LinkPrice
     from equipoise.sim.machine import Machine
-    from equipoise.spec.cluster.spec import cores_cluster
-    from equipoise.spec.device.here import this_cpu
+    from equipoise.spec.cluster.spec import own_cluster
+    from equipoise.spec.device.by_name import own_device
     from equipoise.spec.layout import Layout
     from equipoise.train.calibrate.model import measure_parts
+    from equipoise.train.calibrate.ranks import Target
 
-    cores = len(usable_cores())
-    machine = Machine(cores_cluster(this_cpu(file), max(2, cores)))
-    link = machine.context_links(Layout(cp=max(2, cores))).near
-    return measure_parts(plan, link, make_progress(args.quiet or args.json))
+    progress = make_progress(args.quiet or args.json)
+    target = Target.cuda(devices) if devices else None
+    if devices == 1:  # nobody to share attention with
+        return measure_parts(plan, LinkPrice(0.0, float("inf")), progress, target)
+    ranks = devices or max(2, len(usable_cores()))
+    machine = Machine(own_cluster(own_device(file), ranks))
+    link = machine.context_links(Layout(cp=ranks)).near
+    return measure_parts(plan, link, progress, target)
 
 
 def _judge(args: argparse.Namespace) -> None:
@@ -159,14 +197,13 @@ def _compare(args: argparse.Namespace, file: Path) -> int:
     from equipoise.cli.calibrate.table import print_comparison
     from equipoise.cost.compare import compare_run, fitted
     from equipoise.observe.reader import read_run
+    from equipoise.spec.device.by_name import own_device
     from equipoise.spec.device.file import read_device_file, write_device_file
-    from equipoise.spec.device.here import this_cpu
-    from equipoise.spec.model.presets import ModelSpec
 
     measured = read_device_file(file)
-    record = read_run(args.compare or args.fit)
-    model = ModelSpec(**record.start.model)
-    comparison = compare_run(record, model, this_cpu(file))
+    record, model = _judge_start(read_run(args.compare or args.fit))
+    device = own_device(file)
+    comparison = compare_run(record, model, device)
     if args.fit is not None:
         write_device_file(file, fitted(measured, comparison))
     if args.json:
@@ -174,5 +211,33 @@ def _compare(args: argparse.Namespace, file: Path) -> int:
 
         sys.stdout.write(json.dumps(comparison.as_row(), indent=1) + "\n")
     elif not args.quiet:
-        print_comparison(comparison, record.folder, file, is_fitted=args.fit is not None)
+        is_fitted = args.fit is not None
+        print_comparison(comparison, record.folder, file, is_fitted=is_fitted, name=device.name)
     return 0
+
+
+def _judge_start(record: "RunRecord") -> "tuple[RunRecord, ModelSpec]":
+    """A run whose start says all that is compared, absent keys with their defaults; its model.
+
+    Raises:
+        DataError: the start event says something that no run does.
+    """
+    import json
+
+    from pydantic import TypeAdapter
+
+    from equipoise.spec.model.presets import ModelSpec
+    from equipoise.spec.run.keys import to_dict
+    from equipoise.spec.run.spec import RunSpec
+
+    start = record.start
+    said = {name: start.spec[name] for name in ("layout", "pack", "train") if name in start.spec}
+    try:
+        spec = TypeAdapter(RunSpec).validate_json(json.dumps(said), strict=True)
+        model = TypeAdapter(ModelSpec).validate_json(json.dumps(start.model), strict=True)
+    except ValueError as error:
+        raise DataError(
+            f"{record.folder} has a start event in its journal that no run writes: "
+            f"{reason(error)}. Copy journal/rank-00000.jsonl again."
+        ) from None
+    return dataclasses.replace(record, start=dataclasses.replace(start, spec=to_dict(spec))), model

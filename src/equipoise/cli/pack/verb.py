@@ -204,10 +204,10 @@ def _setting(
     from equipoise.balance.packing.evaluate import Setting
     from equipoise.cost.work import kv_bytes_per_token
     from equipoise.data.mixture import open_stream
-    from equipoise.observe.machine import usable_cores
+    from equipoise.observe.machine import own_ranks
 
     pack, layout = resolved.spec.pack, resolved.spec.layout
-    ranks = layout.count_ranks(len(usable_cores()))
+    ranks = layout.count_ranks(own_ranks())
     data_ranks = ranks // layout.sharing
     if data_ranks > MOST_MICRO_BATCHES:
         raise SpecError(

@@ -1,8 +1,9 @@
-"""``equipoise plan``: which layout trains a model, or a run.toml, fastest, and why."""
+"""``equipoise plan``: which layout trains a model, or a run.toml, or serves a trace, best."""
 
 import argparse
 import dataclasses
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,12 +11,19 @@ from typing import TYPE_CHECKING
 from equipoise.base.disk import writing
 from equipoise.base.errors import SpecError
 from equipoise.cli.run_arguments import add_run_arguments, run_from
+from equipoise.cli.serving.arguments import (
+    SERVING,
+    SHARED,
+    add_serving_arguments,
+    read_objectives,
+    require_of_serving,
+)
 from equipoise.cli.step_arguments import add_sources_argument, add_step_arguments
 
 if TYPE_CHECKING:
     from equipoise.plan.request import PlanAnswer, PlanRequest, RunPlanRequest
 
-HELP = "search the layout that trains a model fastest on a cluster; needs no torch"
+HELP = "search the layout that trains a model, or serves a trace, best on a cluster; needs no torch"
 
 EXAMPLES = """\
 examples:
@@ -35,8 +43,16 @@ examples:
   equipoise plan --model llama3-70b --cluster a100-80:64 --context-tokens 8192 \\
       --step-sequences 128 --layers own
   equipoise explain plan plans/70b/plan.lock
+  equipoise plan --requests trace.jsonl --model llama3-70b --cluster h100-sxm:8 \\
+      --slo ttft=0.5,tpot=0.03
+  equipoise plan --requests trace.jsonl --model mixtral-8x7b --cluster h100-sxm:16 \\
+      --layout tp=4 --precision fp8 --json
   equipoise plan --model llama3-70b --cluster h100-sxm:64 --context-tokens 8192 \\
       --step-sequences 128 --export megatron
+
+--requests searches the replicas that serve a trace best: tp, cp, pp, ep and dp, all replicas alike
+or some for prompts and some for generation. Best is what refuses fewest requests, then what meets
+most objectives, then what has the least mean latency. --layout fixes degrees of every replica.
 
 A run.toml is planned for this machine's cores, with its own corpus and keys; a key that it gives is
 not searched. Without one, --model and --cluster describe what is planned.
@@ -54,6 +70,11 @@ plan.lock:
   nodes: of a cluster.toml with measured pairs, which node stands in which place
   asked read version: the words, digests of all that was read, the form of the file
   sources: where each number of the cluster, its links and its curves comes from
+With --requests:
+  best and runners_up: words and flags of equipoise simulate; latency_s, the mean of a request, and
+    its parts, which add up to it; bounded_by; price, what simulate --requests --json prints
+  listed unfit left_out simulated: choices in the space, and what became of them
+  is_whole bound_s gap: whether there was time for all; no choice has less latency than bound_s
 """
 
 
@@ -68,6 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "each)",
     )
     add_step_arguments(parser, is_searched=True)
+    add_serving_arguments(parser)
     parser.add_argument(
         "--layout",
         metavar="WORDS",
@@ -84,7 +106,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         metavar="S",
         help="the most to list, search and price, the program's own start left out; the answer "
-        "has a gap to the lower bound (default: 30)",
+        "has a gap to the lower bound (default: 30; with --requests 60)",
     )
     parser.add_argument(
         "--out",
@@ -117,6 +139,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Search and print the plan."""
+    if args.requests is not None:
+        return _serve(args)
+    for name in SERVING:
+        if getattr(args, name) is not None:
+            raise SpecError(f"--{name} needs --requests. Give both or neither.")
     if args.measure:
         return _measure(args)
     if args.trial_seconds is not None:
@@ -143,6 +170,47 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write(json.dumps(answer.as_row(), indent=1) + "\n")
     else:
         _print(args, answer, folder / LOCK if folder is not None else None)
+    return 0
+
+
+def _serve(args: argparse.Namespace) -> int:
+    """Search the replicas that serve a trace best, and print them."""
+    from equipoise.cli.console import make_progress
+    from equipoise.cli.plan.serving_table import print_serving_plan
+    from equipoise.plan.serving.request import SECONDS, ServingPlanRequest, plan_serving
+
+    require_of_serving(args, add_arguments, (*SERVING, *SHARED, "seconds"))
+    own = [f"--{name}" for name, _ in args.overrides]
+    if own:
+        raise SpecError(f"{own[0]} is a key of run.toml, which --requests does not read.")
+    missing = [f"--{name}" for name in ("model", "cluster") if getattr(args, name) is None]
+    if missing:
+        raise SpecError(
+            f"--requests needs {' and '.join(missing)}. Say what serves the trace, and on which "
+            "devices."
+        )
+    request = ServingPlanRequest(
+        args.requests,
+        args.model,
+        args.cluster,
+        args.layout,
+        precision=args.precision,
+        fair=args.fair or "uwfq",
+        objectives=read_objectives(args.slo or []),
+        expert_skew=args.expert_skew,
+        seconds=SECONDS if args.seconds is None else args.seconds,
+    )
+    answer = plan_serving(request, progress=make_progress(args.quiet or args.json))
+    if args.json:
+        sys.stdout.write(json.dumps(answer.as_row(), indent=1) + "\n")
+        return 0
+    words = ["--requests", str(args.requests), "--model", args.model, "--cluster", args.cluster]
+    words += ["--precision", args.precision] if args.precision != "bf16" else []
+    words += [] if args.fair is None else ["--fair", args.fair]
+    words += [word for each in args.slo or [] for word in ("--slo", each)]
+    words += ["--expert-skew", f"{args.expert_skew:g}"] if args.expert_skew != 1.0 else []
+    command = shlex.join(["equipoise", "simulate", *words])
+    print_serving_plan(answer, command, is_quiet=args.quiet)
     return 0
 
 

@@ -1,44 +1,12 @@
-"""What ``equipoise simulate --requests`` prints, and the objectives it reads."""
+"""What ``equipoise simulate --requests`` prints."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from equipoise.base.errors import SpecError
 from equipoise.base.units import format_seconds
 from equipoise.cli.console import make_console
 from equipoise.cli.table import Column, print_columns
-from equipoise.sim.serve.answer import Objective, ServingAnswer
-
-_FORM = "Write [TENANT:]ttft=SECONDS,tpot=SECONDS, one of the two or both."
-
-
-def read_objectives(texts: Sequence[str]) -> dict[str, Objective]:
-    """Objectives by tenant, "" for those not named.
-
-    Raises:
-        SpecError: a text is not of the form, or a tenant is given twice.
-
-    >>> read_objectives(["ttft=1,tpot=0.1", "gold:ttft=0.2"])["gold"].ttft_s
-    0.2
-    """
-    objectives: dict[str, Objective] = {}
-    for text in texts:
-        tenant, _, words = text.rpartition(":")
-        if tenant in objectives:
-            whose = f"of {tenant} " if tenant else ""
-            raise SpecError(f"--slo {text}: an objective {whose}is given twice. Give it once.")
-        seconds: dict[str, float] = {}
-        for word in words.split(","):
-            name, _, value = (part.strip() for part in word.partition("="))
-            try:
-                number = float(value)
-            except ValueError:
-                number = -1.0
-            if name not in ("ttft", "tpot") or name in seconds or not number > 0:
-                raise SpecError(f'--slo {text}: "{word}" is not an objective. {_FORM}')
-            seconds[name] = number
-        objectives[tenant] = Objective(**{f"{name}_s": value for name, value in seconds.items()})
-    return objectives
+from equipoise.sim.serve.answer import ServingAnswer
 
 
 def print_serving(answer: ServingAnswer, title: str, *, is_quiet: bool) -> None:
@@ -107,10 +75,18 @@ def _lines(answer: ServingAnswer, row: Mapping[str, Any]) -> list[str]:
             f"{sum(row['busy']) / len(row['busy']):.1%} of the time."
         )
     peak = max(row["kv_peak"])
+    if row.get("sent_s") is not None:
+        lines.append(
+            f"Keys and values of {row['sent_tokens']:,} tokens were sent to the "
+            f"{row['decode']['replicas']} that generate, a request's in {_pair(row['sent_s'])} "
+            "(median, p99)."
+        )
     lines.append(
-        f"Keys and values filled up to {peak:.1%} of {row['kv_gib']:.1f} GiB a device; "
+        f"A device holds {row['weights_gib']:.1f} GiB of weights and up to "
+        f"{row['activations_gib']:.1f} of activations. Keys and values filled up to {peak:.1%} of "
+        f"{_room(row)} GiB; "
         f"{row['preemptions']:,} preemptions; {row['cached_tokens']:,} prompt tokens came from "
-        "the cache."
+        f"the cache. MFU: {row['mfu']:.1%}."
     )
     if row["refused"]:
         lines.append(
@@ -125,6 +101,12 @@ def _lines(answer: ServingAnswer, row: Mapping[str, Any]) -> list[str]:
             f"{'device' if row['devices'] == 1 else 'devices'}. Policy: {answer.policy}."
         )
     return lines
+
+
+def _room(row: Mapping[str, Any]) -> str:
+    """Memory for keys and values, of both kinds of replicas where they are apart."""
+    rooms = [row, *([row["decode"]] if "decode" in row else [])]
+    return " and ".join(f"{each['kv_gib']:.1f}" for each in rooms)
 
 
 def _pair(spread: Mapping[str, float] | None) -> str:

@@ -9,6 +9,13 @@ from typing import TYPE_CHECKING
 
 from equipoise.base.disk import writing
 from equipoise.base.errors import SpecError
+from equipoise.cli.serving.arguments import (
+    SERVING,
+    SHARED,
+    add_serving_arguments,
+    read_objectives,
+    require_of_serving,
+)
 from equipoise.cli.step_arguments import add_sources_argument, add_step_arguments
 from equipoise.cli.written import require_folder_of, require_kind
 
@@ -37,6 +44,10 @@ examples:
       --layout dp=2 --slo ttft=0.5,tpot=0.03
   equipoise simulate --requests azure.csv --model llama3-70b --cluster h100-sxm:8 \\
       --layout tp=4,dp=2 --precision fp8 --fair vtc --json
+  equipoise simulate --requests azure.csv --model llama3-70b --cluster h100-sxm:16 \\
+      --layout tp=4,cp=2 --decode-layout tp=4,dp=2
+  equipoise simulate --requests azure.csv --model mixtral-8x22b --cluster h100-sxm:16 \\
+      --layout tp=8,pp=2,ep=8 --expert-skew 1.3
 
 A trace has a line for each request, as {"arrival_s": 0.5, "tenant": "a", "prompt_tokens": 900,
 "output_tokens": 120}; optional: most_tokens, prefix_group with prefix_tokens. Also read: JSON lines
@@ -65,29 +76,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the verb's arguments."""
     add_step_arguments(parser, needs_sizes=False)
     add_sources_argument(parser)
-    serving = parser.add_argument_group("serving")
+    serving = add_serving_arguments(parser)
     serving.add_argument(
-        "--requests",
-        type=Path,
-        metavar="TRACE",
-        help="requests to serve (.jsonl or .csv), in place of a step to train",
-    )
-    serving.add_argument(
-        "--fair",
-        metavar="POLICY",
-        help="who is next: fifo, job-fair, user-fair, vtc or uwfq (default: uwfq)",
-    )
-    serving.add_argument(
-        "--slo",
-        action="append",
-        metavar="[TENANT:]ttft=S,tpot=S",
-        help="objectives of requests, in seconds, for goodput; again for tenants of their own",
+        "--decode-layout",
+        metavar="WORDS",
+        help="replicas that only generate, on devices of their own, as tp=2,dp=2; --layout then "
+        "has those that compute prompts",
     )
     parser.add_argument(
         "--layout",
         required=True,
         metavar="WORDS",
-        help="degrees, as tp=8,cp=1,pp=16,dp=64; also ep=, etp=, zero=, replicas=, virtual=",
+        help="degrees, as tp=8,cp=1,pp=16,dp=64; also ep=, etp=, zero=, replicas=, virtual=; of "
+        "serving dp replicas of tp x cp x pp devices",
     )
     parser.add_argument(
         "--layers",
@@ -96,7 +97,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "20:tp=1,dp=8,zero=1:none; what equipoise plan --layers own prints",
     )
     parser.add_argument(
-        "--plot", type=Path, metavar="FILE", help="draw the step in time (.png, .svg or .pdf)"
+        "--plot",
+        type=Path,
+        metavar="FILE",
+        help="draw the step in time, or of --requests which share was how fast (.png, .svg or "
+        ".pdf)",
     )
     parser.add_argument(
         "--trace",
@@ -164,8 +169,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-_SERVING = ("requests", "fair", "slo")
-_SHARED = ("model", "cluster", "layout", "precision")
+_SERVING = (*SERVING, "decode_layout")
 
 
 def _require_step(args: argparse.Namespace) -> None:
@@ -177,7 +181,8 @@ def _require_step(args: argparse.Namespace) -> None:
         )
     for name in _SERVING:
         if getattr(args, name) is not None:
-            raise SpecError(f"--{name} needs --requests. Give both or neither.")
+            flag = name.replace("_", "-")
+            raise SpecError(f"--{flag} needs --requests. Give both or neither.")
 
 
 def _is_missing(args: argparse.Namespace, name: str) -> bool:
@@ -187,20 +192,13 @@ def _is_missing(args: argparse.Namespace, name: str) -> bool:
 def _serve(args: argparse.Namespace) -> int:
     """Serve a trace and print what became of it."""
     from equipoise.cli.console import make_progress
-    from equipoise.cli.simulate.serving_table import print_serving, read_objectives
+    from equipoise.cli.simulate.nano import print_nano
+    from equipoise.cli.simulate.serving_table import print_serving
+    from equipoise.sim.serve.nano import forecast_nano
     from equipoise.sim.serve.request import ServingRequest, simulate_serving
 
-    plain = argparse.ArgumentParser()
-    add_arguments(plain)
-    for action in plain._actions:
-        name = action.dest
-        if name in (*_SERVING, *_SHARED, "help", "sources"):
-            continue
-        if getattr(args, name) != plain.get_default(name):
-            raise SpecError(
-                f"{action.option_strings[0]} describes a step to train and changes nothing for "
-                "--requests. Leave it out."
-            )
+    require_of_serving(args, add_arguments, (*_SERVING, *SHARED, "sources", "plot"))
+    _judge_files(args)
     request = ServingRequest(
         args.requests,
         args.model,
@@ -209,14 +207,28 @@ def _serve(args: argparse.Namespace) -> int:
         precision=args.precision,
         fair=args.fair or "uwfq",
         objectives=read_objectives(args.slo or []),
+        decode_layout=args.decode_layout,
+        expert_skew=args.expert_skew,
     )
     progress = make_progress(args.quiet or args.json)
     answer = simulate_serving(request, progress)
+    if args.plot is not None:
+        from equipoise.dash.serving.plot import plot_tenants
+
+        with writing("plot", args.plot):
+            plot_tenants(args.plot, answer)
+    nano = forecast_nano(request, answer)
     if args.json:
-        sys.stdout.write(json.dumps(answer.as_row(), indent=1) + "\n")
+        row = {**answer.as_row(), "nano": nano and nano.as_row()}
+        sys.stdout.write(json.dumps(row, indent=1) + "\n")
         return 0
-    title = f"{args.model} on {args.cluster}, {args.layout}"
+    apart = "" if args.decode_layout is None else f" and {args.decode_layout} to generate"
+    title = f"{args.model} on {args.cluster}, {args.layout}{apart}"
     print_serving(answer, title, is_quiet=args.quiet)
+    if args.plot is not None and not args.quiet:
+        sys.stdout.write(f"{args.plot}\n")
+    if nano is not None and not args.quiet:
+        print_nano(nano)
     return 0
 
 

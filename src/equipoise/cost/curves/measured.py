@@ -16,13 +16,15 @@ import functools
 from dataclasses import dataclass
 from pathlib import Path
 
+from equipoise.base.errors import SpecError
 from equipoise.cost.curves.collectives import CollectiveCurve, curve_of_rows, nccl_rows
 from equipoise.cost.curves.grid import LogGrid, read_table
 from equipoise.cost.curves.kernels import AttentionCurve, attention_curve, decode_grid, gemm_grid
 from equipoise.spec.cluster.link import LINKS, LinkSpec
+from equipoise.spec.device.cuda import cuda_tiers
 from equipoise.spec.device.file import DeviceFile, read_device_file
 from equipoise.spec.device.parts import ModelParts
-from equipoise.spec.device.spec import THIS_CPU, DeviceSpec, Dtype
+from equipoise.spec.device.spec import DeviceSpec, Dtype
 
 GEMM_TABLES = {"h100-sxm": "h100", "h200": "h200", "a100-80": "a100"}
 """The shipped table of each device whose products were measured."""
@@ -68,10 +70,10 @@ def gemm_curve(device: DeviceSpec, dtype: Dtype) -> tuple[LogGrid, str, Dtype] |
 
     Dtypes of equal width are multiplied alike.
     """
-    if device.name == THIS_CPU:
+    if device.is_here:
         if device.curve_file is None or dtype not in _here(device.curve_file).gemm:
             return None
-        return _here(device.curve_file).gemm[dtype], THIS_CPU, dtype
+        return _here(device.curve_file).gemm[dtype], device.name, dtype
     name = device.name if device.name in GEMM_TABLES else _STANDS_IN.get(device.name)
     if name is None:
         return None
@@ -84,11 +86,11 @@ def attention_curves(
     device: DeviceSpec, dtype: Dtype
 ) -> tuple[AttentionCurve, AttentionCurve | None, str] | None:
     """Curves of forward and (if measured) backward, and the device; None if none is close."""
-    if device.name == THIS_CPU:
+    if device.is_here:
         if device.curve_file is None or dtype not in _here(device.curve_file).forward:
             return None
         here = _here(device.curve_file)
-        return here.forward[dtype], here.backward[dtype], THIS_CPU
+        return here.forward[dtype], here.backward[dtype], device.name
     name = device.name if device.name in ATTENTION_TABLES else _STANDS_IN.get(device.name)
     return None if name is None else (_shipped_attention(ATTENTION_TABLES[name]), None, name)
 
@@ -157,7 +159,13 @@ def _here(path: Path) -> _Here:
 
 @functools.lru_cache(maxsize=4)
 def _read_here(path: Path, _changed_ns: int) -> _Here:
-    return _curves_of(read_device_file(path))
+    file = read_device_file(path)
+    try:
+        return _curves_of(file)
+    except ValueError as error:  # of a grid with a hole
+        raise SpecError(
+            f'{path} is not a device file: {error}. Measure again: "equipoise calibrate".'
+        ) from None
 
 
 def _curves_of(file: DeviceFile) -> _Here:
@@ -170,22 +178,28 @@ def _curves_of(file: DeviceFile) -> _Here:
         },
         forward={dtype: _attention_here(file, dtype, False) for dtype in attention},
         backward={dtype: _attention_here(file, dtype, True) for dtype in attention},
-        collectives=curve_of_rows(
-            [(point.op, point.ranks, point.bytes, point.s.mid) for point in file.collectives],
-            LINKS["gloo"].bytes_per_s,
-        ),
+        collectives=_collectives_here(file),
         residuals=dict(file.residuals),
         parts=file.parts,
     )
+
+
+def _collectives_here(file: DeviceFile) -> CollectiveCurve:
+    """Collectives over gloo; or of CUDA devices, over their innermost link alone."""
+    rate, points = LINKS["gloo"].bytes_per_s, list(file.collectives)
+    if file.cuda is not None and file.cuda.pairs:
+        inner = cuda_tiers(file.cuda)[0]
+        rate, points = inner.bytes_per_s, [p for p in points if p.ranks <= inner.devices]
+    return curve_of_rows([(p.op, p.ranks, p.bytes, p.s.mid) for p in points], rate)
 
 
 def _attention_here(file: DeviceFile, dtype: Dtype, is_backward: bool) -> AttentionCurve:
     return attention_curve(
         (
             p.head_width,
-            1,
+            p.sharing or 1,
             p.tokens,
-            None,
+            p.units,
             (p.backward_s if is_backward else p.forward_s).mid,
         )
         for p in file.attention

@@ -28,7 +28,7 @@ from typing import Literal
 
 from equipoise.base.arrays import Floats
 from equipoise.base.errors import LayoutError, SpecError
-from equipoise.spec.device.by_name import THIS_CPU, DeviceSpec
+from equipoise.spec.device.by_name import DeviceSpec
 from equipoise.spec.layout import Layout
 from equipoise.spec.offload import Offload
 from equipoise.spec.run.spec import Recompute
@@ -124,13 +124,14 @@ by at most 0.02 and 0.08."""
 def residuals_of(device: DeviceSpec) -> Residuals:
     """The residuals of a device: the fitted ones, but none for this machine.
 
-    This machine's curves were measured under a load like a run's and include its residuals.
+    This machine's curves were measured under a load like a run's, on all its cores or devices at
+    once, and include its residuals.
 
     >>> from equipoise.spec.device.by_name import find_device
     >>> residuals_of(find_device("h100-sxm")).products
     1.13
     """
-    return Residuals() if device.name == THIS_CPU else FITTED
+    return Residuals() if device.is_here else FITTED
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,8 +34,11 @@ from equipoise.base.arrays import Ints
 
 def busy_clock(device: torch.device) -> Callable[[], float]:
     """A function that reads a device's computing time [s]; only differences mean anything."""
-    if device.type != "cuda":
-        return time.thread_time
+    return wall_clock(device) if device.type == "cuda" else time.thread_time
+
+
+def wall_clock(device: torch.device) -> Callable[[], float]:
+    """A function that reads the wall clock when a device has done all that was launched [s]."""
 
     def read() -> float:
         await_device(device)

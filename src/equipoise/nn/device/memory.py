@@ -37,6 +37,17 @@ def forget_peak(device: torch.device) -> None:
         machine.forget_peak()
 
 
+def beside_bytes(device: torch.device) -> int:
+    """Memory of a device in use outside of torch's allocator; 0 on a CPU [bytes].
+
+    It is the context's, NCCL's and other programs'.
+    """
+    if device.type != "cuda":
+        return 0
+    free, total = torch.cuda.mem_get_info(device)
+    return max(0, total - free - torch.cuda.memory_reserved(device))
+
+
 def overhead_of(device: torch.device) -> DeviceOverhead:
     """What is held beside the bytes that a forecast counts: an allocator counts tensors alone."""
     return DeviceOverhead() if device.type == "cuda" else CPU_OVERHEAD

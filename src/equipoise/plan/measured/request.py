@@ -38,9 +38,7 @@ from equipoise.plan.run import (
 from equipoise.plan.search.search import Search
 from equipoise.sim.machine import Machine
 from equipoise.spec.catalog import POLICIES
-from equipoise.spec.cluster.spec import find_cluster
-from equipoise.spec.device.here import cpu_model
-from equipoise.spec.device.spec import THIS_CPU
+from equipoise.spec.cluster.spec import this_machine
 from equipoise.spec.plan import Plan
 from equipoise.spec.run.spec import PackSpec
 
@@ -125,9 +123,9 @@ class MeasuredRun:
     @property
     def digest(self) -> str:
         """The digest of everything that seconds depend on."""
-        run = self.request.run
+        run, device = self.request.run, self.inputs.search.machine.device
         return digest(
-            [run.digest, self.ranks, list(self.choices.keys), STEPS, cpu_model(), __version__]
+            [run.digest, self.ranks, list(self.choices.keys), STEPS, device.title, __version__]
         )
 
 
@@ -238,11 +236,11 @@ def read_measured(
 
     Raises:
         SpecError: nothing is left to choose.
-        LayoutError: more ranks than cores.
+        LayoutError: more ranks than cores or devices.
         DataError: there is no corpus.
     """
     run, ranks = request.run, ranks_of(request, "--measure trains")
-    cluster = find_cluster(f"{THIS_CPU}:{ranks}")
+    cluster = this_machine(ranks)
     if (guess := guess_sentence(cluster)) and say is not None:
         say(guess)
     store, machine = open_corpus(run, progress), Machine(cluster)

@@ -18,7 +18,7 @@ class Accounts:
         self._open = 0
 
     def open(self, sequence: Sequence, cached_tokens: int) -> None:
-        """Estimate what a request takes that finds this many tokens in the cache."""
+        """Estimate what a request takes that finds, or brings, this many computed tokens."""
         request = sequence.request
         left_s = self._price.prompt_s(cached_tokens, request.prompt_tokens - cached_tokens)
         expected = self._estimates.expect(request)
@@ -33,7 +33,8 @@ class Accounts:
         start, stop = sequence.charged, sequence.computed
         if stop <= start:
             return
-        prompt, price = sequence.request.prompt_tokens, self._price
+        request, price = sequence.request, self._price
+        prompt = request.prompt_tokens
         if start >= prompt:
             work_s = price.output_s(start, stop - start)
         elif stop <= prompt:
@@ -41,7 +42,7 @@ class Accounts:
         else:
             work_s = price.prompt_s(start, prompt - start) + price.output_s(prompt, stop - prompt)
         sequence.charged = stop
-        self._policy.charge(sequence.request.id, work_s)
+        self._policy.charge(request.id, work_s)
         left_s = sequence.left_s
         if left_s > 0.0:
             sequence.left_s = after_s = left_s - work_s if work_s < left_s else 0.0

@@ -66,6 +66,21 @@ class FreeRuns:
         self.count -= pages
         return taken
 
+    def take_one(self, growing: set[int]) -> int:
+        """As ``take`` of one page, which is what a sequence that decodes needs."""
+        start, stop = self._longest_run()
+        stop_of, start_of = self._stop_of, self._start_of
+        del stop_of[start], start_of[stop]
+        page = start
+        if start - 1 in growing:
+            page = start + (stop - start - 1) // 2
+            if start < page:
+                self._list(start, page)
+        if page + 1 < stop:
+            self._list(page + 1, stop)
+        self.count -= 1
+        return page
+
     def _longest_run(self) -> tuple[int, int]:
         while True:
             size, stop = self._longest[0]

@@ -158,7 +158,15 @@ class PagePool:
             self._growing.add(last + 1)
             pages.append(last + 1)
             return True
-        if not self.available:
+        if self._free.count:
+            growing = self._growing
+            growing.discard(last)
+            page = self._free.take_one(growing)
+            self._users[page] = 1
+            growing.add(page)
+            pages.append(page)
+            return True
+        if not self._idle:
             return False
         pages += self.take(1, behind=last)
         return True

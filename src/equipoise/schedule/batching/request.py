@@ -27,6 +27,9 @@ class ServeRequest:
     """Whether logits of every prompt token are needed, so that no page of it can be reused."""
     job: str = ""
     """The job that this request is a stage of; empty: a job of its own."""
+    given_tokens: int = 0
+    """First tokens of the prompt whose keys and values come with the request, from devices that
+    only compute prompts. What a preemption takes of them is computed here."""
 
 
 class QueueFullError(EquipoiseError):

@@ -16,7 +16,7 @@ class Residency:
 
     def __init__(self, settings: BatchSettings) -> None:
         self.pool = PagePool(settings.pages)
-        self._page_tokens = settings.page_tokens
+        self.page_tokens = settings.page_tokens
         self._shares_chunks = settings.shares_chunks
         self._free_slots = list(range(settings.swap_pages - 1, -1, -1))
         self._emptied: list[int] = []
@@ -29,13 +29,13 @@ class Residency:
 
     def pages_of(self, tokens: int) -> int:
         """Pages that hold this many tokens."""
-        return -(-tokens // self._page_tokens)
+        return -(-tokens // self.page_tokens)
 
     def most_hits(self, sequence: Sequence) -> int:
         """Pages that may come from the cache: the last prompt token is computed in any case."""
         if sequence.request.scores_prompt:
             return 0
-        return min(len(sequence.keys), (sequence.known - 1) // self._page_tokens)
+        return min(len(sequence.keys), (sequence.known - 1) // self.page_tokens)
 
     def hits(self, sequence: Sequence) -> list[CachedPage]:
         """The cached pages that a sequence begins with."""
@@ -52,23 +52,19 @@ class Residency:
         return new + self.pool.count_idle(hits)
 
     def place(self, sequence: Sequence, hits: list[CachedPage]) -> None:
-        """Give a sequence pages for all known tokens; what it hits counts as computed."""
+        """Give a sequence pages for all known tokens; what it hits, or brings, is computed."""
         self.pool.hold(hits)
         pages = [each.page for each in hits]
         new = self.pages_of(sequence.known) - len(hits)
         sequence.pages = pages + self.pool.take(new, behind=pages[-1] if pages else -1)
         sequence.runs = None
-        sequence.computed = len(hits) * self._page_tokens
+        sequence.computed = max(len(hits) * self.page_tokens, sequence.given)
         sequence.registered = len(hits)
         sequence.last_cached = hits[-1] if hits else None
 
-    def needs_page(self, sequence: Sequence) -> bool:
-        """Whether the next token has no page."""
-        return sequence.computed == len(sequence.pages) * self._page_tokens
-
     def register(self, sequence: Sequence) -> None:
         """Cache the pages of a sequence that are whole by now."""
-        whole = min(len(sequence.keys), sequence.computed // self._page_tokens)
+        whole = min(len(sequence.keys), sequence.computed // self.page_tokens)
         request = sequence.request
         for at in range(sequence.registered, whole):
             page = sequence.pages[at]
@@ -86,7 +82,7 @@ class Residency:
             sequence.last_cached = cached
             sequence.registered = at + 1
         if sequence.last_cached is not None:
-            sequence.last_cached.is_end |= sequence.computed == whole * self._page_tokens
+            sequence.last_cached.is_end |= sequence.computed == whole * self.page_tokens
 
     def release(self, sequence: Sequence) -> None:
         """Take a sequence's pages and slots; nothing of it counts as computed any more."""
@@ -94,7 +90,7 @@ class Residency:
         self._free_slots += sequence.slots
         sequence.slots = ()
         self._forget(sequence)
-        sequence.computed = 0
+        sequence.computed = sequence.given = 0
 
     def swap_out(self, sequence: Sequence) -> Swap:
         """Move a sequence's computed tokens to host memory and take its pages."""

@@ -39,14 +39,15 @@ class Residents:
         """Settle, cache and grow the decodes that have filled their pages."""
         swaps: list[Swap] = []
         memory, settle = self.memory, self.accounts.settle
+        page_tokens, grow = memory.page_tokens, memory.pool.grow
         for sequence in self.decodes.at_page_end():
             if not sequence.is_decoding:  # preempted for one before it
                 continue
             settle(sequence)
             if sequence.registered < len(sequence.keys):
                 memory.register(sequence)
-            while memory.needs_page(sequence):
-                if memory.pool.grow(sequence.pages):
+            while sequence.computed == len(sequence.pages) * page_tokens:
+                if grow(sequence.pages):
                     sequence.runs = None
                     break
                 victim = max(self.running.values(), key=self._key_of)
@@ -62,7 +63,7 @@ class Residents:
         hits = []
         if sequence.slots:
             needed = memory.pages_of(sequence.known)
-        else:
+        elif sequence.keys:
             hits = memory.hits(sequence)
             most = memory.most_hits(sequence)
             leader = self.siblings.leader_of(sequence, hits, most)
@@ -71,6 +72,8 @@ class Residents:
                 self.siblings.wait(sequence, leader, most)
                 return False
             needed = memory.pages_to_place(sequence, hits)
+        else:  # it can have nothing in common with any other
+            needed = memory.pages_of(sequence.known)
         # Each of those that run may need a page soon.
         if needed + len(self.running) > memory.pool.available:
             return None
@@ -79,7 +82,7 @@ class Residents:
         else:
             memory.place(sequence, hits)
             self.asked_tokens += sequence.known
-            self.hit_tokens += sequence.computed
+            self.hit_tokens += len(hits) * memory.page_tokens
             sequence.charged = max(sequence.charged, sequence.computed)  # hits are free
         self._policy.take(name, self.accounts.prompt_ahead_s(sequence))
         self.running[name] = sequence

@@ -92,7 +92,7 @@ class Scheduler:
             )
         sequence = Sequence(request)
         cached = len(self._residents.memory.hits(sequence)) * self.settings.page_tokens
-        self._residents.accounts.open(sequence, cached)
+        self._residents.accounts.open(sequence, max(cached, request.given_tokens))
         job = FairJob(request.id, request.tenant, request.arrival_s, sequence.left_s, request.job)
         self._inbox.append((job, sequence))
         self._sequences[request.id] = sequence

@@ -18,6 +18,7 @@ class Sequence:
     __slots__ = (
         "charged",
         "computed",
+        "given",
         "is_decoding",
         "keys",
         "known",
@@ -35,6 +36,8 @@ class Sequence:
         self.request = request
         self.known = request.prompt_tokens
         self.computed = 0
+        self.given = request.given_tokens
+        """Tokens whose keys and values are here as soon as it has pages."""
         self.charged = 0
         """Tokens that were charged to the tenant, or came from the cache."""
         self.left_s = 0.0

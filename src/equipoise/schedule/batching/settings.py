@@ -9,6 +9,9 @@ from equipoise.base.errors import FitError, SpecError
 from equipoise.schedule.batching.request import ServeRequest
 from equipoise.spec.serving import IterationWork
 
+PAGE_TOKENS = 16
+"""Tokens of a page unless given."""
+
 
 class ServingPrice(Protocol):
     """Predicted seconds. All of them rise with every size."""
@@ -39,7 +42,7 @@ class BatchSettings:
 
     pages: int
     """Pages of the pool."""
-    page_tokens: int = 16
+    page_tokens: int = PAGE_TOKENS
     most_sequences: int = 64
     """Sequences that hold pages at the same time."""
     queued_requests: int = 256
@@ -82,6 +85,15 @@ class BatchSettings:
                 raise SpecError(f'The weight of tenant "{tenant}" is {weight}. It must be above 0.')
 
 
+def page_tokens_of(ranks: int, page_tokens: int = PAGE_TOKENS) -> int:
+    """The smallest page from ``page_tokens`` on that the ranks divide.
+
+    >>> [page_tokens_of(ranks) for ranks in (1, 2, 3, 4)]
+    [16, 16, 18, 16]
+    """
+    return -(-page_tokens // ranks) * ranks
+
+
 def require_possible(request: ServeRequest, settings: BatchSettings) -> None:
     """Refuse a request that could never run, however long it waited.
 
@@ -94,6 +106,11 @@ def require_possible(request: ServeRequest, settings: BatchSettings) -> None:
         raise SpecError(
             f"A request has {prompt} tokens of prompt and may generate {most}. It needs at least "
             "1 and 0."
+        )
+    if not 0 <= request.given_tokens < prompt:
+        raise SpecError(
+            f"A request brings {request.given_tokens} computed tokens of a prompt of {prompt}. The "
+            "last one at least is computed here."
         )
     pages = -(-(prompt + most) // settings.page_tokens)
     if pages > settings.pages:

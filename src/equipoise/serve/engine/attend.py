@@ -29,7 +29,8 @@ from torch import Tensor
 
 from equipoise.nn.tile import attend_tile, merge_tile_, sum_dtype
 from equipoise.schedule.batching.iteration import ServeChunk
-from equipoise.serve.engine.kernel import BLOCK_ROWS, TILE, attend_rows, use_threads
+from equipoise.serve.engine.jit import bits_of, use_threads
+from equipoise.serve.engine.kernel import BLOCK_ROWS, TILE, attend_rows
 from equipoise.serve.engine.pool import KvPool
 
 _SHORT_TOKENS = 8
@@ -130,14 +131,13 @@ class IterationAttention:
     def _by_rows(self, rows: _Rows, q_rHE: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         count, heads, width = q_rHE.shape
         q = (q_rHE.float() * width**-0.5).contiguous().numpy()
-        bits = [x.view(torch.uint16) if x.dtype == torch.bfloat16 else x for x in (keys, values)]
         parts = np.empty((count, rows.tiles, heads, width + 2), np.float32)
         o = np.empty(q.shape, np.float32)
         use_threads(torch.get_num_threads())
         attend_rows(
             q,
-            bits[0].numpy(),
-            bits[1].numpy(),
+            bits_of(keys),
+            bits_of(values),
             rows.pages,
             self._pool.page_tokens,
             rows.positions,

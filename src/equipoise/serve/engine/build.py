@@ -21,13 +21,16 @@ from equipoise.observe.journal import EventSink
 from equipoise.observe.machine import available_bytes
 from equipoise.schedule.batching.fair.table import find_policy
 from equipoise.schedule.batching.scheduler import Scheduler
-from equipoise.schedule.batching.settings import BatchSettings
+from equipoise.schedule.batching.settings import BatchSettings, page_tokens_of
 from equipoise.serve.engine.calibrate import kept_curve
 from equipoise.serve.engine.forward import PagedDecoder
+from equipoise.serve.engine.fused import FusedDecoder, Packs, ServedDecoder
 from equipoise.serve.engine.loop import EngineLoop
 from equipoise.serve.engine.pool import KvPool, token_bytes
 from equipoise.serve.generate import build_decoder
-from equipoise.serve.longctx.decoder import ContextDecoder, page_tokens_of
+from equipoise.serve.longctx.decoder import ContextDecoder
+from equipoise.serve.nano.measure import open_nano
+from equipoise.serve.nano.report import nano_file
 from equipoise.serve.prompt import PromptReader
 from equipoise.serve.source import TrainedModel, open_model
 from equipoise.spec.device.serving import ServingCurve, serving_file
@@ -113,6 +116,7 @@ def open_engine(
     decoder = build_decoder(trained, _DTYPES[settings.dtype] if settings.dtype else None)
     decoder = decoder.to(torch.device(settings.device))
     page_bytes = settings.page_tokens * token_bytes(trained.model, decoder.embed.weight.dtype)
+    served = decoder if settings.device != "cpu" else FusedDecoder(decoder, _packs(decoder, ranks))
     pages = _pages(settings, context_tokens, page_bytes)
     limits = BatchSettings(
         pages,
@@ -125,22 +129,30 @@ def open_engine(
         shares_chunks=ranks > 1,
         weights=settings.weights,
     )
-    paged = _paged(decoder, limits, settings, sink)
+    paged = _paged(served, limits, settings, sink)
     try:
         price = CurvePrice(curve or kept_curve(paged, serving_file()))
         scheduler = Scheduler(limits, price, policy)
-        return EngineLoop(paged, prompts, scheduler, context_tokens=context_tokens, sink=sink)
+        nano = open_nano(paged, nano_file(), sink)
+        return EngineLoop(
+            paged, prompts, scheduler, context_tokens=context_tokens, sink=sink, nano=nano
+        )
     except BaseException:
         paged.close()
         raise
 
 
 def _paged(
-    decoder: Decoder, limits: BatchSettings, settings: EngineSettings, sink: EventSink | None
+    decoder: ServedDecoder,
+    limits: BatchSettings,
+    settings: EngineSettings,
+    sink: EventSink | None,
 ) -> PagedDecoder:
     """The decoder with its pool, in this process or over ranks."""
     weight = decoder.embed.weight
     if settings.context_ranks > 1:
+        # They share the cores; more threads than cores wait for each other.
+        torch.set_num_threads(max(1, torch.get_num_threads() // settings.context_ranks))
         return ContextDecoder(
             decoder,
             ranks=settings.context_ranks,
@@ -159,6 +171,14 @@ def _paged(
         swap_pages=limits.swap_pages,
     )
     return PagedDecoder(decoder, pool, is_invariant=settings.is_invariant)
+
+
+def _packs(decoder: Decoder, ranks: int) -> Packs:
+    """Ranks have copies of their own if these are small, else they share the plain weights."""
+    if ranks == 1:
+        return "now"
+    weights = sum(weight.nbytes for weight in decoder.parameters())
+    return "by each" if ranks * weights * _FREE_SHARE < available_bytes() else "never"
 
 
 def _context(trained: TrainedModel, settings: EngineSettings) -> int:

@@ -19,17 +19,14 @@ Kept true (tests/unit/serve/engine/test_kernel.py)
 
 Sources
     Keys in parts, merged by log-sum-exp: Flash-Decoding, https://pytorch.org/blog/flash-decoding.
-    exp: Cephes' ``expf``, https://www.netlib.org/cephes.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import numba
 import numpy as np
-from llvmlite import ir
-from numba.core import types
-from numba.extending import intrinsic
+
+from equipoise.serve.engine.jit import compile_rows, exp, wide
 
 TILE = 128
 """Keys that are scored before they are merged [tokens]."""
@@ -37,76 +34,12 @@ TILE = 128
 BLOCK_ROWS = 8
 """Most rows that share a block."""
 
-_ZERO, _ONE, _HALF = np.float32(0), np.float32(1), np.float32(0.5)
+_ZERO = np.float32(0)
 _UNSEEN = np.float32(-1e30)
 """Score of a key that the row does not read: finite, so that no difference is NaN."""
 
-_LEAST = np.float32(-87)
-"""Below this exp is 0; the smallest normal float32 is exp(-87.3)."""
 
-_LOG2_E = np.float32(1.44269504088896341)
-_LN2_HIGH, _LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
-_P0, _P1 = np.float32(1.9875691500e-4), np.float32(1.3981999507e-3)
-_P2, _P3 = np.float32(8.3334519073e-3), np.float32(4.1665795894e-2)
-_P4, _P5 = np.float32(1.6666665459e-1), np.float32(5.0000001201e-1)
-
-_CORES: int = vars(numba.config)["NUMBA_NUM_THREADS"]
-
-_FAST = {"contract", "reassoc", "nsz"}
-"""NaN stays NaN; sums are vectorised, in an order that the compiled code fixes."""
-
-
-def _compile(*, parallel: bool = False) -> Callable[[Any], Any]:
-    def compiled(function: Any) -> Any:
-        settings: Any = {"fastmath": _FAST, "error_model": "numpy", "parallel": parallel}
-        try:
-            return numba.njit(cache=True, **settings)(function)
-        except RuntimeError:  # it can write neither beside the source nor in the user's cache
-            return numba.njit(**settings)(function)
-
-    return compiled
-
-
-def _make_float(context: Any, bits: Any) -> Any:
-    del context, bits
-
-    def generate(_: Any, builder: Any, __: Any, given: Any) -> Any:
-        return builder.bitcast(given[0], ir.FloatType())
-
-    return types.float32(types.uint32), generate
-
-
-def _make_wide(context: Any, x: Any) -> Any:
-    del context
-
-    def generate(_: Any, builder: Any, signature: Any, given: Any) -> Any:
-        if signature.args[0] != types.uint16:
-            return given[0]
-        bits = builder.zext(given[0], ir.IntType(32))
-        return builder.bitcast(builder.shl(bits, ir.Constant(ir.IntType(32), 16)), ir.FloatType())
-
-    return types.float32(x), generate
-
-
-_from_bits: Any = intrinsic(_make_float)
-"""The float32 with the bits of a uint32."""
-
-_wide: Any = intrinsic(_make_wide)
-"""A float32 as it is; bf16, whose bits arrive as uint16, as float32."""
-
-
-@_compile()
-def _exp(x: Any) -> Any:
-    if x <= _LEAST:
-        return _ZERO
-    n = np.floor(x * _LOG2_E + _HALF)
-    r = x - n * _LN2_HIGH - n * _LN2_LOW
-    p = ((((_P0 * r + _P1) * r + _P2) * r + _P3) * r + _P4) * r + _P5
-    p = p * r * r + r + _ONE
-    return p * _from_bits(np.uint32(np.int32(n) + np.int32(127)) << np.uint32(23))
-
-
-@_compile()
+@compile_rows()
 def _attend_tile(
     q: Any,
     keys: Any,
@@ -126,7 +59,7 @@ def _attend_tile(
     lines, begin = rows * group, at * TILE
     count = min(TILE, positions[first + rows - 1] + 1 - begin)
     line = np.empty((lines, width), np.float32)
-    wide = np.empty((TILE, width), np.float32)
+    held = np.empty((TILE, width), np.float32)
     shares = np.empty((lines, TILE), np.float32)
     for a in range(lines):
         for e in range(width):
@@ -134,13 +67,13 @@ def _attend_tile(
     for j in range(count):
         row = pages[sequence, (begin + j) // page_tokens] * page_tokens + (begin + j) % page_tokens
         for e in range(width):
-            wide[j, e] = _wide(keys[row, g, e])
+            held[j, e] = wide(keys[row, g, e])
     for a in range(lines):
         seen = max(0, min(count, positions[first + a // group] + 1 - begin))
         for j in range(seen):
             score = _ZERO
             for e in range(width):
-                score += line[a, e] * wide[j, e]
+                score += line[a, e] * held[j, e]
             shares[a, j] = score
         for j in range(seen, TILE):
             shares[a, j] = _UNSEEN
@@ -150,7 +83,7 @@ def _attend_tile(
             most = max(most, shares[a, j])
         total = _ZERO
         for j in range(TILE):
-            share = _exp(shares[a, j] - most)
+            share = exp(shares[a, j] - most)
             shares[a, j] = share
             total += share
         parts[first + a // group, at, g * group + a % group, width] = most
@@ -158,11 +91,11 @@ def _attend_tile(
     for j in range(count):
         row = pages[sequence, (begin + j) // page_tokens] * page_tokens + (begin + j) % page_tokens
         for e in range(width):
-            wide[j, e] = _wide(values[row, g, e])
+            held[j, e] = wide(values[row, g, e])
     whole = (count + 3) // 4 * 4
     for j in range(count, whole):
         for e in range(width):
-            wide[j, e] = _ZERO
+            held[j, e] = _ZERO
     for a in range(lines):
         for e in range(width):
             line[a, e] = _ZERO
@@ -170,16 +103,16 @@ def _attend_tile(
             p0, p1, p2, p3 = shares[a, j], shares[a, j + 1], shares[a, j + 2], shares[a, j + 3]
             for e in range(width):
                 line[a, e] += (
-                    p0 * wide[j, e]
-                    + p1 * wide[j + 1, e]
-                    + p2 * wide[j + 2, e]
-                    + p3 * wide[j + 3, e]
+                    p0 * held[j, e]
+                    + p1 * held[j + 1, e]
+                    + p2 * held[j + 2, e]
+                    + p3 * held[j + 3, e]
                 )
         for e in range(width):
             parts[first + a // group, at, g * group + a % group, e] = line[a, e]
 
 
-@_compile(parallel=True)
+@compile_rows(parallel=True)
 def attend_rows(
     q: Any,
     keys: Any,
@@ -231,14 +164,9 @@ def attend_rows(
             o[r, h, e] = _ZERO
         total = _ZERO
         for at in range(tiles):
-            share = _exp(parts[r, at, h, width] - most)
+            share = exp(parts[r, at, h, width] - most)
             total += share * parts[r, at, h, width + 1]
             for e in range(width):
                 o[r, h, e] += share * parts[r, at, h, e]
         for e in range(width):
             o[r, h, e] /= total
-
-
-def use_threads(threads: int) -> None:
-    """Run kernels that this thread calls on this many threads, at most one per core."""
-    numba.set_num_threads(min(threads, _CORES))

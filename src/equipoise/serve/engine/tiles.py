@@ -25,9 +25,10 @@ import torch
 from torch import Tensor
 
 from equipoise.base.errors import ModelError
-from equipoise.nn.decoder import Decoder, DecoderLayer
+from equipoise.nn.decoder import DecoderLayer
 from equipoise.nn.moe.layer import Experts, MixtureOfExperts
 from equipoise.nn.rope import rotary_frequencies, rotary_table
+from equipoise.serve.engine.fused import FusedLayer, ServedDecoder, decoder_layers
 
 SIZES = (32, 64, 16, 8)
 """Rows of a tile, in the order in which they are tried: 32 costs a single row least."""
@@ -73,26 +74,24 @@ def run_experts(x_RD: Tensor, counts_X: Tensor, experts: Experts) -> Tensor:
     return y_RD
 
 
-def decoder_layers(decoder: Decoder) -> list[DecoderLayer]:
-    """A decoder's layers, in order."""
-    return [layer for layer in decoder.layers if isinstance(layer, DecoderLayer)]
-
-
-def set_experts(decoder: Decoder) -> None:
+def set_experts(decoder: ServedDecoder) -> None:
     """Let all experts of a decoder compute tile by tile."""
     for layer in decoder_layers(decoder):
-        if isinstance(layer.feed_forward, MixtureOfExperts):
+        if isinstance(layer, DecoderLayer) and isinstance(layer.feed_forward, MixtureOfExperts):
             layer.feed_forward.exchange = run_experts
 
 
 @torch.no_grad()
-def find_rows(decoder: Decoder, sizes: Sequence[int] = SIZES) -> int:
+def find_rows(decoder: ServedDecoder, sizes: Sequence[int] = SIZES) -> int:
     """Rows of a tile with which this machine gives every row of this model its own bits.
 
     Raises:
         ModelError: there is no such size.
     """
-    kinds = {type(layer.feed_forward): layer for layer in decoder_layers(decoder)}
+    kinds = {
+        type(layer if isinstance(layer, FusedLayer) else layer.feed_forward): layer
+        for layer in decoder_layers(decoder)
+    }
     for rows in sizes:
         if all(_is_invariant(decoder, layer, rows) for layer in kinds.values()):
             return rows
@@ -102,7 +101,7 @@ def find_rows(decoder: Decoder, sizes: Sequence[int] = SIZES) -> int:
     )
 
 
-def _is_invariant(decoder: Decoder, layer: DecoderLayer, rows: int) -> bool:
+def _is_invariant(decoder: ServedDecoder, layer: DecoderLayer | FusedLayer, rows: int) -> bool:
     """Whether shifting rows and replacing their neighbours leaves the bits of a row."""
     weight = decoder.embed.weight
     source = torch.Generator().manual_seed(0)

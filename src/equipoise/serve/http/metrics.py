@@ -145,6 +145,7 @@ class _EngineCollector(Collector):
                 stats.used_pages / max(1, stats.pages),
             ),
             ("kv_cache_pages", "Pages of the pool.", stats.pages),
+            ("nano_batches_gain_ratio", "1 if none pays here.", self._engine.nano.gain),
         ):
             gauge = GaugeMetricFamily(f"equipoise_{name}", words, labels=["model_name"])
             gauge.add_metric([self._model], value)

@@ -26,27 +26,17 @@ from torch import Tensor
 from equipoise.balance.context.variant import VARIANTS, ContinuedPrice
 from equipoise.base.arrays import Ints
 from equipoise.base.errors import LayoutError, ModelError
-from equipoise.nn.decoder import Decoder
 from equipoise.observe.journal import EventSink
 from equipoise.schedule.attention.count import Wire, count_attention
 from equipoise.schedule.batching.iteration import ServeChunk, Swap
+from equipoise.schedule.batching.settings import PAGE_TOKENS, page_tokens_of
 from equipoise.serve.engine.forward import PagedDecoder
+from equipoise.serve.engine.fused import ServedDecoder
 from equipoise.serve.longctx.calibrate import measure
 from equipoise.serve.longctx.choice import VariantChoice
 from equipoise.serve.longctx.message import RankWork, Text, write_work
 from equipoise.serve.longctx.ranks import ContextRanks
 from equipoise.serve.longctx.worker import PoolSizes
-
-PAGE_TOKENS = 16
-
-
-def page_tokens_of(ranks: int, page_tokens: int = PAGE_TOKENS) -> int:
-    """The smallest page from ``page_tokens`` on that the ranks divide.
-
-    >>> [page_tokens_of(ranks) for ranks in (1, 2, 3, 4)]
-    [16, 16, 18, 16]
-    """
-    return -(-page_tokens // ranks) * ranks
 
 
 class ContextDecoder(PagedDecoder):
@@ -54,7 +44,7 @@ class ContextDecoder(PagedDecoder):
 
     def __init__(
         self,
-        decoder: Decoder,
+        decoder: ServedDecoder,
         *,
         ranks: int,
         pages: int,
@@ -175,7 +165,9 @@ class ContextDecoder(PagedDecoder):
         return tuple((chunk.start + ranks - 1 - rank) // ranks for rank in range(ranks))
 
 
-def _require_ranks(decoder: Decoder, ranks: int, page_tokens: int, *, is_invariant: bool) -> None:
+def _require_ranks(
+    decoder: ServedDecoder, ranks: int, page_tokens: int, *, is_invariant: bool
+) -> None:
     if ranks < 1 or page_tokens % ranks:
         raise LayoutError(
             f"Pages of {page_tokens} tokens cannot be spread evenly over {ranks} ranks. Take pages "

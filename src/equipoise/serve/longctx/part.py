@@ -30,10 +30,10 @@ from equipoise.base.arrays import Ints
 from equipoise.comm.drive import drive
 from equipoise.comm.mail import Parcel
 from equipoise.comm.steps import pack
-from equipoise.nn.decoder import Decoder
 from equipoise.nn.rope import rotary_frequencies, rotary_table
 from equipoise.parallel.context.forward import Forward
 from equipoise.parallel.context.program import compile_rank
+from equipoise.serve.engine.fused import FusedDecoder, ServedDecoder
 from equipoise.serve.engine.pool import KvPool
 from equipoise.serve.longctx.mail import GroupMail
 from equipoise.serve.longctx.message import RankWork
@@ -42,7 +42,9 @@ from equipoise.serve.longctx.message import RankWork
 class RankPart:
     """A rank's weights, its pool, and its links to the other ranks."""
 
-    def __init__(self, decoder: Decoder, pool: KvPool, mail: GroupMail) -> None:
+    def __init__(self, decoder: ServedDecoder, pool: KvPool, mail: GroupMail) -> None:
+        if isinstance(decoder, FusedDecoder):
+            decoder.pack()
         self.decoder, self.pool, self.mail = decoder, pool, mail
         self.attention_s = 0.0
         """Time in attention, waits included, in the iteration that ran last [s]."""

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from equipoise.base.errors import EquipoiseError, FaultError
-from equipoise.nn.decoder import Decoder
+from equipoise.serve.engine.fused import ServedDecoder
 from equipoise.serve.engine.request import RanksLostError
 from equipoise.serve.longctx.mail import GroupMail
 from equipoise.serve.longctx.part import RankPart
@@ -50,7 +50,7 @@ class _Peer:
 class ContextRanks:
     """Rank 0's part, and the processes of the others."""
 
-    def __init__(self, decoder: Decoder, sizes: PoolSizes, *, deadline_s: float) -> None:
+    def __init__(self, decoder: ServedDecoder, sizes: PoolSizes, *, deadline_s: float) -> None:
         """Start all ranks.
 
         Args:

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from equipoise.base.errors import EquipoiseError
-from equipoise.nn.decoder import Decoder
+from equipoise.serve.engine.fused import ServedDecoder
 from equipoise.serve.engine.pool import KvPool
 from equipoise.serve.longctx.calibrate import measure
 from equipoise.serve.longctx.mail import GroupMail
@@ -30,7 +30,7 @@ class PoolSizes:
     swap_pages: int
     ranks: int
 
-    def allocate(self, decoder: Decoder) -> KvPool:
+    def allocate(self, decoder: ServedDecoder) -> KvPool:
         """One rank's pool.
 
         Raises:

@@ -1,34 +1,48 @@
-"""The serving curve of a model on a described device, shared by tensor-parallel ranks.
+"""The serving curves of a model's replica on described devices: one for each pipeline stage.
 
 What it decides
     An iteration of n new tokens is priced like a training forward of n tokens: products at their
     own sizes, element-wise moves, launches, and two all-reduces a layer. Of a layer's experts,
-    those that n tokens are expected to meet are read. Attention is linear: in pairs at the rate of
-    a document of 4,096 tokens, in rows of keys and values at that of 32 such sequences that decode.
-    Time of the host, between iterations, is not in it.
+    those that n tokens are expected to meet are read, on the rank where that is most.
+    Attention is linear: in pairs at the rate of a document of 4,096 tokens, in rows of keys and
+    values at that of 32 such sequences that decode. Ranks that share sequences have equal parts of
+    every iteration's tokens and of what attention reads. Time of the host, between iterations, is
+    not in it.
 
-    Keys and values get nine tenths of the device's memory, less the weights.
+    Keys and values get nine tenths of the device's memory, less weights and activations, on the
+    stage with the least room.
 
 Kept true (tests/unit/sim/serve/test_curve.py)
     More rows never take less time; a decode of few rows takes at least the time to read the
-    weights; what is not known is refused in one sentence.
+    weights; stages add up to the whole model.
 
 Sources
-    Share of memory: vLLM's default ``gpu_memory_utilization``. Launches: ``cost.step.layer``.
+    Launches: ``cost.step.layer``.
 """
 
-import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from equipoise.base.errors import FitError, LayoutError, SpecError
+from equipoise.base.errors import FitError
 from equipoise.base.units import GIB
 from equipoise.cost.kernel import decode_attention_s
+from equipoise.cost.serving import ContextExchange, CurvePrice, Hop, StagedPrice
 from equipoise.cost.step.request import Precision
 from equipoise.cost.step.work import LayerWork, head_work, layer_work
 from equipoise.cost.work import causal_pairs
+from equipoise.schedule.batching.settings import BatchSettings
 from equipoise.sim.machine import Machine
+from equipoise.sim.serve.experts import fullest, fullest_over_mean
+from equipoise.sim.serve.layout import (
+    Collective,
+    collective_of,
+    line_of,
+    served_layout,
+    split_layers,
+)
+from equipoise.sim.serve.memory import MEMORY_SHARE, stage_memory
 from equipoise.spec.device.serving import MeasuredServing, Points, ServingCurve
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
@@ -38,67 +52,129 @@ _MANY_ROWS = (1024, 1536, 2048, 3072, 4096, 6144, 8192)
 _CONTEXT_TOKENS = 4096
 _DECODES = 32
 _LAUNCH_S = 2e-6
-_MEMORY_SHARE = 0.9
 _ENGINE_SHARE = 0.25
+_LSE_BYTES = 4
+MOST_SEQUENCES = 256
+"""Sequences of a replica at the same time, unless the limits say otherwise."""
+_LIMITS = BatchSettings(pages=1)
 
 
 @dataclass(frozen=True, slots=True)
 class ServingDevice:
     """What one replica of an engine is, as its scheduler sees it."""
 
-    curve: ServingCurve
+    curves: tuple[ServingCurve, ...]
+    """One for each stage of its pipeline."""
     kv_token_bytes: float
-    """Keys and values of one token on one device."""
+    """Keys and values of one token on one device; all bytes are those of the fullest stage."""
     weights_bytes: float
     """Weights of one device."""
     kv_bytes: float
     """Memory of one device for keys and values."""
     devices: int
     """Devices of one replica."""
+    activation_bytes: float = 0.0
+    """Activations of one device's largest iteration."""
+    exchange: ContextExchange | None = None
+    """What ranks that share sequences send each other, in each stage."""
+    hop: Hop | None = None
+    """What goes from one stage to the next."""
+
+    @property
+    def curve(self) -> ServingCurve:
+        """The first stage's curve; the only one without a pipeline."""
+        return self.curves[0]
+
+    @property
+    def stages(self) -> int:
+        """Stages of the pipeline, and batches in flight."""
+        return len(self.curves)
+
+    @property
+    def price(self) -> CurvePrice | StagedPrice:
+        """What iterations take."""
+        stages = [CurvePrice(each, self.exchange) for each in self.curves]
+        return stages[0] if self.hop is None else StagedPrice(stages, self.hop)
 
     def pages(self, page_tokens: int) -> int:
-        """Pages of a replica's pool."""
-        return int(self.kv_bytes // (self.kv_token_bytes * page_tokens))
+        """Pages of each batch in flight: its share of the replica's pool."""
+        return int(self.kv_bytes // (self.kv_token_bytes * page_tokens)) // self.stages
 
 
 def describe_replica(
-    model: ModelSpec, machine: Machine, layout: Layout, precision: Precision
+    model: ModelSpec,
+    machine: Machine,
+    layout: Layout,
+    precision: Precision,
+    *,
+    first: int = 0,
+    expert_skew: float = 1.0,
+    limits: BatchSettings | None = None,
 ) -> ServingDevice:
     """Price one replica of a layout.
 
+    Args:
+        model: Sizes.
+        machine: The cluster.
+        layout: All replicas.
+        precision: Of products; fp8 leaves attention and what is kept in bf16.
+        first: Device on which rank 0 stands.
+        expert_skew: Rows of the fullest expert rank over the mean [ratio].
+        limits: The scheduler's, which bound activations; None for the defaults.
+
     Raises:
-        FitError: the weights do not fit.
-        LayoutError: heads do not divide.
-        SpecError: the layout or the model is not priced in serving yet.
+        FitError: weights and activations do not fit.
+        LayoutError: heads, layers or experts do not divide.
+        SpecError: the layout or the model is not priced in serving.
     """
-    layout = _served(model, machine, layout)
+    layout = served_layout(model, machine, layout)
     machine = machine.at(precision)
     width = 4 if precision == "fp32" else 2
-    weight_width = 1 if precision == "fp8" else width
-    kv_heads = max(1.0, model.kv_heads / layout.tp)
-    kv_token_bytes = 2.0 * model.layers * kv_heads * model.head_width * width
-    weights_bytes = model.params / layout.tp * weight_width
-    capacity = _MEMORY_SHARE * machine.capacity_bytes
-    kv_bytes = capacity - weights_bytes
-    if kv_bytes < kv_token_bytes * 16:
-        raise FitError(
-            f"Weights of {weights_bytes / GIB:.1f} GiB a device leave no room for keys and values "
-            f"in {capacity / GIB:.1f} GiB, nine tenths of {machine.device.name}. Give a higher tp, "
-            "or a larger device."
+    capacity = MEMORY_SHARE * machine.capacity_bytes
+    stages = split_layers(model.layers, layout.pp)
+    most = MOST_SEQUENCES if limits is None else limits.most_sequences * layout.pp
+    held = [
+        stage_memory(
+            model,
+            layout,
+            layers,
+            iteration_tokens=(limits or _LIMITS).iteration_tokens,
+            sequences=most,
+            width=width,
+            weight_width=1 if precision == "fp8" else width,
         )
-    pair_s, kv_token_s = _attention(model, machine, layout, width)
-    rows = (*_ROWS, *_MANY_ROWS)
-    tokens = [_layers_s(model, machine, layout, each, precision, width) for each in rows]
-    logits = [_head_s(model, machine, layout, each, width) for each in rows]
-    curve = ServingCurve(
-        tokens=_rising(rows, tokens),
-        logits=_rising(rows, logits),
-        pair_s=pair_s,
-        kv_token_s=kv_token_s,
-        sequence_s=0.0,
-        swap_token_s=kv_token_bytes / machine.device.host_bytes_per_s,
+        for layers in stages
+    ]
+    tight = min(
+        held,
+        key=lambda each: (
+            (capacity - each.weights_bytes - each.activation_bytes) / each.kv_token_bytes
+        ),
     )
-    return ServingDevice(curve, kv_token_bytes, weights_bytes, kv_bytes, layout.tp)
+    kv_bytes = capacity - tight.weights_bytes - tight.activation_bytes
+    if kv_bytes < tight.kv_token_bytes * 16:
+        raise FitError(
+            f"Weights of {tight.weights_bytes / GIB:.1f} GiB and activations of "
+            f"{tight.activation_bytes / GIB:.1f} GiB a device leave no room for keys and values "
+            f"in {capacity / GIB:.1f} GiB, nine tenths of {machine.device.name}. Give a higher tp "
+            "or pp, or a larger device."
+        )
+    part = _Part(model, machine, layout, precision, width, first, expert_skew)
+    host_bytes_per_s = machine.device.host_bytes_per_s
+    curves = tuple(
+        part.curve(layers, each.kv_token_bytes / host_bytes_per_s)
+        for layers, each in zip(stages, held, strict=True)
+    )
+    return ServingDevice(
+        curves,
+        tight.kv_token_bytes,
+        tight.weights_bytes,
+        kv_bytes,
+        layout.pp * layout.cp * layout.tp,
+        tight.activation_bytes,
+        part.exchange(len(stages[0])),
+        part.hop(),
+    )
 
 
 def measured_replica(
@@ -110,131 +186,171 @@ def measured_replica(
     """
     width = 4 if measured.dtype == "fp32" else 2
     kv_token_bytes = 2.0 * model.layers * model.kv_heads * model.head_width * width
-    cores = measured.threads
+    cores = measured.threads * measured.ranks
     return ServingDevice(
-        measured.curve,
+        (measured.curve,),
         kv_token_bytes / cores,
-        model.params * width / cores,
+        model.params * width / measured.threads,
         _ENGINE_SHARE * machine.capacity_bytes,
         cores,
     )
 
 
-def require_served(layout: Layout) -> None:
-    """Refuse axes that are not priced in serving.
+class _Part:
+    """What one device of a replica computes and sends."""
 
-    Raises:
-        SpecError: names the axis.
-    """
-    for axis, meaning in (("cp", "context"), ("pp", "pipeline"), ("ep", "expert")):
-        if getattr(layout, axis) > 1:
-            raise SpecError(
-                f"layout: {axis} is {getattr(layout, axis)}, and {meaning} parallelism is not "
-                "priced in serving yet. Give tp and dp."
-            )
+    def __init__(
+        self,
+        model: ModelSpec,
+        machine: Machine,
+        layout: Layout,
+        precision: Precision,
+        width: int,
+        first: int,
+        expert_skew: float,
+    ) -> None:
+        self._model, self._machine, self._layout = model, machine, layout
+        self._precision: Precision = precision
+        self._width, self._first, self._skew = width, first, expert_skew
+        self._reduce = self._group("tp", layout.tp)
+        is_wide = layout.ep > layout.tp
+        self._dispatch = self._group("ep", layout.ep if is_wide else 1)
 
+    def _group(self, axis: str, ranks: int) -> Collective | None:
+        if ranks == 1:
+            return None
+        return collective_of(self._machine, self._layout, axis, self._first)
 
-def _served(model: ModelSpec, machine: Machine, layout: Layout) -> Layout:
-    """The layout of one replica, or a refusal."""
-    require_served(layout)
-    if layout.etp not in (1, layout.tp):
-        raise SpecError(
-            f"layout: etp is {layout.etp}, and experts are priced in serving only where they are "
-            f"divided like the other weights. Give etp={layout.tp}, or leave it out."
+    def curve(self, layers: range, swap_token_s: float) -> ServingCurve:
+        """One stage's seconds."""
+        model, cp = self._model, self._layout.cp
+        sparse = sum(model.is_sparse(layer) for layer in layers)
+        kinds = [
+            (is_sparse, count)
+            for is_sparse, count in ((False, len(layers) - sparse), (True, sparse))
+            if count
+        ]
+        rows = (*_ROWS, *_MANY_ROWS)
+        tokens = [
+            sum(count * self._layer_s(-(-each // cp), is_sparse) for is_sparse, count in kinds)
+            for each in rows
+        ]
+        is_last = layers.stop == model.layers
+        logits = [self._head_s(-(-each // cp)) if is_last else 0.0 for each in rows]
+        pair_s, kv_token_s = self._attention()
+        return ServingCurve(
+            tokens=_rising(rows, tokens),
+            logits=_rising(rows, logits),
+            pair_s=len(layers) * pair_s / cp,
+            kv_token_s=len(layers) * kv_token_s / cp,
+            sequence_s=0.0,
+            swap_token_s=swap_token_s,
         )
-    if model.latent is not None:
-        raise SpecError(
-            "Latent attention is not priced in serving yet. Give a model with keys and values of "
-            "their own."
-        )
-    if len(machine.cluster.classes) > 1:
-        raise SpecError(
-            f"{machine.cluster.name} has {len(machine.cluster.classes)} classes of nodes, and "
-            "serving is priced on one. Give a cluster of equal nodes."
-        )
-    if model.heads % layout.tp or (model.heads // layout.tp) % max(1, model.kv_heads // layout.tp):
-        raise LayoutError(
-            f"{model.heads} query heads and {model.kv_heads} key/value heads do not divide over "
-            f"tp = {layout.tp}. Give a divisor of both."
-        )
-    etp = layout.tp if model.experts else 1
-    return dataclasses.replace(layout, dp=1, etp=etp, zero=0, replicas=1)
 
-
-def _layers_s(
-    model: ModelSpec, machine: Machine, layout: Layout, rows: int, precision: Precision, width: int
-) -> float:
-    """All layers without attention's core, for this many tokens [s]."""
-    total_s = 0.0
-    for sparse, layers in (
-        (False, model.layers - model.sparse_layers),
-        (True, model.sparse_layers),
-    ):
-        if not layers:
-            continue
+    def _layer_s(self, rows: int, is_sparse: bool) -> float:
+        """One layer without attention's core, for this many tokens of this rank [s]."""
+        model, layout, width = self._model, self._layout, self._width
+        routed = rows * model.top_k * max(1, layout.ep // layout.tp)
+        skew = fullest_over_mean(routed, layout.ep, self._skew) if is_sparse else 1.0
         work = layer_work(
-            model, layout, float(rows), sparse=sparse, sequence_parallel=False, width=width
+            model,
+            layout,
+            float(rows),
+            sparse=is_sparse,
+            sequence_parallel=False,
+            expert_skew=skew,
+            width=width,
         )
-        seconds = _products_s(model, machine, work, rows, precision, width)
-        seconds += work.moved_bytes / machine.bytes_per_s + work.kernels * _LAUNCH_S
-        if layout.tp > 1:
-            reduce = machine.collective(tuple(range(layout.tp)))
-            seconds += 2 * reduce("all_reduce", float(rows * model.hidden * width))
-        total_s += layers * seconds
-    return total_s
+        seconds = self._products_s(work, routed)
+        seconds += work.moved_bytes / self._machine.bytes_per_s + work.kernels * _LAUNCH_S
+        whole = float(rows * model.hidden * width)
+        travels = is_sparse and self._dispatch is not None
+        if self._reduce is not None:
+            seconds += self._reduce("all_reduce", whole)
+            seconds += self._reduce("all_gather" if travels else "all_reduce", whole)
+        if travels and self._dispatch is not None:
+            sent = work.routed_rows * model.hidden * width * skew
+            seconds += 2 * self._dispatch("all_to_all", sent)
+        return seconds
+
+    def _products_s(self, work: LayerWork, routed: int) -> float:
+        """Matrix products of a layer whose experts get this many rows, over all ranks [s]."""
+        model, layout, machine = self._model, self._layout, self._machine
+        total_s = 0.0
+        for each in work.products:
+            fp8 = self._precision == "fp8" and each.name != "router"
+            if not each.grouped:
+                once_s = machine.product_s(each.rows, each.columns, each.inner, fp8=fp8)
+                total_s += each.count * once_s
+                continue
+            is_met = 1.0 - (1.0 - 1.0 / model.experts) ** routed
+            met = fullest(each.count, is_met, layout.ep)
+            read_bytes = met * each.columns * each.inner * (1 if fp8 else self._width)
+            mine = each.rows * each.count
+            together_s = machine.product_s(mine, each.columns, each.inner, fp8=fp8)
+            total_s += max(together_s, read_bytes / machine.bytes_per_s)
+        return total_s
+
+    def _head_s(self, rows: int) -> float:
+        model, machine = self._model, self._machine
+        head = head_work(model, self._layout, float(rows))
+        seconds = machine.product_s(head.rows, head.columns, head.inner, fp8=False)
+        if self._reduce is not None:
+            seconds += self._reduce("all_gather", float(rows * model.vocab * self._width))
+        return seconds
+
+    def _attention(self) -> tuple[float, float]:
+        """Seconds of a pair, and of a row of keys and values, in one layer."""
+        model, machine = self._model, self._machine
+        heads, kv_heads = self._heads
+        tokens = np.array([float(_CONTEXT_TOKENS)])
+        whole = machine.attention_s(tokens, heads, kv_heads, model.head_width, backward=False)
+        pair_s = float(whole[0]) / float(causal_pairs(np.array([_CONTEXT_TOKENS]))[0])
+        decode = decode_attention_s(
+            machine.device,
+            _CONTEXT_TOKENS,
+            sequences=_DECODES,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_width=model.head_width,
+        )
+        row_s = float(decode.s) * (self._width / 2) / (_CONTEXT_TOKENS * _DECODES)
+        return pair_s, max(0.0, row_s - pair_s)
+
+    @property
+    def _heads(self) -> tuple[int, int]:
+        """Query heads and key/value heads of this rank."""
+        model, tp = self._model, self._layout.tp
+        return model.heads // tp, max(1, model.kv_heads // tp)
+
+    def exchange(self, layers: int) -> ContextExchange | None:
+        """What this rank sends to those that share its sequences, in this many layers."""
+        model, ranks = self._model, self._layout.cp
+        if ranks == 1:
+            return None
+        group = collective_of(self._machine, self._layout, "cp", self._first)
+        hop_s, byte_s = line_of(lambda size: group("send", size))
+        home_s, home_byte_s = line_of(lambda size: group("all_to_all", size))
+        heads, kv_heads = self._heads
+        of_head = model.head_width * self._width
+        ring = layers * (ranks - 1)
+        return ContextExchange(
+            ring_s=ring * hop_s,
+            kv_token_s=ring * byte_s * 2 * kv_heads * of_head / ranks,
+            query_token_s=ring * byte_s * heads * of_head / ranks,
+            home_s=layers * home_s,
+            home_token_s=layers * home_byte_s * heads * (of_head + _LSE_BYTES),
+        )
+
+    def hop(self) -> Hop | None:
+        """What goes to the next stage."""
+        if self._layout.pp == 1:
+            return None
+        groups = collective_of(self._machine, self._layout, "pp", self._first)
+        latency_s, byte_s = line_of(lambda size: groups("send", size))
+        return Hop(latency_s, byte_s * self._model.hidden * self._width / self._layout.cp)
 
 
-def _products_s(
-    model: ModelSpec,
-    machine: Machine,
-    work: LayerWork,
-    rows: int,
-    precision: Precision,
-    width: int,
-) -> float:
-    total_s = 0.0
-    for each in work.products:
-        fp8 = precision == "fp8" and each.name != "router"
-        if not each.grouped:
-            total_s += each.count * machine.product_s(each.rows, each.columns, each.inner, fp8=fp8)
-            continue
-        routed = rows * model.top_k
-        met = each.count * (1.0 - (1.0 - 1.0 / each.count) ** routed)
-        read_bytes = met * each.columns * each.inner * (1 if fp8 else width)
-        together_s = machine.product_s(float(routed), each.columns, each.inner, fp8=fp8)
-        total_s += max(together_s, read_bytes / machine.bytes_per_s)
-    return total_s
-
-
-def _head_s(model: ModelSpec, machine: Machine, layout: Layout, rows: int, width: int) -> float:
-    head = head_work(model, layout, float(rows))
-    seconds = machine.product_s(head.rows, head.columns, head.inner, fp8=False)
-    if layout.tp > 1:
-        gather = machine.collective(tuple(range(layout.tp)))
-        seconds += gather("all_gather", float(rows * model.vocab * width))
-    return seconds
-
-
-def _attention(
-    model: ModelSpec, machine: Machine, layout: Layout, width: int
-) -> tuple[float, float]:
-    """Seconds of a pair, and of a row of keys and values, in all layers."""
-    heads, kv_heads = model.heads // layout.tp, max(1, model.kv_heads // layout.tp)
-    tokens = np.array([float(_CONTEXT_TOKENS)])
-    whole = machine.attention_s(tokens, heads, kv_heads, model.head_width, backward=False)
-    pair_s = float(whole[0]) / float(causal_pairs(np.array([_CONTEXT_TOKENS]))[0])
-    decode = decode_attention_s(
-        machine.device,
-        _CONTEXT_TOKENS,
-        sequences=_DECODES,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_width=model.head_width,
-    )
-    row_s = float(decode.s) * (width / 2) / (_CONTEXT_TOKENS * _DECODES)
-    return model.layers * pair_s, model.layers * max(0.0, row_s - pair_s)
-
-
-def _rising(rows: tuple[int, ...], seconds: list[float]) -> Points:
+def _rising(rows: Sequence[int], seconds: Sequence[float]) -> Points:
     highest = np.maximum.accumulate(seconds).tolist()
     return tuple(zip(rows, highest, strict=True))

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from equipoise.schedule.batching.iteration import Iteration
 from equipoise.spec.request_trace import TracedRequest
 
 
@@ -12,6 +13,9 @@ class RequestRecord:
     id: str
     traced: TracedRequest
     replica: int
+    """Which computed its prompt."""
+    here_tokens: int
+    """Tokens that this replica generates: all, or the first one."""
     first_s: float = -1.0
     """When its first token came; when its prompt was done, if it generates none."""
     end_s: float = -1.0
@@ -39,6 +43,7 @@ class ReplicaRecord:
 
     iterations: int = 0
     busy_s: float = 0.0
+    """Time that its devices compute, the mean over stages of a pipeline."""
     prompt_tokens: int = 0
     """Prompt tokens that were computed, again after a preemption, too."""
     output_tokens: int = 0
@@ -48,5 +53,21 @@ class ReplicaRecord:
     most_pages: int = 0
     """Most pages that requests held at the same time."""
     pages: int = 0
+    """Pages of all its batches in flight."""
+    pairs: int = 0
+    """Query-key pairs of all iterations."""
+    kv_tokens: int = 0
+    """Rows of keys and values that all iterations read."""
     gaps: list[tuple[float, int]] = field(default_factory=list)
     """Times between two tokens of a request [s], each with how often it occurred."""
+
+    def count(self, iteration: Iteration, ran: int) -> None:
+        """An iteration has run, ``ran`` times: after the first it only decodes."""
+        work = iteration.work
+        grown = work.sequences * (ran * (ran - 1) // 2)
+        self.iterations += ran
+        self.output_tokens += ran * iteration.decodes
+        self.pairs += ran * work.pairs + grown
+        self.kv_tokens += ran * work.kv_tokens + grown
+        for chunk in iteration.prefills:
+            self.prompt_tokens += chunk.tokens

@@ -52,8 +52,9 @@ from equipoise.spec.cluster.spec import (
     Tier,
     find_cluster,
     node_class,
+    node_size,
 )
-from equipoise.spec.device.by_name import DEVICES, THIS_CPU, find_device
+from equipoise.spec.device.by_name import DEVICES, OWN, find_device, is_device
 from equipoise.spec.run.load import TomlPath, explain_fault, parse_toml
 
 _STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
@@ -217,11 +218,12 @@ def _node_class(
     at: TomlPath = ("nodes", index)
     try:
         device = find_device(nodes.device)
-    except SpecError:
-        meant = nearest(nodes.device, [*DEVICES, THIS_CPU])
-        faults.add((*at, "device"), f'there is no device "{nodes.device}". Nearest: {meant}')
+    except SpecError as error:
+        meant = nearest(nodes.device, [*DEVICES, *OWN])
+        unknown = f'there is no device "{nodes.device}". Nearest: {meant}'
+        faults.add((*at, "device"), str(error) if is_device(nodes.device) else unknown)
         return None
-    shipped = node_class(nodes.device, nodes.devices_per_node or _node_size(device.name))
+    shipped = node_class(nodes.device, nodes.devices_per_node or node_size(device))
     tiers = shipped.tiers
     if nodes.devices_per_node is not None or nodes.inside is not None:
         size = nodes.devices_per_node or shipped.devices_per_node
@@ -249,11 +251,6 @@ def _node_class(
     return NodeClass(
         nodes.name or nodes.device, device, nodes.nodes, tiers, nic, nodes.nics or nics
     )
-
-
-def _node_size(device: str) -> int:
-    """Devices of the shipped node; 1 for this machine."""
-    return 1 if device == THIS_CPU else node_class(device, 1 << 12).devices_per_node
 
 
 def _matrix(file: _File, faults: _Faults) -> np.ndarray[Any, np.dtype[np.float64]] | None:

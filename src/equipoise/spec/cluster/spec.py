@@ -33,7 +33,10 @@ from equipoise.base.arrays import Ints
 from equipoise.base.errors import SpecError
 from equipoise.base.nearest import nearest
 from equipoise.spec.cluster.link import LinkSpec, find_link
-from equipoise.spec.device.by_name import THIS_CPU, DeviceSpec, find_device
+from equipoise.spec.device.by_name import DeviceSpec, find_device, is_device, own_name
+from equipoise.spec.device.cuda import cuda_tiers
+from equipoise.spec.device.file import CudaFacts, read_device_file
+from equipoise.spec.device.spec import THIS_CPU, THIS_CUDA
 
 MOST_DEVICES = 1 << 20
 """Most devices of a cluster: every rank is a number in some array."""
@@ -175,7 +178,8 @@ _SHAPES = {
 }
 
 CLUSTERS: dict[str, str] = {name: shape.source for name, shape in _SHAPES.items()} | {
-    THIS_CPU: "this machine, one rank a core"
+    THIS_CPU: "this machine, one rank a core",
+    THIS_CUDA: "this machine, one rank a CUDA device",
 }
 """Shipped clusters, with the sources of their nodes."""
 
@@ -187,8 +191,8 @@ def node_class(name: str, devices: int) -> NodeClass:
         SpecError: no such cluster, or devices that do not fill whole nodes.
     """
     device = find_device(name)
-    if device.name == THIS_CPU:
-        return _cores(device, devices)
+    if device.is_here:
+        return _own_nodes(device, devices)
     shape = _SHAPES[device.name]
     size = shape.tiers[-1][0]
     if devices % size and devices > size:
@@ -210,23 +214,82 @@ def node_class(name: str, devices: int) -> NodeClass:
     )
 
 
-def _cores(device: DeviceSpec, cores: int) -> NodeClass:
-    file = device.curve_file
-    gloo = find_link("gloo")
-    if file is not None:
-        source = "rate, efficiency and latency a guess, read where no curve is"
-        gloo = dataclasses.replace(gloo, curve=str(file), source=source)
-    return NodeClass(THIS_CPU, device, 1, (Tier(cores, gloo),), None, 0)
+def node_size(device: DeviceSpec) -> int:
+    """Devices of a node as shipped, or as measured here; 1 of cores, which make nodes of any size.
+
+    >>> node_size(find_device("h100-sxm"))
+    8
+    """
+    facts = _cuda_facts(device)
+    if facts is not None:
+        return facts.devices
+    return 1 if device.is_here else _SHAPES[device.name].tiers[-1][0]
 
 
-def cores_cluster(device: DeviceSpec, cores: int) -> ClusterSpec:
-    """A cluster of ``cores`` cores of a ``this-cpu``, which may come from any device file.
+def _cuda_facts(device: DeviceSpec) -> CudaFacts | None:
+    """What was measured of this machine's CUDA devices; None for any other device."""
+    return None if device.curve_file is None else read_device_file(device.curve_file).cuda
+
+
+def _own_nodes(device: DeviceSpec, devices: int) -> NodeClass:
+    """This machine as one node of ``devices`` of its cores, or of its CUDA devices."""
+    facts = _cuda_facts(device)
+    if facts is None:
+        tiers: tuple[Tier, ...] = (Tier(devices, _gloo(device)),)
+    else:
+        tiers = _cuda_links(device, facts, devices)
+    return NodeClass(device.name, device, 1, tiers, None, 0)
+
+
+def _gloo(device: DeviceSpec) -> LinkSpec:
+    file, gloo = device.curve_file, find_link("gloo")
+    if file is None:
+        return gloo
+    source = "rate, efficiency and latency a guess, read where no curve is"
+    return dataclasses.replace(gloo, curve=str(file), source=source)
+
+
+def _cuda_links(device: DeviceSpec, facts: CudaFacts, devices: int) -> tuple[Tier, ...]:
+    """The links between the first devices; collectives over the innermost have a curve."""
+    if devices > facts.devices:
+        raise SpecError(
+            f"{devices:,} devices of {THIS_CUDA} are more than the {facts.devices} that were "
+            f"measured here. Give {facts.devices} or fewer, or a cluster.toml of several nodes "
+            f'with device = "{THIS_CUDA}" and the network card between them.'
+        )
+    source = dict(device.sources)["peaks"]
+    if devices == 1:  # nobody to send to
+        return (Tier(1, LinkSpec(THIS_CUDA, device.host_bytes_per_s, 1.0, 0.0, source)),)
+    links = [
+        LinkSpec(f"{THIS_CUDA} of {tier.devices}", tier.bytes_per_s, 1.0, tier.latency_s, source)
+        for tier in cuda_tiers(facts)
+    ]
+    links[0] = dataclasses.replace(links[0], curve=str(device.curve_file))
+    sizes = [min(tier.devices, devices) for tier in cuda_tiers(facts)]
+    return tuple(
+        Tier(size, link)
+        for at, (size, link) in enumerate(zip(sizes, links, strict=True))
+        if at == 0 or size > sizes[at - 1]
+    )
+
+
+def own_cluster(device: DeviceSpec, devices: int) -> ClusterSpec:
+    """A cluster of this machine's cores or devices, which may come from any device file.
 
     >>> from equipoise.spec.device.here import this_cpu
-    >>> cores_cluster(this_cpu(), 2).devices
+    >>> own_cluster(this_cpu(), 2).devices
     2
     """
-    return ClusterSpec(f"{THIS_CPU}:{cores}", (_cores(device, cores),))
+    return ClusterSpec(f"{device.name}:{devices}", (_own_nodes(device, devices),))
+
+
+def this_machine(ranks: int) -> ClusterSpec:
+    """What ``ranks`` ranks started here compute on: CUDA devices, or cores if there are none.
+
+    Raises:
+        SpecError: the devices were never measured, or are fewer.
+    """
+    return find_cluster(f"{own_name()}:{ranks}")
 
 
 def find_cluster(text: str) -> ClusterSpec:
@@ -250,8 +313,8 @@ def find_cluster(text: str) -> ClusterSpec:
         )
     try:
         nodes = node_class(name, devices)
-    except SpecError as error:
-        if "no device" not in str(error):
+    except SpecError:
+        if is_device(name):
             raise
         raise SpecError(
             f'No cluster is called "{name}". Nearest: {nearest(name.casefold(), CLUSTERS)}. '

@@ -12,11 +12,12 @@ Kept true (tests/unit/spec/device/test_file.py)
     What is written reads back equal; every fault of a file is named in one sentence.
 """
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from equipoise.base.durable import write_whole
 from equipoise.base.errors import SpecError
@@ -25,6 +26,12 @@ from equipoise.spec.device.parts import Measured, ModelParts
 from equipoise.spec.device.spec import Dtype
 
 FORM = 1
+
+
+def device_folder() -> Path:
+    """Where ``equipoise calibrate`` keeps its device files."""
+    return Path("~/.cache/equipoise").expanduser()
+
 
 Collective = Literal[
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send"
@@ -44,13 +51,17 @@ class GemmPoint:
 
 @dataclass(frozen=True, slots=True)
 class AttentionPoint:
-    """Seconds of causal attention of one head over one document."""
+    """Seconds of causal attention: of one head over one document, or of ``units`` of these."""
 
     dtype: Dtype
     tokens: int
     head_width: int
     forward_s: Measured
     backward_s: Measured
+    sharing: int | None = None
+    """Query heads for each key/value head; None on a core, which computes head after head."""
+    units: int | None = None
+    """Heads times documents of one call; None for one head on a core."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +75,19 @@ class CollectivePoint:
 
 
 @dataclass(frozen=True, slots=True)
+class PairPoint:
+    """Seconds of one message between two devices of a node, the slowest of the pairs alike."""
+
+    block: int
+    """The devices 0 to ``block`` - 1, and each further run of as many, are the smallest blocks
+    that hold both devices of such a pair."""
+    bytes: int
+    s: Measured
+
+
+@dataclass(frozen=True, slots=True)
 class Stream:
-    """Memory bandwidth of one core by STREAM's four kernels [bytes/s]."""
+    """Memory bandwidth of one core, or of one device, by STREAM's four kernels [bytes/s]."""
 
     copy: Measured
     scale: Measured
@@ -74,11 +96,34 @@ class Stream:
 
 
 @dataclass(frozen=True, slots=True)
+class CudaFacts:
+    """What is known of a machine's CUDA devices besides their kernels."""
+
+    devices: int
+    """All that were measured, at once."""
+    reserved_bytes: int
+    """Held on a device by its context and NCCL, beside torch's allocator."""
+    host_memory_bytes: int
+    """One device's share of the host's memory."""
+    host_bytes_per_s: Measured
+    """From pinned memory to each device, while all copy."""
+    host_stream: Stream
+    """Memory bandwidth of one core of the host, while all are busy."""
+    host_cores: int
+    """Those that were busy."""
+    pairs: tuple[PairPoint, ...] = ()
+    """None for a single device."""
+    power_limit_w: float | None = None
+    """The driver's limit of each board; None if it does not say."""
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceFile:
-    """All measurements of one machine."""
+    """All measurements of one machine: of its cores, or of its CUDA devices."""
 
     form: int
     machine: str
+    """Processor and cores; or the product that the devices are."""
     date: str
     torch: str
     seconds: float
@@ -88,7 +133,7 @@ class DeviceFile:
     thin_points: int
     """Points with fewer than six samples, whose intervals cover less than 95%."""
     memory_bytes: int
-    """This core's share of the machine's memory."""
+    """This core's share of the machine's memory; or a device's own, as the driver reports it."""
     peaks: tuple[tuple[Dtype, float], ...]
     """Fastest matmul of each dtype [FLOP/s]."""
     stream: Stream
@@ -101,6 +146,8 @@ class DeviceFile:
     """Measured over predicted time of a run's terms, if a run was fitted."""
     parts: tuple[ModelParts, ...] = ()
     """Parts of the models whose run.toml was calibrated."""
+    cuda: CudaFacts | None = None
+    """None for cores."""
 
 
 _ADAPTER = TypeAdapter(DeviceFile)
@@ -127,13 +174,35 @@ def read_device_file(path: Path) -> DeviceFile:
             f"{path} is a device file of form {form}; this version reads {FORM}. {again}"
         )
     try:
-        return _ADAPTER.validate_python(data)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        raise SpecError(
-            f"{path} is not a device file: {place}: {first['msg'].lower()}. {again}"
-        ) from None
+        file = _ADAPTER.validate_python(data)
+        _require_above_zero(file)
+    except ValueError as error:
+        raise SpecError(f"{path} is not a device file: {reason(error)}. {again}") from None
+    return file
+
+
+def _require_above_zero(file: DeviceFile) -> None:
+    """Refuse sizes and seconds that no kernel has.
+
+    Raises:
+        ValueError: names the first.
+    """
+    points: dict[str, list[tuple[float, ...]]] = {
+        "gemm": [(p.m, p.n, p.k, p.s.mid) for p in file.gemm],
+        "attention": [
+            (p.tokens, p.head_width, p.forward_s.mid, p.backward_s.mid) for p in file.attention
+        ],
+        "collectives": [(p.ranks, p.bytes, p.s.mid) for p in file.collectives],
+        "peaks": [(rate,) for _, rate in file.peaks],
+        "residuals": [(factor,) for _, factor in file.residuals],
+    }
+    for name, rows in points.items():
+        if not rows and name != "residuals":
+            raise ValueError(f"{name}: there is not one point")
+        for place, row in enumerate(rows):
+            for value in row:
+                if not (math.isfinite(value) and value > 0):
+                    raise ValueError(f"{name}.{place}: {value:g} must be above 0")
 
 
 def write_device_file(path: Path, measured: DeviceFile) -> None:
@@ -144,7 +213,8 @@ def write_device_file(path: Path, measured: DeviceFile) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, _ADAPTER.dump_json(measured, indent=1).decode())
+        text = _ADAPTER.dump_json(measured, indent=1, exclude_none=True).decode()
+        write_whole(path, text)
     except OSError as error:
         raise SpecError(
             f"{path} cannot be written: {(error.strerror or str(error)).lower()}. Give --out a "

@@ -16,7 +16,8 @@ import os
 from pathlib import Path
 
 from equipoise.base.errors import SpecError
-from equipoise.spec.device.file import DeviceFile, read_device_file
+from equipoise.spec.device.cuda import calibrated_cuda
+from equipoise.spec.device.file import DeviceFile, device_folder, read_device_file
 from equipoise.spec.device.spec import THIS_CPU, DeviceSpec, Dtype
 
 _GUESSED_HZ = 2.5e9
@@ -29,8 +30,8 @@ _GUESS = 'a guess; "equipoise calibrate" measures it'
 
 
 def device_file() -> Path:
-    """Where ``equipoise calibrate`` writes and ``this-cpu`` reads."""
-    return Path("~/.cache/equipoise").expanduser() / f"{THIS_CPU}.json"
+    """Where ``equipoise calibrate`` writes what it measured of cores, and ``this-cpu`` reads."""
+    return device_folder() / f"{THIS_CPU}.json"
 
 
 def cpu_model() -> str:
@@ -39,9 +40,9 @@ def cpu_model() -> str:
     return f"{name}, {os.cpu_count()} cores"
 
 
-def memory_share_bytes() -> int:
-    """One core's share of this machine's memory."""
-    pages = os.sysconf("SC_PHYS_PAGES") // len(os.sched_getaffinity(0))
+def memory_share_bytes(shares: int | None = None) -> int:
+    """One share of this machine's memory: one core's, unless ``shares`` are given."""
+    pages = os.sysconf("SC_PHYS_PAGES") // (shares or len(os.sched_getaffinity(0)))
     return os.sysconf("SC_PAGE_SIZE") * pages
 
 
@@ -58,7 +59,7 @@ def this_cpu(file: Path | None = None) -> DeviceSpec:
     if file is None and not path.exists():
         return _guess()
     known = read_device_file(path)
-    if known.machine != cpu_model():
+    if known.cuda is not None or known.machine != cpu_model():
         raise SpecError(
             f'{path} was measured on "{known.machine}" but this is "{cpu_model()}". Measure '
             f'this one: "equipoise calibrate".'
@@ -68,6 +69,8 @@ def this_cpu(file: Path | None = None) -> DeviceSpec:
 
 def calibrated_device(known: DeviceFile, path: Path) -> DeviceSpec:
     """The device that a device file describes; its curves are read from the file."""
+    if known.cuda is not None:
+        return calibrated_cuda(known, known.cuda, path)
     source = f"equipoise calibrate, {known.date}, {known.other_load_cores:.1f} cores of other load"
     guess = _guess()
     return DeviceSpec(

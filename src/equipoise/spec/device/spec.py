@@ -6,9 +6,9 @@ Why
 
 What it decides
     Peaks are for dense matrices, bytes per second for one direction. A *device* is what one rank
-    computes on: a GPU, one of the two dies of an MI250X, one core of ``this-cpu``. Memory is what
-    the driver reports, and ``usable_bytes`` excludes what the driver's context and the
-    communication library hold before the first tensor.
+    computes on: a GPU, one of the two dies of an MI250X, one core of ``this-cpu``, one CUDA device
+    of ``this-cuda``. Memory is what the driver reports, and ``usable_bytes`` excludes what the
+    driver's context and the communication library hold before the first tensor.
 
 Kept true (tests/unit/spec/device/test_by_name.py)
     Every number of every device has a source; wider types are never faster than narrower ones;
@@ -29,6 +29,7 @@ Dtype = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
 DTYPE_BYTES: dict[Dtype, int] = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
 
 THIS_CPU = "this-cpu"
+THIS_CUDA = "this-cuda"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,11 @@ class DeviceSpec:
     disk_write_bytes_per_s: float | None = None
     curve_file: Path | None = None
     """Device file with its measured curves; None for shipped devices."""
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is a core or a device of this machine, not one of the table."""
+        return self.name in (THIS_CPU, THIS_CUDA)
 
     @property
     def usable_bytes(self) -> int:

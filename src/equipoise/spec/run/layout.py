@@ -33,7 +33,7 @@ class LayoutSpec:
         int | Literal["cores"],
         Field(
             description='data-parallel ranks, each with micro-batches of its own; "cores" makes '
-            "dp x cp x tp x pp the cores of this machine"
+            "dp x cp x tp x pp the cores of this machine, or its CUDA devices where it has some"
         ),
     ] = "cores"
     cp: Annotated[
@@ -172,7 +172,8 @@ class LayoutSpec:
         """All ranks: ``dp`` times those that share each micro-batch.
 
         Args:
-            cores: Of this machine; they are the ranks where ``dp`` is ``"cores"``.
+            cores: Of this machine, or its CUDA devices; they are the ranks where ``dp`` is
+                ``"cores"``.
 
         Raises:
             LayoutError: the ranks that share a micro-batch do not divide the cores.

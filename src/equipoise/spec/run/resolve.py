@@ -26,7 +26,7 @@ from equipoise.spec.run.keys import DEFAULT, Fault, Given, Origin, build, keys, 
 from equipoise.spec.run.lora import FEED_FORWARD, TARGETS, LoraSpec
 from equipoise.spec.run.precision import judge_precision
 from equipoise.spec.run.resolve_model import resolve_model
-from equipoise.spec.run.spec import PYTHON_SOURCES, RunSpec
+from equipoise.spec.run.spec import PYTHON_SOURCES, CheckpointSpec, RunSpec
 from equipoise.spec.run.wish import Wish, nearest_multiples
 
 
@@ -115,6 +115,7 @@ def _judge_together(wish: Wish) -> None:
             )
     _judge_conversations(wish)
     _judge_evaluation(wish)
+    _judge_saves(wish)
     _judge_lora(wish)
     if wish.is_sound("pack.step_tokens", "pack.context_tokens"):
         step, window = wish["pack.step_tokens"], wish["pack.context_tokens"]
@@ -289,6 +290,21 @@ def _judge_evaluation(wish: Wish) -> None:
             "eval.source",
             f'"text" has no rows with columns, but {wish.cite("data.format")}. Set eval.source to '
             f'"jsonl", "parquet" or "datasets", or remove it.',
+        )
+
+
+def _judge_saves(wish: Wish) -> None:
+    """Refuse a number of steps that cannot be, and what only "auto" reads."""
+    if not wish.is_sound("checkpoint.every_steps", "checkpoint.rank_mtbf_hours"):
+        return
+    every, hours = wish["checkpoint.every_steps"], wish["checkpoint.rank_mtbf_hours"]
+    if every != "auto" and every < 1:
+        wish.tell("checkpoint.every_steps", f"{every} is too small; it must be at least 1.")
+    elif every != "auto" and hours != CheckpointSpec().rank_mtbf_hours:
+        wish.tell(
+            "checkpoint.rank_mtbf_hours",
+            f"{hours:g} is given, but {wish.cite('checkpoint.every_steps')} does not follow from "
+            f'it. Set checkpoint.every_steps = "auto", or remove it.',
         )
 
 

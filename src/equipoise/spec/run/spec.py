@@ -132,7 +132,7 @@ class EvalSpec:
         Field(
             ge=1,
             description="steps between evaluations, beside those before the first step and after "
-            "the last; checkpoint.every_steps unless given",
+            "the last; checkpoint.every_steps unless given, or 50 where that is auto",
         ),
     ] = None
     tokens: Annotated[
@@ -261,8 +261,31 @@ class TrainSpec:
 class CheckpointSpec:
     """When to save, and what to keep."""
 
-    every_steps: Annotated[int, Field(ge=1, description="steps between checkpoints")] = 50
+    every_steps: Annotated[
+        int | Literal["auto"],
+        Field(
+            description='steps between checkpoints; "auto" follows from what a save costs and '
+            "how often ranks fail"
+        ),
+    ] = 50
+    rank_mtbf_hours: Annotated[
+        float,
+        Field(gt=0, description='of "auto": mean hours between failures of one rank'),
+    ] = 8000.0
+    """Llama 3 on 1,024 GPUs was interrupted every 7.9 h."""
     keep: Annotated[int, Field(ge=1, description="newest checkpoints that are kept")] = 2
+    second_path: Annotated[
+        str,
+        Field(
+            description="second folder, on another disk, into which checkpoints are copied; "
+            "relative to run.toml; none if empty"
+        ),
+    ] = ""
+
+    @property
+    def usual_steps(self) -> int:
+        """Steps between checkpoints, as far as they are known before the run."""
+        return 50 if self.every_steps == "auto" else self.every_steps
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,16 +2,16 @@
 
 What it decides
     Documents of each length are attended to as a layer does it, enough of them at once for a call
-    of 512 tokens. Over context ranks every strategy is run on packs of one to sixteen equal
-    documents, so that what a call costs and what a tile costs can be separated. Each is
-    timed once after every step of the others, so that passing disturbances hit all alike.
+    of 512 tokens, or on devices for the largest micro-batch. Over context ranks every strategy is
+    run on packs of one to sixteen equal documents, so that what a call costs and what a tile costs
+    can be separated. Each is timed once after every step of the others, so that passing
+    disturbances hit all alike.
 
 Kept true (tests/multi/plan/test_calibrate_parts.py)
     Every length and every strategy that the heads allow is timed.
 """
 
 import itertools
-import time
 from collections.abc import Callable
 from functools import partial
 
@@ -20,7 +20,9 @@ import torch
 from equipoise.balance.context.plan import plan_context
 from equipoise.base.errors import LayoutError
 from equipoise.comm.group import Ranks
-from equipoise.nn.attention import attend_documents
+from equipoise.nn.attention import pack_attention
+from equipoise.nn.device.clock import wall_clock
+from equipoise.nn.measure_kernels import DTYPES
 from equipoise.parallel.context.attention import attend_by_plan
 from equipoise.train.calibrate.parts_plan import PartsPlan, WaySamples
 
@@ -28,10 +30,7 @@ STRATEGIES = ("needed-kv", "all-gather", "ring", "ulysses")
 """Strategies over context ranks that are timed."""
 
 _CALL_TOKENS = 512
-"""Tokens of short documents that one call attends to."""
-
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-
+"""Tokens of short documents that one call attends to on a core."""
 
 Sample = Callable[[bool], None]
 """Times everything once; kept, or to warm up."""
@@ -48,16 +47,18 @@ def time_documents(ranks: Ranks, plan: PartsPlan, shares: int, samples: WaySampl
     """
     heads, kv_heads = plan.model.heads // shares, max(1, plan.model.kv_heads // shares)
     calls = []
+    # A device is as full as in a micro-batch of such documents; a core is never idle.
+    call_tokens = _CALL_TOKENS if ranks.device.type == "cpu" else plan.sizes[-1]
     for tokens in plan.doc_tokens:
-        copies = max(1, _CALL_TOKENS // tokens)
-        operands = _operands(plan, tokens * copies, heads, kv_heads)
+        copies = max(1, call_tokens // tokens)
+        operands = _operands(plan, tokens * copies, heads, kv_heads, ranks.device)
         calls.append((tokens, copies, operands))
         samples.documents[tokens] = [], []
 
     def sample(kept: bool) -> None:
         for tokens, copies, operands in calls:
-            attend = partial(attend_documents, doc_tokens=[tokens] * copies)
-            both = _time_both(attend, operands, ranks.barrier)
+            attend = pack_attention([tokens] * copies, ranks.device).attend
+            both = _time_both(attend, operands, ranks)
             for seconds, kept_s in zip(both, samples.documents[tokens], strict=True):
                 kept_s.extend([seconds / copies] * kept)
 
@@ -74,13 +75,13 @@ def time_context(ranks: Ranks, plan: PartsPlan, samples: WaySamples) -> Sample:
         except LayoutError:
             continue
         own = len(planned.shares.rows[ranks.rank])
-        operands = _operands(plan, own, heads, kv_heads)
+        operands = _operands(plan, own, heads, kv_heads, ranks.device)
         samples.context[strategy, at] = [], []
         calls.append((samples.context[strategy, at], planned, operands))
 
     def sample(kept: bool) -> None:
         for lists, planned, operands in calls:
-            both = _time_both(partial(attend_by_plan, plan=planned), operands, ranks.barrier)
+            both = _time_both(partial(attend_by_plan, plan=planned), operands, ranks)
             for seconds, kept_s in zip(both, lists, strict=True):
                 kept_s.extend([seconds] * kept)
 
@@ -88,11 +89,11 @@ def time_context(ranks: Ranks, plan: PartsPlan, samples: WaySamples) -> Sample:
 
 
 def _operands(
-    plan: PartsPlan, tokens: int, heads: int, kv_heads: int
+    plan: PartsPlan, tokens: int, heads: int, kv_heads: int, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    width, dtype = plan.model.head_width, _DTYPES[plan.precision]
+    width, dtype = plan.model.head_width, DTYPES[plan.precision]
     q, k, v = (
-        torch.randn(tokens, each, width).to(dtype).requires_grad_()
+        torch.randn(tokens, each, width, device=device).to(dtype).requires_grad_()
         for each in (heads, kv_heads, kv_heads)
     )
     return q, k, v
@@ -101,15 +102,16 @@ def _operands(
 def _time_both(
     attend: Callable[..., torch.Tensor],
     operands: tuple[torch.Tensor, ...],
-    meet: Callable[[], None],
+    ranks: Ranks,
 ) -> tuple[float, float]:
-    """Seconds of a forward and of a backward."""
-    meet()
-    began = time.perf_counter()
+    """Seconds of a forward and of a backward, until the rank's device has done them."""
+    clock = wall_clock(ranks.device)
+    ranks.barrier()
+    began = clock()
     out = attend(*operands)
-    forward_s = time.perf_counter() - began
+    forward_s = clock() - began
     grad = torch.ones_like(out)
-    meet()
-    began = time.perf_counter()
+    ranks.barrier()
+    began = clock()
     torch.autograd.grad(out, operands, grad)
-    return forward_s, time.perf_counter() - began
+    return forward_s, clock() - began

@@ -1,4 +1,4 @@
-"""Time the parts of one model's training step on every core of this machine at once.
+"""Time the parts of one model's training step on all cores, or devices, of this machine at once.
 
 What it decides
     Nothing: ``calibrate_parts`` and ``calibrate_attention`` say what is timed, ``parts_table`` puts
@@ -10,7 +10,6 @@ Kept true (tests/multi/plan/test_calibrate_parts.py)
 
 from collections.abc import Mapping, Sequence
 
-from equipoise.comm.local import run_ranks
 from equipoise.observe.machine import usable_cores
 from equipoise.schedule.attention.price import LinkPrice
 from equipoise.spec.device.parts import ModelParts, Way, parts_name
@@ -18,24 +17,31 @@ from equipoise.train.calibrate.measure import MOST_RANKS, MeasureProgress
 from equipoise.train.calibrate.parts import time_way, ways_of
 from equipoise.train.calibrate.parts_plan import PartsPlan, WaySamples
 from equipoise.train.calibrate.parts_table import context_points, document_points, way_table
+from equipoise.train.calibrate.ranks import Target
 
 
-def measure_parts(plan: PartsPlan, link: LinkPrice, progress: MeasureProgress) -> ModelParts:
-    """Time the parts of a model's step on every core at once.
+def measure_parts(
+    plan: PartsPlan,
+    link: LinkPrice,
+    progress: MeasureProgress,
+    target: Target | None = None,
+) -> ModelParts:
+    """Time the parts of a model's step on all ranks at once.
 
     Args:
         plan: Model, precision and sizes.
         link: Between two ranks, as it was measured.
         progress: Shows every way.
+        target: What the ranks compute on; every core unless given.
 
     Cost: some 4 s a way for a decoder of 2M weights and micro-batches of 2,560 tokens.
     """
-    cores = min(len(usable_cores()), MOST_RANKS)
-    ways = ways_of(plan.model, cores)
+    target = target or Target.cores(min(len(usable_cores()), MOST_RANKS))
+    ways = ways_of(plan.model, target.ranks)
     progress.start("time the parts of a step", len(ways))
     by_way = {}
     for way in ways:
-        by_way[way] = run_ranks(cores, time_way, plan, way)
+        by_way[way] = target.run(time_way, plan, way)
         progress.advance()
     progress.finish()
     return put_together(plan, by_way, link)

@@ -91,7 +91,7 @@ def ways_of(model: ModelSpec, ranks: int) -> tuple[Way, ...]:
 
 def time_way(ranks: Ranks, plan: PartsPlan, way: Way) -> WaySamples:
     """Steps of each depth, and of a pipeline by each kind of schedule, and attention, in turn."""
-    settle(ranks.rank, pin=True)
+    settle(ranks.rank, pin=ranks.device.type == "cpu")
     schedules = ["1f1b", *(["zb-h1"] if way == "pipeline" else [])]
     packed, store = _make_step(plan, 1 if way in ("tensor", "pipeline") else ranks.world)
     samples = WaySamples({})

@@ -10,7 +10,7 @@ from equipoise.cli.calibrate.table import file_rows, print_comparison, print_fil
 from equipoise.cli.main import main
 from equipoise.cost.compare import CurveComparison, Factor, fitted
 from equipoise.spec.run.load import read_run
-from equipoise.train.calibrate.measure import CalibrationPlan
+from equipoise.train.calibrate.plan import CalibrationPlan
 from support.device_files import A_FILE
 
 COMPARISON = CurveComparison(

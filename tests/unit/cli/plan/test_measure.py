@@ -21,7 +21,7 @@ KEYS = "--layout.dp 2 --layout.cp 1 --layout.tp 1 --layout.pp 1 --layout.zero 1"
 @pytest.fixture
 def run_toml(texts: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HOME", str(tmp_path))  # some tests write a device file
-    monkeypatch.setattr("equipoise.plan.run.usable_cores", lambda: [0, 1])
+    monkeypatch.setattr("equipoise.plan.run.own_ranks", lambda: 2)
     path = tmp_path / "run.toml"
     path.write_text(f"""
 [data]

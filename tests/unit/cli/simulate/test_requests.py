@@ -35,7 +35,7 @@ def test_a_table_with_a_row_for_each_tenant(
     assert head.startswith("llama3-8b on h100-sxm:2, tp=1,dp=2: 20 requests in ")
     assert "50.0% met their objectives" in head
     assert [line.split()[:2] for line in table[1:4]] == [["a", "10"], ["b", "10"], ["all", "20"]]
-    assert "Policy: uwfq." in table[-1] and "$" in table[-1]
+    assert any("Policy: uwfq." in line and "$" in line for line in table)
     code, out, err = run(capsys, *asked(trace, "--quiet"))
     assert (code, len(out.splitlines()), err) == (0, 1, "")
 
@@ -86,9 +86,9 @@ def test_a_document(capsys: pytest.CaptureFixture[str], trace: Path) -> None:
             'An objective is for tenant "ab", and the trace has no request of theirs. Nearest: a.',
         ),
         (
-            ["--layout=pp=2"],
-            "layout: pp is 2, and pipeline parallelism is not priced in serving yet. Give tp and "
-            "dp.",
+            ["--layout=zero=3,dp=2"],
+            "layout: zero divides what a training step keeps and changes nothing in serving. Leave "
+            "it out.",
         ),
     ],
 )
@@ -109,3 +109,27 @@ def test_a_step_needs_its_sizes_and_no_policy(capsys: pytest.CaptureFixture[str]
     )
     code, _, err = run(capsys, *words, "--context-tokens=8", "--step-sequences=2", "--fair=vtc")
     assert (code, err.strip()) == (2, "--fair needs --requests. Give both or neither.")
+
+
+def test_prompts_apart_from_generation(capsys: pytest.CaptureFixture[str], trace: Path) -> None:
+    words = ["--layout=tp=1", "--decode-layout=tp=1"]
+    code, out, _ = run(capsys, *asked(trace, *words))
+    assert code == 0
+    assert out.startswith("llama3-8b on h100-sxm:2, tp=1 and tp=1 to generate: 20 requests in ")
+    assert "Keys and values of 8,000 tokens were sent to the 1 that generate" in out
+    code, out, _ = run(capsys, *asked(trace, *words, "--json"))
+    row = json.loads(out)
+    assert code == 0 and row["devices"] == 2 and row["sent_tokens"] == 8000
+    code, _, err = run(capsys, *asked(trace, "--layout=tp=2", "--decode-layout=tp=1"))
+    assert (code, err.strip()) == (
+        2,
+        "layout has 2 ranks that compute prompts and decode_layout 1 that generate, but there are "
+        "2 devices. Give degrees whose products add up to 2.",
+    )
+
+
+def test_a_step_has_no_layout_of_its_own_to_generate(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["simulate", "--model=llama3-8b", "--cluster=h100-sxm:2", "--layout=dp=2"]
+    words += ["--context-tokens=8", "--step-sequences=2", "--decode-layout=dp=1"]
+    code, _, err = run(capsys, *words)
+    assert (code, err.strip()) == (2, "--decode-layout needs --requests. Give both or neither.")

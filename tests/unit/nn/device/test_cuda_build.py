@@ -20,11 +20,20 @@ from equipoise.comm.drive import drive
 from equipoise.comm.mail import LinkGroups, Mail
 from equipoise.nn.attention import PackAttention, pack_attention
 from equipoise.nn.decoder import Decoder
+from equipoise.nn.device.clock import DeviceMarks
 from equipoise.nn.device.send import send
+from equipoise.nn.measure_kernels import (
+    Patience,
+    Sampler,
+    gemm_samples,
+    host_copy_samples,
+    stream_samples,
+)
 from equipoise.parallel.context.backward import Backward
 from equipoise.parallel.context.forward import Forward
 from equipoise.parallel.context.program import compile_rank
 from equipoise.spec.model.presets import ModelSpec
+from support.cuda.queue import Queue
 
 pytestmark = [
     pytest.mark.cuda_build,
@@ -155,3 +164,18 @@ def test_a_decoder_over_ranks_posts_to_links_without_tags(group: dist.ProcessGro
         loss = decoder(DENSE, torch.bfloat16)(tokens, pack, labels_T=tokens)
         assert (loss.device, loss.dtype) == (CUDA, torch.float32)
         assert int(mail.ledger.sent_messages.sum()) > 0
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp8"])
+def test_samples_of_products_stay_on_the_device(dtype: str, without_data: None) -> None:
+    sampler = Sampler(CUDA, lambda: DeviceMarks(Queue().event), in_a_row=2)
+    drawn = sampler.drawn(torch.bfloat16, 3, 5)
+    assert (drawn.device, drawn.dtype, drawn.shape) == (CUDA, torch.bfloat16, (3, 5))
+    assert len(gemm_samples(sampler, (dtype, 32, 64, 48), Patience(least=2, budget_s=0.0))) == 2
+
+
+def test_samples_of_memory_stay_on_the_device(without_data: None) -> None:
+    sampler = Sampler(CUDA, lambda: DeviceMarks(Queue().event), in_a_row=2)
+    patience = Patience(least=2, budget_s=0.0)
+    assert {len(rates) for rates in stream_samples(sampler, 1 << 8, patience).values()} == {2}
+    assert len(host_copy_samples(sampler, 1 << 10, patience)) == 2

@@ -2,6 +2,7 @@
 
 import dataclasses
 import random
+from typing import get_args
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from equipoise.base.errors import ModelError
 from equipoise.nn.decoder import Decoder
 from equipoise.serve.engine.forward import PagedDecoder
+from equipoise.serve.engine.fused import FusedDecoder, Packs
 from equipoise.spec.model.presets import RopeScaling
 from support.serving.paged import PLAIN, built, chunk_of, paged, whole_logits
 
@@ -78,7 +80,7 @@ def near(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
 
 
 @pytest.mark.parametrize("name", MODELS)
-@settings(max_examples=12)
+@settings(max_examples=20)
 @given(data=st.data())
 def test_logits_are_those_of_each_sequence_by_itself(name: str, data: st.DataObject) -> None:
     model = MODELS[name]
@@ -88,7 +90,11 @@ def test_logits_are_those_of_each_sequence_by_itself(name: str, data: st.DataObj
     texts = [[(7 * at * at + 3 * n) % 67 for at in range(k)] for n, k in enumerate(lengths)]
     decoder = built(model, dtype)
     pages = scattered(lengths, page_tokens=page_tokens, seed=data.draw(st.integers(0, 99)))
-    engine = paged(decoder, pages=sum(map(len, pages)), page_tokens=page_tokens)
+    served = decoder
+    if data.draw(st.booleans(), label="is_fused"):
+        served = FusedDecoder(built(model, dtype), data.draw(st.sampled_from(get_args(Packs))))
+        served.pack()
+    engine = paged(served, pages=sum(map(len, pages)), page_tokens=page_tokens)
     ours = run_all(engine, texts, pages, data.draw(iterations(lengths)))
     for text, logits in zip(texts, ours, strict=True):
         if dtype == torch.float32 or not model.experts:  # a rounding may choose another expert

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from equipoise.serve.engine.kernel import TILE, attend_rows, use_threads
+from equipoise.serve.engine.jit import use_threads
+from equipoise.serve.engine.kernel import TILE, attend_rows
 
 Floats = NDArray[np.float32]
 

@@ -114,22 +114,49 @@ def test_the_scheduler_s_limits_are_those_given() -> None:
             "llama3-70b",
             "h100-sxm:1",
             "tp=1",
-            "Weights of 131.4 GiB a device leave no room for keys and values in 70.8 GiB, nine "
-            "tenths of h100-sxm. Give a higher tp, or a larger device.",
+            "Weights of 131.4 GiB and activations of 1.6 GiB a device leave no room for keys and "
+            "values in 70.8 GiB, nine tenths of h100-sxm. Give a higher tp or pp, or a larger "
+            "device.",
         ),
         (
             "llama3-8b",
             "h100-sxm:2",
-            "pp=2",
-            "layout: pp is 2, and pipeline parallelism is not priced in serving yet. Give tp and "
-            "dp.",
+            "tp=2,zero=3",
+            "layout: zero divides what a training step keeps and changes nothing in serving. Leave "
+            "it out.",
         ),
         (
             "llama3-8b",
             "h100-sxm:2",
-            "cp=2",
-            "layout: cp is 2, and context parallelism is not priced in serving yet. Give tp and "
-            "dp.",
+            "pp=2,virtual=2",
+            "layout: virtual is 2, and serving has one stage on every rank of a pipeline. Leave it "
+            "out.",
+        ),
+        (
+            "layers=2,hidden=64,heads=4,vocab=100",
+            "h100-sxm:4",
+            "pp=4",
+            "2 layers are fewer than pp = 4 stages. Give a pp of 2 or less.",
+        ),
+        (
+            "llama3-8b",
+            "h100-sxm:2",
+            "tp=2,ep=2",
+            "layout: ep x etp is 2 x 1, and the model has no experts. Leave both out.",
+        ),
+        (
+            "mixtral-8x7b",
+            "h100-sxm:8",
+            "tp=2,dp=4,ep=8",
+            "layout: ep is 8, and a replica has tp x cp = 2 x 1 ranks. Replicas that share experts "
+            "wait for each other in every layer, which is not priced in serving. Give an ep that "
+            "divides tp x cp.",
+        ),
+        (
+            "layers=2,hidden=64,heads=4,vocab=100,experts=6,top_k=2",
+            "h100-sxm:4",
+            "tp=4,ep=4",
+            "6 experts do not divide over ep = 4. Give a divisor of them.",
         ),
         (
             "deepseek-v3",
@@ -149,8 +176,8 @@ def test_the_scheduler_s_limits_are_those_given() -> None:
             "mixtral-8x7b",
             "h100-sxm:4",
             "tp=4,etp=2",
-            "layout: etp is 2, and experts are priced in serving only where they are divided like "
-            "the other weights. Give etp=4, or leave it out.",
+            "layout: etp is 2, and with tp = 4 and ep = 1 experts are divided by 4 in serving. "
+            "Give etp=4, or leave it out.",
         ),
     ],
 )

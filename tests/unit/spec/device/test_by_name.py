@@ -47,7 +47,8 @@ def test_aliases_and_case() -> None:
 
 
 def test_a_wrong_name_is_told_its_nearest() -> None:
-    message = f'There is no device "h1000". Nearest: h200. Known: {", ".join(DEVICES)}, this-cpu.'
+    names = ", ".join([*DEVICES, "this-cpu", "this-cuda"])
+    message = f'There is no device "h1000". Nearest: h200. Known: {names}.'
     with pytest.raises(SpecError, match=f"^{re.escape(message)}$"):
         find_device("h1000")
 

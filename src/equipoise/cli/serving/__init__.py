@@ -1,0 +1,1 @@
+"""Flags of serving a trace, shared by verbs."""

@@ -1,0 +1,1 @@
+"""Which replicas serve a trace of requests best: a search that runs the engine's scheduler."""

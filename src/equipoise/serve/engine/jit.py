@@ -1,0 +1,127 @@
+"""Compiled code for rows on CPU: what numba lacks of bf16, and an exponential that vectorises.
+
+What it decides
+    bf16 arrives as the uint16 of its bits. Sums are in fp32, in an order that the compiled code
+    fixes: a row gets the same bits at every place and on every thread.
+
+Sources
+    exp: Cephes' ``expf``, https://www.netlib.org/cephes.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+from llvmlite import ir
+from numba.core import types
+from numba.extending import intrinsic
+from torch import Tensor
+
+_ZERO, _ONE, _HALF = np.float32(0), np.float32(1), np.float32(0.5)
+_LEAST = np.float32(-87)
+"""Below this exp is 0; the smallest normal float32 is exp(-87.3)."""
+
+_LOG2_E = np.float32(1.44269504088896341)
+_LN2_HIGH, _LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
+_P0, _P1 = np.float32(1.9875691500e-4), np.float32(1.3981999507e-3)
+_P2, _P3 = np.float32(8.3334519073e-3), np.float32(4.1665795894e-2)
+_P4, _P5 = np.float32(1.6666665459e-1), np.float32(5.0000001201e-1)
+
+_CORES: int = vars(numba.config)["NUMBA_NUM_THREADS"]
+
+_FAST = {"contract", "reassoc", "nsz"}
+"""NaN stays NaN; sums are vectorised, in an order that the compiled code fixes."""
+
+
+def compile_rows(*, parallel: bool = False) -> Callable[[Any], Any]:
+    """Compile a function when it is first called, and keep the code where that is possible."""
+
+    def compiled(function: Any) -> Any:
+        settings: Any = {"fastmath": _FAST, "error_model": "numpy", "parallel": parallel}
+        settings["nogil"] = parallel  # another thread may compute meanwhile
+        try:
+            return numba.njit(cache=True, **settings)(function)
+        except RuntimeError:  # it can write neither beside the source nor in the user's cache
+            return numba.njit(**settings)(function)
+
+    return compiled
+
+
+def _make_float(context: Any, bits: Any) -> Any:
+    del context, bits
+
+    def generate(_: Any, builder: Any, __: Any, given: Any) -> Any:
+        return builder.bitcast(given[0], ir.FloatType())
+
+    return types.float32(types.uint32), generate
+
+
+def _make_wide(context: Any, x: Any) -> Any:
+    del context
+
+    def generate(_: Any, builder: Any, signature: Any, given: Any) -> Any:
+        if signature.args[0] != types.uint16:
+            return given[0]
+        bits = builder.zext(given[0], ir.IntType(32))
+        return builder.bitcast(builder.shl(bits, ir.Constant(ir.IntType(32), 16)), ir.FloatType())
+
+    return types.float32(x), generate
+
+
+def _make_like(context: Any, x: Any, kind: Any) -> Any:
+    del context, x
+
+    def generate(_: Any, builder: Any, signature: Any, given: Any) -> Any:
+        if signature.args[1] != types.uint16:
+            return given[0]
+        bits = builder.bitcast(given[0], ir.IntType(32))
+        # To nearest, ties to even; what is not a number stays so.
+        odd = builder.and_(
+            builder.lshr(bits, ir.Constant(bits.type, 16)), ir.Constant(bits.type, 1)
+        )
+        near = builder.add(bits, builder.add(odd, ir.Constant(bits.type, 0x7FFF)))
+        is_number = builder.fcmp_ordered("ord", given[0], given[0])
+        kept = builder.select(is_number, near, ir.Constant(bits.type, 0x7FC00000))
+        return builder.trunc(builder.lshr(kept, ir.Constant(bits.type, 16)), ir.IntType(16))
+
+    out = types.uint16 if kind == types.uint16 else types.float32
+    return out(types.float32, kind), generate
+
+
+_from_bits: Any = intrinsic(_make_float)
+"""The float32 with the bits of a uint32."""
+
+wide: Any = intrinsic(_make_wide)
+"""A float32 as it is; bf16, whose bits arrive as uint16, as float32."""
+
+narrow: Any = intrinsic(_make_like)
+"""A float32 as it is, or the bits of its bf16, as the second argument has it."""
+
+
+@compile_rows()
+def exp(x: Any) -> Any:
+    """E to the power of a float32 up to 88; 0 below -87."""
+    if x <= _LEAST:
+        return _ZERO
+    n = np.floor(x * _LOG2_E + _HALF)
+    r = x - n * _LN2_HIGH - n * _LN2_LOW
+    p = ((((_P0 * r + _P1) * r + _P2) * r + _P3) * r + _P4) * r + _P5
+    p = p * r * r + r + _ONE
+    return p * _from_bits(np.uint32(np.int32(n) + np.int32(127)) << np.uint32(23))
+
+
+def use_threads(threads: int) -> None:
+    """Run kernels that this thread calls on this many threads, at most one per core."""
+    numba.set_num_threads(min(threads, _CORES))
+
+
+def can_run_together() -> bool:
+    """Whether two threads may run kernels at the same time; known once one has run."""
+    return bool(vars(numba)["threading_layer"]() != "workqueue")
+
+
+def bits_of(x: Tensor) -> Any:
+    """A CPU tensor's memory as an array: bf16 as the uint16 of its bits."""
+    return (x.view(torch.uint16) if x.dtype == torch.bfloat16 else x).numpy()

@@ -1,0 +1,1 @@
+"""What stands in for CUDA devices: a machine that has some, a queue, and ranks of a CPU."""

@@ -1,0 +1,148 @@
+"""Decisions stay the same, to the last page, however fast they are made.
+
+Each digest is of every iteration of one random load, as the scheduler decided it when it was
+written for clearness alone. A change that is to decide otherwise replaces them; one that is to be
+faster must not.
+"""
+
+import hashlib
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from equipoise.cost.serving import CurvePrice
+from equipoise.schedule.batching.fair.table import FAIR_POLICIES
+from equipoise.schedule.batching.iteration import BatchSchedule, ServeOutcome
+from equipoise.schedule.batching.request import ServeRequest
+from equipoise.schedule.batching.scheduler import Scheduler
+from equipoise.schedule.batching.settings import BatchSettings
+from equipoise.spec.device.serving import ServingCurve
+
+PRICE = CurvePrice(
+    ServingCurve(
+        tokens=((1, 4e-3), (64, 5e-3), (4096, 0.2)),
+        logits=((1, 1e-4), (64, 4e-4)),
+        pair_s=1e-8,
+        kv_token_s=1e-7,
+        sequence_s=1e-5,
+        swap_token_s=1e-7,
+    )
+)
+LIMITS: dict[str, dict[str, Any]] = {
+    "room for all": {"pages": 400},
+    "few pages": {"pages": 80, "page_tokens": 4, "most_sequences": 8},
+    "few pages and a swap": {"pages": 80, "page_tokens": 4, "swap_pages": 90, "iteration_s": 0.01},
+    "chunks of ranks": {
+        "pages": 40,
+        "page_tokens": 8,
+        "shares_chunks": True,
+        "iteration_s": 0.006,
+    },
+    "whole prompts": {"pages": 60, "is_chunked": False, "weights": {"a": 3.0}},
+}
+DIGESTS = {
+    "fifo, room for all": "802387e5ee793cd2",
+    "fifo, few pages": "b4db3821c93db758",
+    "fifo, few pages and a swap": "5ba771e5f658a0ee",
+    "fifo, chunks of ranks": "257c2d346f30eb45",
+    "fifo, whole prompts": "5066733a16e15fd2",
+    "job-fair, room for all": "802387e5ee793cd2",
+    "job-fair, few pages": "2cf06d879f0d9c64",
+    "job-fair, few pages and a swap": "b7b827211f5dffb8",
+    "job-fair, chunks of ranks": "19cf8b82c8f1814c",
+    "job-fair, whole prompts": "5066733a16e15fd2",
+    "user-fair, room for all": "4bf0ee5d0133ca49",
+    "user-fair, few pages": "9a68c5a1b5e8ea73",
+    "user-fair, few pages and a swap": "12d0ea35a2a7cd99",
+    "user-fair, chunks of ranks": "e66c86c069aad5c0",
+    "user-fair, whole prompts": "9380479a714f7256",
+    "uwfq, room for all": "1fa2065cffb5137f",
+    "uwfq, few pages": "c7e064f2f26db2a3",
+    "uwfq, few pages and a swap": "2a391ccf7603bbe9",
+    "uwfq, chunks of ranks": "e574b4012af9c709",
+    "uwfq, whole prompts": "b2e1da68d383be3d",
+    "vtc, room for all": "102e09d641434eaa",
+    "vtc, few pages": "5f0dc5e8d0bdbf29",
+    "vtc, few pages and a swap": "842dc7800786725b",
+    "vtc, chunks of ranks": "fd7109798a04c249",
+    "vtc, whole prompts": "6ce9bd6231924792",
+}
+
+
+def load(seed: int) -> list[tuple[ServeRequest, int]]:
+    """Requests of some tenants, and what each generates; some share pages, some are stages."""
+    draw = random.Random(seed)
+    rows, now = [], 0
+    for number in range(70):
+        now += draw.choice((0, 0, 1, 4, 9))
+        prompt, output = draw.randint(1, 200), draw.choice((0, 1, 5, 20, 60))
+        shared = draw.choice((0, 0, 2, 5))
+        rows.append(
+            (
+                ServeRequest(
+                    f"{number:03d}",
+                    draw.choice("aabc"),
+                    now / 512,
+                    prompt,
+                    output + draw.choice((0, 0, 10)) if output else 0,
+                    tuple(b"%d" % page for page in range(min(shared, prompt // 16))),
+                    scores_prompt=not output or draw.random() < 0.1,
+                    job=draw.choice(("", "", "j", "k")),
+                ),
+                output,
+            )
+        )
+    return rows
+
+
+def decisions(settings: BatchSettings, policy: str, seed: int) -> Iterator[BatchSchedule]:
+    """Every iteration of a load, some of whose requests are given up."""
+    scheduler = Scheduler(settings, PRICE, FAIR_POLICIES[policy])
+    waiting, left, done, now_s = load(seed), {}, {}, 0.0
+    waiting.reverse()
+    while waiting or not scheduler.is_idle:
+        if scheduler.is_idle:
+            now_s = max(now_s, waiting[-1][0].arrival_s)
+        while waiting and waiting[-1][0].arrival_s <= now_s:
+            request, output = waiting.pop()
+            scheduler.submit(request)
+            left[request.id], done[request.id] = output, request.prompt_tokens
+        schedule = scheduler.plan(now_s)
+        if schedule is None:
+            continue
+        yield schedule
+        now_s += schedule.predicted_s
+        if schedule.number % 61 == 0 and left:
+            scheduler.abort(min(left), now_s)
+        outcomes = []
+        for chunk in schedule.chunks:
+            name = chunk.request
+            left[name] -= chunk.samples
+            ended = not left[name] and chunk.start + chunk.tokens >= done[name]
+            keys = ()
+            if chunk.samples and schedule.number % 5 == 0:
+                keys = (b"%s/%d" % (name.encode(), schedule.number),)
+            outcomes.append(ServeOutcome(name, ended=ended, page_keys=keys))
+        for each in outcomes:
+            if each.ended:
+                del left[each.request], done[each.request]
+        scheduler.done(outcomes, now_s)
+        left = {name: each for name, each in left.items() if name in scheduler._sequences}
+
+
+def digest_of(settings: BatchSettings, policy: str) -> str:
+    """One digest of all decisions under some limits."""
+    sum_ = hashlib.sha256()
+    for seed in range(3):
+        for each in decisions(settings, policy, seed):
+            facts = each.number, each.chunks, each.work, each.predicted_s
+            sum_.update(repr((facts, each.swaps_out, each.swaps_in, each.preempted)).encode())
+    return sum_.hexdigest()[:16]
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+@pytest.mark.parametrize("policy", sorted(FAIR_POLICIES))
+def test_a_load_is_decided_as_ever(policy: str, limit: str) -> None:
+    assert digest_of(BatchSettings(**LIMITS[limit]), policy) == DIGESTS[f"{policy}, {limit}"]
