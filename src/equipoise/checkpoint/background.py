@@ -147,7 +147,7 @@ class Saver:
         optimizer: Its moments; every step of it waits for what is still to be copied.
         ranks: All ranks; each has one of these.
         keep: Number of checkpoints to keep.
-        reached: Called with the name of each stage of a save that this rank reaches; for tests.
+        reached: Called with the name of each stage of a save that this rank reaches; may raise.
     """
 
     def __init__(

@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from equipoise.base.axes import DATA_AXIS, REPLICATE_AXIS, SHARD_AXIS
 from equipoise.base.errors import LayoutError
 from equipoise.comm.meet import Facts, meet, open_store
-from equipoise.comm.patience import Patience
+from equipoise.comm.patience import WaitLimits
 from equipoise.comm.standstill import Standstill
 from equipoise.comm.watchdog import Watchdog
 
@@ -138,7 +138,7 @@ def join_from_environment(
             f"or `torchrun`."
         )
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    start_s = Patience(deadline_s).end_s("start")
+    start_s = WaitLimits(deadline_s).end_s("start")
     store = open_store(rank, deadline_s=start_s)
     meet(store, rank, world, {"WORLD_SIZE": str(world), **facts}, deadline_s=start_s)
     device = choose_device(int(os.environ.get("LOCAL_RANK", rank)))

@@ -39,7 +39,7 @@ def takes_long(phase: str) -> bool:
     return phase.removeprefix("after ").startswith(_LONG_PHASES)
 
 
-class Patience:
+class WaitLimits:
     """One rank's measure of how long its waits may last."""
 
     def __init__(self, given_s: float | None) -> None:

@@ -40,7 +40,7 @@ import torch.distributed as dist
 
 from equipoise.base.errors import FaultError
 from equipoise.comm.meet import name_ranks
-from equipoise.comm.patience import Patience, takes_long
+from equipoise.comm.patience import WaitLimits, takes_long
 from equipoise.comm.progress import Looker, Standing, Wait, keep_few_calls
 from equipoise.comm.standstill import Beat, Standstill, judge, judge_alone
 
@@ -82,7 +82,7 @@ class Watchdog:
         """
         keep_few_calls()
         self.rank, self.world, self.tell, self.tell_late = rank, world, tell, tell_late
-        self.patience = Patience(deadline_s)
+        self.patience = WaitLimits(deadline_s)
         looks_s = math.inf if deadline_s is None else deadline_s / _LOOKS
         self.pause_s = min(looks_s, max(_MOST_PAUSE_S, _RANK_PAUSE_S * world))
         # A connection of its own, since a wait may block the other one.

@@ -7,10 +7,11 @@ Why
 
 What it decides
     A state machine without clock, process or file: ``Policy`` is what has happened so far, a
-    ``Fault`` comes in, the next ``Policy`` and an action come out. ``[fault]`` bounds it: which
+    ``RanksFault`` comes in, the next ``Policy`` and an action come out. ``[fault]`` bounds it: what
     kinds of fault are recovered, and how many within which time. A fault that repeats at the same
-    step stops the run sooner, because it would repeat for ever; one that left a message is judged
-    at its second time, a silent one at its third.
+    step stops the run sooner, because it would repeat for ever: one that left a message at its
+    second time; a silent one, whose cause may be outside, at its third, or before the first step,
+    which takes longest to reach, at its fifth.
 
 Kept true (tests/unit/fault/test_policy.py, by Hypothesis)
     Never more restarts within ``within_s`` than allowed; never a restart of what the user stopped
@@ -23,14 +24,15 @@ from dataclasses import dataclass
 
 from equipoise.spec.run.spec import FaultSpec
 
-_SILENT_TIMES, _SAYING_TIMES = 3, 2
-"""How often the same fault may come at the same step: without a message, and with one."""
+_SAYING_TIMES, _SILENT_TIMES, _EARLY_TIMES = 2, 3, 5
+"""The time that a fault comes at the same step and ends the run: with a message, without one, and
+without one before the first step."""
 
 _LONGEST_PAUSE_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class RanksFault:
     """One end of the ranks before their work was done."""
 
     kind: str
@@ -41,16 +43,18 @@ class Fault:
     """The last step that the ranks had finished since they were started; None before any."""
     text: str = ""
     """What the failing rank said; empty if it could not say anything."""
+    rank: int | None = None
+    """None where nobody knows which it was."""
     was_asked: bool = False
     """Whether the user had asked the run to stop."""
 
-    def is_like(self, other: "Fault") -> bool:
+    def is_like(self, other: "RanksFault") -> bool:
         """Whether both are the same fault at the same place.
 
         Where one rank dies in a step that others can finish without it, its launcher may or may
         not hear that they have: steps beside each other are one place.
         """
-        if (self.kind, self.text) != (other.kind, other.text):
+        if (self.kind, self.text, self.rank) != (other.kind, other.text, other.rank):
             return False
         if self.step is None or other.step is None:
             return self.step is other.step
@@ -77,14 +81,14 @@ class Shrink:
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class EndRun:
     """Start nothing."""
 
     reason: str
     """A sentence; empty where the fault alone says enough."""
 
 
-Action = Restart | Shrink | Stop
+Action = Restart | Shrink | EndRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,33 +100,34 @@ class Policy:
     """Data-parallel ranks of the run as it was last started."""
     fits: Callable[[int], bool]
     """Whether the run can be started with this number of data-parallel ranks; a pure function."""
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[RanksFault, ...] = ()
     shrunk_at: int = 0
     """How many faults there were when the run last went on with fewer ranks."""
 
-    def after(self, fault: Fault) -> tuple["Policy", Action]:
+    def after(self, fault: RanksFault) -> tuple["Policy", Action]:
         """The state and the action that follow a fault; times must not go back.
 
         >>> policy = Policy(FaultSpec(restarts=1), dp=2, fits=lambda dp: True)
-        >>> policy, action = policy.after(Fault("killed", 10.0, step=4))
+        >>> policy, action = policy.after(RanksFault("killed", 10.0, step=4))
         >>> action
         Restart(number=1, pause_s=0.0)
-        >>> policy.after(Fault("killed", 20.0, step=9))[1].reason
+        >>> policy.after(RanksFault("killed", 20.0, step=9))[1].reason
         'It is fault 2 within 3600 s, and fault.restarts allows 1.'
         """
         state = dataclasses.replace(self, faults=(*self.faults, fault))
         rules = self.rules
         if fault.was_asked or fault.kind not in rules.on or not rules.restarts:
-            return state, Stop("")
+            return state, EndRun("")
         recent = [each for each in state.faults if fault.at_s - each.at_s <= rules.within_s]
         number = len(recent)
         if number > rules.restarts:
-            return state, Stop(
+            return state, EndRun(
                 f"It is fault {number} within {rules.within_s:g} s, and fault.restarts allows "
                 f"{rules.restarts}."
             )
         times = state._times()
-        if times >= (_SAYING_TIMES if fault.text else _SILENT_TIMES):
+        silent_times = _EARLY_TIMES if fault.step is None else _SILENT_TIMES
+        if times >= (_SAYING_TIMES if fault.text else silent_times):
             return state._give_up(fault, number, times)
         pause_s = min(_LONGEST_PAUSE_S, float(2**times - 2))
         return state, Restart(number, pause_s)
@@ -136,7 +141,7 @@ class Policy:
             times += 1
         return times
 
-    def _give_up(self, fault: Fault, number: int, times: int) -> tuple["Policy", Action]:
+    def _give_up(self, fault: RanksFault, number: int, times: int) -> tuple["Policy", Action]:
         """What follows a fault that repeats: fewer ranks if the rules allow that, else the end."""
         least = self.rules.least_dp
         fewer = [dp for dp in range(self.dp - 1, (least or self.dp) - 1, -1) if self.fits(dp)]
@@ -144,6 +149,6 @@ class Policy:
             state = dataclasses.replace(self, dp=fewer[0], shrunk_at=len(self.faults))
             return state, Shrink(number, fewer[0])
         where = f"after step {fault.step}" if fault.step is not None else "before the first step"
-        return self, Stop(
+        return self, EndRun(
             f"The same happened {times} times in a row {where}, so starting again does not help."
         )

@@ -21,11 +21,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from equipoise.base.errors import FaultError
-from equipoise.fault.policy import Action, Fault, Policy, Restart, Shrink, Stop
-from equipoise.launch.local import Ended, Launch, LocalRanks
+from equipoise.base.errors import EquipoiseError, FaultError
+from equipoise.fault.policy import Action, EndRun, Policy, RanksFault, Restart, Shrink
+from equipoise.launch.local import Launch, LocalRanks, RanksEnd
 from equipoise.observe.journal import Journal
+from equipoise.plan.space.accepted import require_accepted
 from equipoise.spec.run.compared import resolved_sides
+from equipoise.spec.run.resolve import ResolvedRun
 from equipoise.spec.run.resolved import ResolvedFile, read_resolved
 
 _LOOK_S = 0.1
@@ -39,6 +41,23 @@ class Smaller:
     """Whether it can, with a number of them."""
     prepare: Callable[[int], int]
     """Prepares the run's folder for that number; returns how many ranks there are then."""
+
+
+def with_fewer(run: ResolvedRun, prepare: Callable[[ResolvedRun], int]) -> Smaller:
+    """How a run goes on with fewer data-parallel ranks: ``prepare`` readies its folder."""
+
+    def of(dp: int) -> ResolvedRun:
+        layout = dataclasses.replace(run.spec.layout, dp=dp)
+        return dataclasses.replace(run, spec=dataclasses.replace(run.spec, layout=layout))
+
+    def fits(dp: int) -> bool:
+        try:
+            require_accepted(of(dp).spec, run.model, dp * run.spec.layout.sharing)
+        except EquipoiseError:
+            return False
+        return True
+
+    return Smaller(fits, lambda dp: prepare(of(dp)))
 
 
 def _never(dp: int) -> bool:
@@ -65,10 +84,11 @@ def run_recovering(launch: Launch, smaller: Smaller | None = None) -> None:
     with LocalRanks(is_quiet=launch.quiet) as ranks:
         while (ended := ranks.run(launch)) is not None:
             said = ended.sentence if ended.kind in ("failed", "non-finite") else ""
-            fault = Fault(ended.kind, time.monotonic(), ended.step, said, ranks.asked > 0)
+            now = time.monotonic()
+            fault = RanksFault(ended.kind, now, ended.step, said, ended.rank, ranks.asked > 0)
             policy, action = policy.after(fault)
             _write(launch.folder, resolved, ended, action)
-            if isinstance(action, Stop):
+            if isinstance(action, EndRun):
                 raise ended.error(action.reason)
             if not launch.quiet:
                 sys.stderr.write(f"{ended.sentence} {_say(action, rules.restarts)}\n")
@@ -101,7 +121,7 @@ def _pause(seconds: float, ranks: LocalRanks) -> None:
         time.sleep(_LOOK_S)
 
 
-def _write(folder: Path, resolved: ResolvedFile, ended: Ended, action: Action) -> None:
+def _write(folder: Path, resolved: ResolvedFile, ended: RanksEnd, action: Action) -> None:
     """Journal how the ranks ended, and what follows.
 
     A killed rank left no word, so its fault is written here; others wrote theirs. Nothing is
@@ -110,8 +130,8 @@ def _write(folder: Path, resolved: ResolvedFile, ended: Ended, action: Action) -
     if ended.kind == "refused":
         return
     step = {} if ended.step is None else {"step": ended.step}
-    follows = type(action).__name__.lower()
-    number = {} if isinstance(action, Stop) else {"number": action.number}
+    follows = "stop" if isinstance(action, EndRun) else type(action).__name__.lower()
+    number = {} if isinstance(action, EndRun) else {"number": action.number}
     dp = {"dp": action.dp} if isinstance(action, Shrink) else {}
     for side, _ in resolved_sides(folder, resolved):
         if not side.is_dir():  # somebody moved it: nothing may be made in its place

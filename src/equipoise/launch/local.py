@@ -143,7 +143,7 @@ def end_with_parent() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class RanksEnd:
     """How ranks ended before their work was done."""
 
     kind: str
@@ -218,7 +218,7 @@ class LocalRanks:
         if not self._is_quiet:
             sys.stderr.write(f"{sentence}\n")
 
-    def run(self, launch: Launch) -> Ended | None:
+    def run(self, launch: Launch) -> RanksEnd | None:
         """Start the ranks and wait for their end; None if their work was done.
 
         Raises:
@@ -270,7 +270,7 @@ _LOST = re.compile(r"peer|Broken pipe|remote process exited|Connection reset|rec
 """What a rank says of whom it has lost; the cause is elsewhere."""
 
 
-def _explain(launch: Launch, log: str, faults: Sequence[Words]) -> Ended:
+def _explain(launch: Launch, log: str, faults: Sequence[Words]) -> RanksEnd:
     own = [event for event in faults if event["name"] == "error"]
     killed = _killed(launch, log)
     for event in own:
@@ -279,7 +279,7 @@ def _explain(launch: Launch, log: str, faults: Sequence[Words]) -> Ended:
             continue  # a save, for instance, that the killed rank did not finish
         sentence, mark, advice = message.partition(" Run the same command again")
         code = int(str(event["exit_code"]))
-        return Ended(kind, sentence, event["rank"], None, f"{mark}{advice}".strip(), "", code)
+        return RanksEnd(kind, sentence, event["rank"], None, f"{mark}{advice}".strip(), "", code)
     if killed is not None:
         return killed
     # A rank whose peer died reports a broken connection; the first other error is the cause.
@@ -287,12 +287,12 @@ def _explain(launch: Launch, log: str, faults: Sequence[Words]) -> Ended:
         message = (str(event["message"]).strip().splitlines() or [str(event["type"])])[0]
         sentence = f"Rank {event['rank']} of {launch.ranks} failed: {event['type']}: {message}"
         trace = str(event["traceback"]).rstrip()
-        return Ended("failed", sentence, event["rank"], None, RESUME, trace)
+        return RanksEnd("failed", sentence, event["rank"], None, RESUME, trace)
     tail = "\n".join(log.strip().splitlines()[-15:])
-    return Ended("killed", "The ranks ended without a word.", None, None, RESUME, tail)
+    return RanksEnd("killed", "The ranks ended without a word.", None, None, RESUME, tail)
 
 
-def _killed(launch: Launch, log: str) -> Ended | None:
+def _killed(launch: Launch, log: str) -> RanksEnd | None:
     """The first rank that a signal ended, other than the agent's own, by the agent's report."""
     pattern = r"rank\s*:\s*(\d+).*?\n\s*exitcode\s*:\s*-(\d+) \(pid: (\d+)\)"
     for rank, number, pid in re.findall(pattern, log):
@@ -302,5 +302,5 @@ def _killed(launch: Launch, log: str) -> Ended | None:
                 f"Rank {rank} of {launch.ranks} (pid {pid}) was ended by {name}; it left no "
                 f"traceback."
             )
-            return Ended("killed", sentence, int(rank), None, RESUME)
+            return RanksEnd("killed", sentence, int(rank), None, RESUME)
     return None

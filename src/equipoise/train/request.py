@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from equipoise.base.disk import explain_refusal
-from equipoise.base.errors import EquipoiseError, FitError, ModelError, SpecError
+from equipoise.base.errors import FitError, ModelError, SpecError
 from equipoise.base.read import real_path
 from equipoise.base.units import format_bytes
 from equipoise.checkpoint.manifest import find_checkpoints
@@ -35,7 +35,7 @@ from equipoise.data.held_out import prepare_held_out
 from equipoise.data.model_files import files_to_keep
 from equipoise.data.progress import Progress, SilentProgress
 from equipoise.data.reading import describe_reading, read_sources
-from equipoise.fault.recover import Smaller, run_recovering
+from equipoise.fault.recover import run_recovering, with_fewer
 from equipoise.launch.doctor.folder import room_row
 from equipoise.launch.doctor.gather import read_folder, read_machine
 from equipoise.launch.doctor.machine import memory_row
@@ -109,31 +109,13 @@ def run(
     """
     resolved = resolve_run(run)
     prepared = _prepare(resolved, out, plan, (), port, is_quiet, progress, starts=True)
-    # A plan is of one layout, so what obeys one keeps it.
-    smaller = None if plan is not None else _smaller(resolved, prepared.folder, port)
+
+    def again(fewer: ResolvedRun) -> int:
+        return _prepare(fewer, prepared.folder, None, (), port, True, None, starts=True).ranks
+
+    smaller = None if plan is not None else with_fewer(resolved, again)
     run_recovering(Launch(prepared.folder, prepared.ranks, is_quiet, port, proves), smaller)
     return reader.read_run(prepared.folder)
-
-
-def _smaller(resolved: ResolvedRun, folder: Path, port: int) -> Smaller:
-    """How a run goes on with fewer data-parallel ranks than it began with."""
-
-    def of(dp: int) -> ResolvedRun:
-        layout = dataclasses.replace(resolved.spec.layout, dp=dp)
-        return dataclasses.replace(resolved, spec=dataclasses.replace(resolved.spec, layout=layout))
-
-    def fits(dp: int) -> bool:
-        try:
-            require_accepted(of(dp).spec, resolved.model, dp * resolved.spec.layout.sharing)
-        except EquipoiseError:
-            return False
-        return True
-
-    def prepare(dp: int) -> int:
-        quiet = SilentProgress()
-        return _prepare(of(dp), folder, None, (), port, True, quiet, starts=True).ranks
-
-    return Smaller(fits, prepare)
 
 
 def compare(

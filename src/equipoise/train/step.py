@@ -30,6 +30,7 @@ import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +40,7 @@ from equipoise.base.errors import LayoutError, NonFiniteError
 from equipoise.comm.group import Ranks
 from equipoise.data.batch import Batch, count_labels, make_batch
 from equipoise.data.cache.store import TokenStore
+from equipoise.fault.blame import first_bad_layer, last_bad_gradient, tell_documents, tell_layer
 from equipoise.nn.decoder import Decoder
 from equipoise.nn.device.clock import await_device, make_marks
 from equipoise.nn.moe.balance import forget_loads, set_loss_scale
@@ -52,9 +54,6 @@ from equipoise.train.context import ContextGroup, whole
 from equipoise.train.pipeline import PipelineRunner, read_losses
 from equipoise.train.spans import DeviceSpans
 from equipoise.train.together import Partners
-
-_NAMED_DOCUMENTS = 8
-"""Most documents that a message names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +172,9 @@ class StepRunner:
     ) -> Gradients:
         """``gradients`` that are finite; arguments and errors are those of ``run``."""
         made = self.gradients(packed, step=step, stop_asked=stop_asked, word=word)
-        for what, value in (("loss", made.loss), ("gradient norm", made.norm)):
+        # A replica's own gradient may be bad on one rank alone: all ranks end the step, or none.
+        norm = float(self.ranks.gather_floats([made.norm]).sum())
+        for what, value in (("loss", made.loss), ("gradient norm", norm)):
             if not np.isfinite(value):
                 raise self._not_finite(what, step, packed, made.losses, last_good())
         return made
@@ -383,17 +384,16 @@ class StepRunner:
         numbers = {int(number) for batch in bad for number in batch.pieces[:, 0]}
         mine = sorted({number % self.store.documents for number in numbers})
         documents = sorted(set(itertools.chain(*self.ranks.gather_objects(mine))))
-        if documents:
-            named = [f"{each} ({self.store.name(each)})" for each in documents[:_NAMED_DOCUMENTS]]
-            more = len(documents) - len(named)
-            where = f"; documents of the micro-batches where it is: {', '.join(named)}"
-            where += f" and {more} more" if more else ""
-            fix = "Lower train.lr, or look at those documents."
-        else:
-            where, fix = ", though the loss of every micro-batch is", "Lower train.lr."
+        where, fix = tell_documents(documents, self.store.name)
+        decoder = self.model.decoder
+        bad_layer = first_bad_layer(decoder, partial(self.evaluate, packed, self.store))
+        layers = self.ranks.gather_objects((bad_layer, last_bad_gradient(decoder)))
+        layer = tell_layer(*zip(*layers, strict=True))
         kept = f"the last good checkpoint is {last_good}" if last_good else "no checkpoint yet"
-        self.journal.write("fault", "nan-loss", step=step, documents=documents, what=what)
+        self.journal.write(
+            "fault", "nan-loss", step=step, documents=documents, what=what, message=layer.strip()
+        )
         return NonFiniteError(
             f"The {what} of step {step} is not a number{where}. No weight was changed; {kept}. "
-            f"{fix}"
+            f"{layer}{fix}"
         )

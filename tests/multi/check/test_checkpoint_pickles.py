@@ -24,9 +24,9 @@ from equipoise.cli.main import main
 from equipoise.comm.local import run_ranks
 from equipoise.data.cache.store import TokenStore
 from equipoise.spec.run.resolved import write_resolved
+from support.checkpoints.sealed import describe_files, write_manifest
 from support.make_run import MakeRun
 from support.ranks import on_ranks
-from support.sealed import describe_files, write_manifest
 
 
 class Planted:

@@ -7,8 +7,9 @@ import pytest
 
 from equipoise.checkpoint.manifest import find_checkpoints, newest_good
 from equipoise.comm.local import run_ranks
+from support.checkpoints import ranks as saving_ranks
 from support.make_run import MODEL
-from support.ranks import on_ranks, saving_ranks
+from support.ranks import on_ranks
 
 
 def is_same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:

@@ -9,8 +9,8 @@ import pytest
 from equipoise.base.errors import CheckpointError
 from equipoise.checkpoint.manifest import read_manifest
 from equipoise.comm.local import run_ranks
+from support.checkpoints import ranks as saving_ranks
 from support.make_run import MODEL
-from support.ranks import saving_ranks
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,8 @@ import pytest
 from equipoise.base.errors import FaultError
 from equipoise.checkpoint.manifest import newest_good
 from equipoise.comm.local import run_ranks
+from support.checkpoints import ranks as saving_ranks
 from support.make_run import MODEL
-from support.ranks import saving_ranks
 
 STAGES = ("staged", "written", "collected", "published", "dropped")
 

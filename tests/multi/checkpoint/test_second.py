@@ -11,8 +11,9 @@ from equipoise.base.errors import SpecError
 from equipoise.checkpoint.manifest import find_checkpoints, read_manifest
 from equipoise.checkpoint.second import SecondFolder, take_second
 from equipoise.comm.local import run_ranks
+from support.checkpoints import ranks as saving_ranks
 from support.make_run import MODEL, MakeRun
-from support.ranks import on_ranks, saving_ranks
+from support.ranks import on_ranks
 from support.read_run import EXACT, events
 
 

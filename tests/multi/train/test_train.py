@@ -32,11 +32,11 @@ from equipoise.data.stream import DocumentStream
 from equipoise.nn.decoder import Decoder, initialize
 from equipoise.nn.hf.write import write_hf
 from equipoise.observe.reader import read_run
+from support.checkpoints.sealed import write_manifest
 from support.make_run import MODEL, MakeRun
 from support.ranks import on_ranks
 from support.ranks.on_ranks import Ended
 from support.read_run import EXACT, assert_close, events
-from support.sealed import write_manifest
 
 
 def run(folder: Path, resolved, **script) -> Ended:
@@ -387,7 +387,8 @@ def test_a_loss_that_is_not_a_number_stops_before_any_weight_is_spoiled(
     assert message == (
         "The loss of step 6 is not a number; documents of the micro-batches where it is: "
         f"{named} and {len(documents) - 8} more. No weight was changed; the last good checkpoint "
-        f"is {copy}/checkpoint/step-000004. Lower train.lr, or look at those documents."
+        f"is {copy}/checkpoint/step-000004. The first layer whose output is not finite is norm. "
+        "Lower train.lr, or look at those documents."
     )
     assert FaultError.exit_code == 6
     assert run(copy, make_run(steps=6)).said[0] == (

@@ -48,7 +48,7 @@ from equipoise.train.check.case import Case, Verdict
 from equipoise.train.check.prove import check_cases
 from equipoise.train.context import ContextGroup, Share
 from equipoise.train.step import Gradients, StepRunner
-from support.sealed import describe_files, write_manifest
+from support.checkpoints.sealed import describe_files, write_manifest
 
 Arrays = dict[str, np.ndarray]
 

@@ -25,7 +25,7 @@ from equipoise.checkpoint.manifest import (
     require_same,
 )
 from equipoise.spec.model.presets import ModelSpec, RopeScaling
-from support.sealed import describe_files, write_manifest
+from support.checkpoints.sealed import describe_files, write_manifest
 
 MODEL = ModelSpec(
     layers=1,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.comm.patience import Patience
+from equipoise.comm.patience import WaitLimits
 
 WAIT = "wait of step 9"
 SAVE = "save of step 9"
@@ -13,8 +13,8 @@ PAUSE_S = 5.0
 steps = st.lists(st.floats(1e-3, 1e4), max_size=300)
 
 
-def learned(steps_s: list[float], given_s: float | None = None) -> Patience:
-    patience = Patience(given_s)
+def learned(steps_s: list[float], given_s: float | None = None) -> WaitLimits:
+    patience = WaitLimits(given_s)
     for step_s in steps_s:
         patience.learn(step_s)
     return patience

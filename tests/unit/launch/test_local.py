@@ -98,7 +98,7 @@ def explain(log: str = "", *faults: Words) -> EquipoiseError:
     return ended(log, *faults).error()
 
 
-def ended(log: str = "", *faults: Words) -> local.Ended:
+def ended(log: str = "", *faults: Words) -> local.RanksEnd:
     return local._explain(Launch(Path("run"), 2, True, 0), log, faults)
 
 

@@ -16,6 +16,7 @@ Kept true (tests/multi/train/test_train.py, tests/multi/train/test_disks.py)
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from equipoise.base.errors import CheckpointError
@@ -76,7 +77,14 @@ class RunSaves:
     ) -> "RunSaves":
         """What saves as a run's keys say, into a folder and, if there is one, a second one."""
         spec, ranks, (root, second) = run.checkpoint, runner.ranks, places
-        saver = Saver(root, runner.model.decoder, runner.optimizer, ranks, keep=spec.keep)
+        saver = Saver(
+            root,
+            runner.model.decoder,
+            runner.optimizer,
+            ranks,
+            keep=spec.keep,
+            reached=partial(_leave_to_newer, journal),
+        )
         if ranks.rank == 0:
             for left in root.glob(f"{SAVING}*"):  # by a run that was killed; its room is needed
                 remove(left)
@@ -245,3 +253,14 @@ class RunSaves:
                 f"{step} was due, and the run waited {format_seconds(waited_s)} for it. Save less "
                 f"often (checkpoint.every_steps), or to a faster disk (--out)."
             )
+
+
+def _leave_to_newer(journal: Journal, stage: str) -> None:
+    """Give a save up at any stage once newer ranks write to the run's folder.
+
+    Raises:
+        CheckpointError: they do.
+    """
+    del stage
+    if journal.is_passed:
+        raise CheckpointError("Newer ranks have taken over the run's folder; nothing was saved.")
