@@ -190,19 +190,32 @@ def _require_above_zero(file: DeviceFile) -> None:
     points: dict[str, list[tuple[float, ...]]] = {
         "gemm": [(p.m, p.n, p.k, p.s.mid) for p in file.gemm],
         "attention": [
-            (p.tokens, p.head_width, p.forward_s.mid, p.backward_s.mid) for p in file.attention
+            (p.tokens, p.head_width, p.forward_s.mid, p.backward_s.mid, *_given(p.sharing, p.units))
+            for p in file.attention
         ],
         "collectives": [(p.ranks, p.bytes, p.s.mid) for p in file.collectives],
         "peaks": [(rate,) for _, rate in file.peaks],
         "residuals": [(factor,) for _, factor in file.residuals],
     }
+    may_lack = {"residuals"}
+    if file.cuda is not None:
+        facts = file.cuda
+        host = facts.host_bytes_per_s.mid, facts.host_stream.triad.mid
+        points["cuda"] = [(facts.devices, facts.host_memory_bytes, facts.host_cores, *host)]
+        points["cuda.pairs"] = [(p.block, p.bytes, p.s.mid) for p in facts.pairs]
+        if facts.devices == 1:  # nobody to send to
+            may_lack |= {"collectives", "cuda.pairs"}
     for name, rows in points.items():
-        if not rows and name != "residuals":
+        if not rows and name not in may_lack:
             raise ValueError(f"{name}: there is not one point")
         for place, row in enumerate(rows):
             for value in row:
                 if not (math.isfinite(value) and value > 0):
                     raise ValueError(f"{name}.{place}: {value:g} must be above 0")
+
+
+def _given(*values: int | None) -> list[int]:
+    return [value for value in values if value is not None]
 
 
 def write_device_file(path: Path, measured: DeviceFile) -> None:

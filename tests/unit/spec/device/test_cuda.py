@@ -127,6 +127,23 @@ def test_a_node_has_the_measured_links(tmp_path: Path) -> None:
     )
 
 
+def test_a_damaged_file_is_refused_by_name(tmp_path: Path) -> None:
+    whole = cuda_device_file(2)
+    for changes, said in (
+        ({"devices": 0}, "cuda.0: 0 must be above 0"),
+        ({"pairs": ()}, "cuda.pairs: there is not one point"),
+    ):
+        damaged = dataclasses.replace(whole, cuda=dataclasses.replace(facts(2), **changes))
+        file = written(tmp_path, damaged)
+        with pytest.raises(SpecError) as refused:
+            read_device_file(file)
+        assert str(refused.value) == (
+            f'{file} is not a device file: {said}. Measure again: "equipoise calibrate".'
+        )
+    one = written(tmp_path, cuda_device_file(1))
+    assert read_device_file(one).collectives == ()
+
+
 def test_a_file_reads_back_and_a_file_of_cores_keeps_its_keys(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
