@@ -81,7 +81,7 @@ def torchless() -> list[str]:
     """The packages that never import torch."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
     banned = next(each for each in contracts["contracts"] if each["type"] == "forbidden")
-    return [module.rpartition(".")[2] for module in banned["source_modules"]]
+    return [module.partition(".")[2] for module in banned["source_modules"]]
 
 
 def draw_floors() -> str:

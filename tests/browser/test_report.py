@@ -10,6 +10,7 @@ import pytest
 
 from equipoise.dash.report import write_report
 from equipoise.spec.plan import LOCK, Candidate, Plan
+from support.planned_price import PRICE
 
 FIGURES = [
     "lengths", "work", "skew", "timeline", "steps", "errors", "wait", "throughput", "mfu", "loss",
@@ -25,7 +26,7 @@ def obeys(folder: Path) -> Path:
     said, says = '"layout.zero": "default"', f'"layout.zero": "{LOCK}"'
     file.write_text(file.read_text().replace(said, says))
     terms = {"products": 0.7, "attention": 0.2, "optimizer": 0.02, "data traffic": 0.03}
-    price = {"step_s": 0.95, "terms": terms, "memory_gib_max": 0.75}
+    price = PRICE | {"step_s": 0.95, "terms": terms}
     best = Candidate({"layout": "dp=2,zero=1"}, price, {}, {"layout.dp": 2, "layout.zero": 1})
     asked = {"run.toml": "run.toml", "ranks": "2"}
     Plan(asked, best, (), 0.95, 0.0, 1, 1, (), None, (), {}, {}).write(folder / LOCK)

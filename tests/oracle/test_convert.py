@@ -12,12 +12,14 @@ import transformers
 
 from equipoise.base.errors import CheckpointError
 from equipoise.checkpoint.export import read_checkpoint_weights
+from equipoise.checkpoint.index import name_tensors, parse_index
 from equipoise.checkpoint.manifest import read_manifest
 from equipoise.cli.main import main
 from equipoise.comm.local import run_ranks
 from equipoise.data.cache.store import prepare
 from equipoise.data.progress import SilentProgress
 from equipoise.nn.decoder import Decoder, initialize
+from equipoise.nn.hf.write import write_hf
 from equipoise.spec.run.resolved import ResolvedFile, write_resolved
 from equipoise.spec.run.spec import DataSpec, RunSpec
 from support.ranks.first_weights import MODEL, save_steps
@@ -51,9 +53,11 @@ def expected(scale: float) -> dict[str, torch.Tensor]:
 def tear(folder: Path) -> str:
     file = sorted(folder.glob("*.bin"))[0]
     file.write_bytes(file.read_bytes()[:-1])
+    size = file.stat().st_size
+    lost = name_tensors(parse_index(folder), file.name, size, size + 1)
     return (
-        f"{folder} is torn: {file.name} has {file.stat().st_size:,} bytes, the manifest says "
-        f"{file.stat().st_size + 1:,}."
+        f"{folder} is torn: {file.name} has {size:,} bytes, the manifest says {size + 1:,}; it "
+        f"lacks {lost}."
     )
 
 
@@ -98,8 +102,7 @@ def test_a_manifest_of_another_model(built: Path) -> None:
         read_checkpoint_weights(folder, newer)
     assert str(caught.value) == (
         "The manifest of step 4 was written by equipoise 0, whose model this version cannot read "
-        "(ModelSpec.__init__() got an unexpected keyword argument 'memory_layers'). Use that "
-        "version."
+        "(it does not know memory_layers). Use that version."
     )
 
 
@@ -247,4 +250,72 @@ def test_inspect_the_rest(built: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert capsys.readouterr().err == (
         f"{tmp_path} is nothing that equipoise knows. Give a run, a checkpoint, a Hugging Face "
         "folder, a .gguf file, a token cache, or a tokenizer.json.\n"
+    )
+
+
+# Merged. ---------------------------------------------------------------------------------------
+
+
+def weights_in(folder: Path) -> dict[str, torch.Tensor]:
+    return transformers.AutoModelForCausalLM.from_pretrained(folder).state_dict()
+
+
+@pytest.mark.parametrize(
+    ("flags", "scale", "shares"),
+    [
+        (["--average", "{run}"], 1.5, [0.5, 0.5]),
+        (["--interpolate", "{run}", "0.25"], 1.25, [0.75, 0.25]),
+        (["--interpolate", "{run}", "1"], 2.0, [0.0, 1.0]),
+    ],
+)
+def test_checkpoints_are_merged(
+    built: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    flags: list[str],
+    scale: float,
+    shares: list[float],
+) -> None:
+    one = built / "checkpoint" / "step-000002"  # the other one has twice its weights
+    words = [word.format(run=built) for word in flags]
+    told = answer(capsys, "convert", one, tmp_path / "merged", *words)
+    assert told["merged"] == dict(zip([str(one), str(built)], shares, strict=True))
+    assert told["step"] is None
+    answer(capsys, "convert", one, tmp_path / "one")
+    alone, merged = weights_in(tmp_path / "one"), weights_in(tmp_path / "merged")
+    assert alone.keys() == merged.keys()
+    for name, weight in alone.items():
+        assert torch.equal(merged[name], scale * weight), name
+
+
+def test_what_cannot_be_merged(
+    built: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refusal(code: int, *words: object) -> str:
+        capsys.readouterr()
+        argv = ["convert", built, tmp_path / "to", "--quiet", *words]
+        assert main([*map(str, argv)]) == code
+        assert not (tmp_path / "to").exists()
+        return capsys.readouterr().err.strip()
+
+    other = tmp_path / "other"
+    assert refusal(2, "--interpolate", other, "1.5") == (
+        "--interpolate: 1.5 is not a share. Give a number from 0 to 1."
+    )
+    assert refusal(2, "--average", built) == f"{built} is given twice. Give each model once."
+    assert refusal(2, "--average", other) == (
+        f"No such file or folder: {other}. Give a run, a checkpoint, a Hugging Face folder, or a "
+        ".gguf file."
+    )
+    assert refusal(2, "--average", other, "--adapter") == (
+        "--adapter writes adapters alone, which are not merged. Leave it out."
+    )
+    wider = dataclasses.replace(MODEL, ffn=MODEL.ffn * 2)
+    decoder = Decoder(wider)
+    initialize(decoder, 2)
+    write_hf(other, wider, decoder.state_dict(), files={}, context_tokens=64)
+    newest = built / "checkpoint" / "step-000004"
+    assert refusal(4, "--average", other) == (
+        f"{newest} and {other} are not one model: ffn {MODEL.ffn} and {wider.ffn}. Merge "
+        "checkpoints of one model."
     )

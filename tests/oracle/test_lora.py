@@ -11,8 +11,8 @@ from torch.nn.functional import cross_entropy
 
 from equipoise.base.errors import CheckpointError
 from equipoise.checkpoint.export import read_checkpoint_weights
+from equipoise.checkpoint.index_first import read_any_index
 from equipoise.checkpoint.manifest import newest_good
-from equipoise.checkpoint.shards import read_any_index
 from equipoise.cli.main import main
 from equipoise.nn.decoder import Decoder
 from equipoise.nn.hf.adapter import write_adapter

@@ -24,7 +24,13 @@ from equipoise.nn.decoder import Decoder
 from equipoise.nn.hf.gguf import read_gguf
 from equipoise.nn.hf.read import read_hf
 from equipoise.nn.loss import IGNORED
+from equipoise.schedule.batching.iteration import PageRun, ServeChunk
+from equipoise.serve.engine.forward import PagedDecoder
+from equipoise.serve.engine.pool import KvPool
 from equipoise.serve.generate import generate
+from equipoise.serve.nano.choice import LaneCosts, NanoChoice, NanoCosts
+from equipoise.serve.nano.lanes import Lanes
+from equipoise.serve.nano.run import run_order
 from equipoise.spec.model.presets import ModelSpec, preset
 
 BOUND = 1e-4
@@ -201,3 +207,33 @@ def test_converted_it_is_a_folder_of_the_same_weights(
     assert list(answer.ids) == [token for token in expected if token != 2]
     print(f"\nSmolLM2-135M: {answer.text!r}")
     assert "Paris" in answer.text
+
+
+def test_overlapped_nano_batches_answer_alike(decoder: Decoder) -> None:
+    pool = KvPool(
+        decoder.model, pages=64, page_tokens=16, dtype=torch.float32, device=torch.device("cpu")
+    )
+    paged = PagedDecoder(decoder, pool)
+    sizes = [(0, 40), (0, 9), *((30, 1) for _ in range(6))]
+    chunks = [
+        ServeChunk("", start, tokens, (PageRun(4 * at, 4),), samples=True, logits=1)
+        for at, (start, tokens) in enumerate(sizes)
+    ]
+    for each in chunks[2:]:
+        paged.run([dataclasses.replace(each, start=0, tokens=30)], [*range(200, 230)])
+    tokens = [700 + 13 * at for at in range(sum(each.tokens for each in chunks))]
+    layers = paged.layers
+    wanted = paged.run(chunks, tokens)
+    each = ((1, 1.0),)  # a lane is as fast as both: the order found overlaps
+    lane = LaneCosts(each, each, each)
+    order = NanoChoice(layers, NanoCosts(lane, lane, ())).choose(chunks)
+    assert order is not None and order.gain > 1.2
+    lanes = Lanes(torch.get_num_threads())
+    given = run_order(paged, lanes, order, chunks, tokens, layers=layers)
+    lanes.close()
+    assert (given - wanted).abs().max() <= BOUND * wanted.abs().max()
+    rows = range(len(tokens))
+    chosen = [
+        torch.cat([x.argmax(1) for x in paged.logits(x_tD, rows)]) for x_tD in (given, wanted)
+    ]
+    assert torch.equal(*chosen)

@@ -68,3 +68,11 @@ class FaultError(EquipoiseError):
     """A rank died or a number went bad, and the run could not go on."""
 
     exit_code = 6
+
+
+class HungError(FaultError):
+    """A rank waited for another beyond the deadline."""
+
+
+class NonFiniteError(FaultError):
+    """A loss or a gradient is not a number; nothing was changed by it."""

@@ -25,7 +25,8 @@ _MOST_BITS = 64
 _TOO_LONG = f"a whole number has more digits than {_MOST_BITS} bits hold"
 _DIGITS = re.compile(r"\d{20}")
 """Numbers with at least this many digits may exceed 64 bits."""
-_DESCRIPTORS = ("/dev/fd/", "/proc/", "/dev/stdin")
+DESCRIPTORS = ("/dev/fd/", "/proc/", "/dev/stdin")
+"""Beginnings of names of what a process has open."""
 
 
 def real_path(path: Path) -> Path:
@@ -46,7 +47,7 @@ def require_file(path: Path) -> None:
         mode = path.stat().st_mode
         # A shell's <(...) is a pipe that has a writer.
         is_file = stat.S_ISREG(mode) or stat.S_ISDIR(mode)
-        if not is_file and not str(path).startswith(_DESCRIPTORS):
+        if not is_file and not str(path).startswith(DESCRIPTORS):
             raise OSError(errno.EINVAL, "It is a pipe, a socket or a device, not a file")
     except ValueError:  # a NUL or a lone surrogate in the name
         raise OSError(errno.EINVAL, "The name has a character that no file name can have") from None
@@ -82,11 +83,39 @@ def reason(error: Exception) -> str:
 
     >>> reason(FileNotFoundError(2, "No such file or directory", "a.json"))
     'no such file or directory'
+    >>> reason(KeyError("files"))
+    'it lacks "files"'
     """
     if isinstance(error, FileExistsError):  # of a folder that was to be made
         return "a file of that name is in its place"
+    if isinstance(error, LookupError):
+        key = error.args[0] if isinstance(error, KeyError) and error.args else None
+        return f'it lacks "{key}"' if isinstance(key, str) else "a list in it is too short"
+    if isinstance(error, UnicodeError):
+        return "a text in it is not UTF-8"
+    if isinstance(error, TypeError | AttributeError):
+        return "a value in it has another type than it must have"
+    if hasattr(error, "errors"):  # pydantic's; the first fault is enough
+        return _say_first(error.errors(include_url=False)[0])
     words = getattr(error, "strerror", None)
     return f"{words[0].lower()}{words[1:]}" if words else str(error)
+
+
+def _say_first(fault: dict[str, Any]) -> str:
+    """What pydantic says of a value, as part of a sentence.
+
+    >>> _say_first({"loc": ("a", 0), "msg": "Input should be a valid number, unable to parse it"})
+    'a.0 must be a number'
+    """
+    place, words = ".".join(map(str, fault["loc"])), fault["msg"]
+    if words == "Field required":
+        return f"it lacks {place}"
+    if must := re.fullmatch(r"Input should be ((?:an?|'[^,]*',|\d+,) .*?)(, unable.*)?", words):
+        kind = re.sub(r"an? (valid )?dictionary.*|an object", "a table", must[1])
+        kind = re.sub(r"^a valid (tuple|list|array)", "a list", kind)
+        kind = kind.replace("a valid integer", "a whole number").replace("valid ", "")
+        return f"{place} must be {kind}"
+    return f"{place}: {words[0].lower()}{words[1:]}"
 
 
 def parse_json(text: str | bytes) -> Any:

@@ -9,23 +9,27 @@ Kept true (tests/oracle/test_convert.py)
     The weights are bitwise those that were saved; a torn checkpoint is never read.
 """
 
+import dataclasses
+import json
 import logging
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from equipoise.base.errors import CheckpointError
+from equipoise.base.read import reason
+from equipoise.checkpoint.index_first import read_any_index
 from equipoise.checkpoint.manifest import OWN_ENGINE, Manifest, read_manifest
-from equipoise.checkpoint.shards import ShardReader, read_any_index
+from equipoise.checkpoint.shards import ShardReader
 from equipoise.nn.hf.adapter import is_adapter, merge_adapters
 from equipoise.nn.hf.read import weight_shapes
-from equipoise.spec.model.presets import ModelSpec, RopeScaling
-from equipoise.spec.model.sizes import LatentSpec
+from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.run.lora import LoraSpec
 
 
@@ -35,17 +39,16 @@ def model_of(manifest: Manifest) -> ModelSpec:
     Raises:
         CheckpointError: a size is missing or unknown.
     """
-    sizes = dict(manifest.model)
+    names = {field.name for field in dataclasses.fields(ModelSpec)}
+    unknown = [key for key in manifest.model if key not in names]
     try:
-        if sizes.get("rope_scaling") is not None:
-            sizes["rope_scaling"] = RopeScaling(**sizes["rope_scaling"])
-        if sizes.get("latent") is not None:
-            sizes["latent"] = LatentSpec(**sizes["latent"])
-        return ModelSpec(**sizes)
-    except TypeError as error:
+        if unknown:
+            raise ValueError(f"it does not know {unknown[0]}")
+        return TypeAdapter(ModelSpec).validate_json(json.dumps(manifest.model), strict=True)
+    except ValueError as error:
         raise CheckpointError(
             f"The manifest of step {manifest.step} was written by equipoise {manifest.version}, "
-            f"whose model this version cannot read ({error}). Use that version."
+            f"whose model this version cannot read ({reason(error)}). Use that version."
         ) from error
 
 

@@ -68,10 +68,15 @@ class StoredTensor:
 Index = Mapping[str, StoredTensor]
 
 
+def render_index(index: Index) -> str:
+    """The text of ``tensors.json``."""
+    data = {name: dataclasses.asdict(tensor) for name, tensor in sorted(index.items())}
+    return json.dumps(data) + "\n"
+
+
 def write_index(folder: Path, index: Index) -> None:
     """Write ``tensors.json``."""
-    data = {name: dataclasses.asdict(tensor) for name, tensor in sorted(index.items())}
-    (folder / INDEX).write_text(json.dumps(data) + "\n")
+    (folder / INDEX).write_text(render_index(index))
 
 
 def read_index(folder: Path) -> Index:
@@ -80,17 +85,43 @@ def read_index(folder: Path) -> Index:
     Raises:
         CheckpointError: it cannot be read, or contradicts the files.
     """
-    try:
-        data = json.loads((folder / INDEX).read_bytes())
-        index = {name: _tensor(each) for name, each in data.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"{folder} is torn: its {INDEX} cannot be read.") from error
+    index = parse_index(folder)
     require_sound(folder, INDEX, index)
     for name, tensor in index.items():
         for chunk in tensor.chunks:
             if chunk.size_bytes != math.prod(chunk.shape) * ITEM_BYTES[tensor.dtype]:
                 raise _unsound(folder, INDEX, name, "a chunk of another size than its shape")
     return index
+
+
+def parse_index(folder: Path) -> Index:
+    """Read ``tensors.json`` without a look at the files beside it.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    try:
+        data = json.loads((folder / INDEX).read_bytes())
+        return {name: _tensor(each) for name, each in data.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"{folder} is torn: its {INDEX} cannot be read.") from error
+
+
+def name_tensors(index: Index, file: str, start: int, stop: int | None) -> str:
+    """The first tensor with bytes in ``[start, stop)`` of a file, and how many more there are.
+
+    Without ``stop`` those from ``start`` on. Empty if there are none.
+    """
+    names = [
+        name
+        for name, tensor in index.items()
+        for chunk in tensor.chunks
+        if chunk.file == file
+        and chunk.start + chunk.size_bytes > start
+        and (stop is None or chunk.start < stop)
+    ]
+    more = f" and {len(names) - 1} more tensors" if len(names) > 1 else ""
+    return f"{names[0]}{more}" if names else ""
 
 
 def require_sound(folder: Path, source: str, index: Index) -> None:

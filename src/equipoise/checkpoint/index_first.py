@@ -29,7 +29,15 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
 from equipoise.base.errors import CheckpointError
-from equipoise.checkpoint.index import ITEM_BYTES, Chunk, Index, StoredTensor, require_sound
+from equipoise.checkpoint.index import (
+    INDEX,
+    ITEM_BYTES,
+    Chunk,
+    Index,
+    StoredTensor,
+    read_index,
+    require_sound,
+)
 
 METADATA = ".metadata"
 
@@ -105,6 +113,15 @@ class _Noting(pickle.Unpickler):
 
     def persistent_load(self, key: Any) -> Any:
         return key
+
+
+def read_any_index(folder: Path) -> Index:
+    """The index of a checkpoint, in this format or the first.
+
+    Raises:
+        CheckpointError: it cannot be read, or does not match the files.
+    """
+    return (read_index if (folder / INDEX).exists() else read_first_index)(folder)
 
 
 def read_first_index(folder: Path) -> Index:

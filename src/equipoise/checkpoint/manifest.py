@@ -19,22 +19,30 @@ import dataclasses
 import json
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from equipoise.base.digest import digest, digest_file
-from equipoise.base.durable import sync
 from equipoise.base.errors import CheckpointError
 from equipoise.base.read import parse_json, read_text
-from equipoise.checkpoint.index import read_index
+from equipoise.checkpoint.blocks import (
+    BlockReader,
+    DamagedBlockError,
+    SummedFile,
+    digest_sums,
+)
+from equipoise.checkpoint.blocks import blocks as blocks_of
+from equipoise.checkpoint.index import Index, name_tensors, parse_index, read_index
 from equipoise.checkpoint.index_first import read_first_index
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.run.resume import TRAINED, describe_changes, resume_facts
 from equipoise.spec.run.spec import RunSpec
 
-FORMAT, FIRST_FORMAT = 2, 1
+FORMAT, FIRST_FORMAT = 3, 1
 OWN_ENGINE = "equipoise"
 MANIFEST = "manifest.json"
 
@@ -57,31 +65,24 @@ class Manifest:
     """Keys of run.toml that decide a step's contents and its training (``spec.run.resume``)."""
     engine: str = OWN_ENGINE
     """Whose modules named the weights: ``model.engine``."""
+    blocks: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    """Sums of the blocks of each shard; before format 3 there are none."""
+
+    def summed(self, name: str) -> SummedFile | None:
+        """A file with the sums of its blocks, if it has any."""
+        sums = self.blocks.get(name)
+        return None if sums is None else SummedFile(self.files[name][0], sums)
 
 
-def describe_files(folder: Path) -> dict[str, tuple[int, str]]:
-    """Size and digest of every file of a folder except the manifest."""
-    return {
-        path.name: (path.stat().st_size, digest_file(path))
-        for path in sorted(folder.iterdir())
-        if path.name != MANIFEST
-    }
-
-
-def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write the manifest and flush every file of the folder to disk."""
-    (folder / MANIFEST).write_text(_render(manifest))
-    for each in (*folder.iterdir(), folder):
-        sync(each)
-
-
-def _render(manifest: Manifest) -> str:
+def render_manifest(manifest: Manifest) -> str:
     """The canonical text of a manifest; any other text counts as damaged."""
     data = dataclasses.asdict(manifest)
     if not manifest.run:  # written by a version that did not have it
         del data["run"]
     if manifest.engine == OWN_ENGINE:  # likewise
         del data["engine"]
+    if not manifest.blocks:  # likewise
+        del data["blocks"]
     return json.dumps(data | {"digest": digest(data)}, indent=1) + "\n"
 
 
@@ -90,6 +91,22 @@ def read_manifest(folder: Path) -> Manifest:
 
     Raises:
         CheckpointError: it has a newer format (which is always reported), or is torn.
+    """
+    manifest = open_manifest(folder)
+    index = parse_index(folder) if manifest.blocks else {}
+    for name in manifest.blocks:
+        verify_rest(folder, manifest, index, name)
+    return manifest
+
+
+def open_manifest(folder: Path) -> Manifest:
+    """Read a checkpoint's manifest and verify every file but the blocks of its shards.
+
+    Those are verified as they are read (``checkpoint.shards``), or by ``verify_rest``. Shards of
+    formats that have no blocks are verified here.
+
+    Raises:
+        CheckpointError: as ``read_manifest``.
     """
     path = folder / MANIFEST
     try:
@@ -101,15 +118,19 @@ def read_manifest(folder: Path) -> Manifest:
                 f"{data['version']}; this version reads up to {FORMAT}. Upgrade equipoise."
             )
         files = {name: (int(size), str(name_)) for name, (size, name_) in data["files"].items()}
+        blocks = {name: tuple(map(str, sums)) for name, sums in data.get("blocks", {}).items()}
+        if not blocks.keys() <= files.keys():
+            raise KeyError(MANIFEST)
         fields = {
             f.name: data[f.name]
             for f in dataclasses.fields(Manifest)
-            if f.name not in ("run", "engine") or f.name in data
+            if f.name not in _LATER or f.name in data
         }
-        manifest = Manifest(**{**fields, "files": files})
+        manifest = Manifest(**{**fields, "files": files, "blocks": blocks})
+        TypeAdapter(Manifest).validate_json(text, strict=True)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{folder} is torn: its {MANIFEST} cannot be read.") from error
-    if text != _render(manifest):
+    if text != render_manifest(manifest):
         raise CheckpointError(f"{folder} is torn: the bytes of {MANIFEST} have changed.")
     _require_name(folder, manifest.step)
     _require_listed(folder, manifest)
@@ -118,12 +139,61 @@ def read_manifest(folder: Path) -> Manifest:
         held = file.stat().st_size if file.is_file() else 0
         if held != size:
             raise CheckpointError(
-                f"{folder} is torn: {name} has {held:,} bytes, the manifest says {size:,}."
+                f"{folder} is torn: {name} has {held:,} bytes, the manifest says {size:,}"
+                f"{_lost(folder, name, held)}."
             )
-        if digest_file(file) != expected:
+        summed = manifest.summed(name)
+        actual = digest_file(file) if summed is None else digest_sums(summed.sums)
+        if actual != expected or (summed and len(summed.sums) != len(list(blocks_of(size)))):
             raise CheckpointError(f"{folder} is torn: the bytes of {name} have changed.")
     (read_first_index if manifest.format == FIRST_FORMAT else read_index)(folder)
     return manifest
+
+
+_LATER = ("run", "engine", "blocks")
+"""Fields that the first versions did not write."""
+
+
+def verify_rest(
+    folder: Path, manifest: Manifest, index: Index, name: str, verified: Iterable[int] = ()
+) -> None:
+    """Verify the blocks of a shard, but for those that somebody has verified.
+
+    Raises:
+        CheckpointError: names the bytes that have changed, and the tensors in them.
+    """
+    summed = manifest.summed(name)
+    if summed is None:
+        return
+    try:
+        with BlockReader(folder / name, summed) as reader:
+            reader.verified.update(verified)
+            reader.verify_rest()
+    except DamagedBlockError as error:
+        raise damaged(folder, index, error) from error
+    except OSError as error:
+        raise CheckpointError(
+            f"{folder} is torn: {name} cannot be read ({error.strerror})."
+        ) from error
+
+
+def damaged(folder: Path, index: Index, error: DamagedBlockError) -> CheckpointError:
+    """What a damaged block costs, in one sentence."""
+    lost = name_tensors(index, error.file, error.start, error.stop)
+    return CheckpointError(
+        f"{folder} is torn: the bytes of {error.file} have changed between {error.start:,} and "
+        f"{error.stop:,}, where it holds {lost}."
+    )
+
+
+def _lost(folder: Path, name: str, held: int) -> str:
+    """The tensors that a shard lacks; empty if the index does not say."""
+    try:
+        index = parse_index(folder)
+    except CheckpointError:
+        return ""
+    lost = name_tensors(index, name, held, None)
+    return f"; it lacks {lost}" if lost else ""
 
 
 def folder_name(step: int) -> str:
@@ -161,20 +231,43 @@ class NewerCheckpointError(CheckpointError):
 
 def find_checkpoints(root: Path) -> Iterator[Path]:
     """Folders named like a checkpoint, newest first, sound or not."""
-    named = {path: re.fullmatch(r"step-(\d{1,18})", path.name) for path in root.glob("step-*")}
-    steps = {path: int(match[1]) for path, match in named.items() if match}
-    yield from sorted(steps, key=lambda path: (steps[path], path.name), reverse=True)
+    named = [path for path in root.glob("step-*") if re.fullmatch(r"step-\d{1,18}", path.name)]
+    yield from sorted(named, key=lambda path: (_step_of(path), path.name), reverse=True)
 
 
-def drop_older(root: Path, step: int, keep: int) -> None:
-    """Remove all but the ``keep`` newest checkpoints from a step downwards.
+def _step_of(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
 
-    Checkpoints that their name or manifest shows to be unusable are neither counted nor removed:
-    counting one would cost a sound checkpoint. Other bytes are not read.
+
+def drop_older(root: Path, step: int, keep: int, verified: set[Path]) -> None:
+    """Remove all but the ``keep`` newest whole checkpoints from a step downwards.
+
+    Checkpoints that are not whole are not counted, since counting one would cost a sound one; those
+    that their name or manifest shows to be unusable are not removed either.
+
+    Args:
+        root: Folder of the run's checkpoints.
+        step: The newest one that counts.
+        keep: How many stay.
+        verified: Checkpoints whose every byte is known to be right; others are read, and added.
     """
-    older = [path for path in find_checkpoints(root) if _says_its_step(path, up_to=step)]
-    for path in older[keep:]:
-        remove(path)
+    kept = 0
+    for path in find_checkpoints(root):
+        if not _says_its_step(path, up_to=step):
+            continue
+        if kept == keep:
+            remove(path)
+        elif path in verified or _is_whole(path):
+            verified.add(path)
+            kept += 1
+
+
+def _is_whole(folder: Path) -> bool:
+    try:
+        read_manifest(folder)
+    except CheckpointError:
+        return False
+    return True
 
 
 def _says_its_step(folder: Path, *, up_to: int) -> bool:
@@ -192,23 +285,39 @@ def remove(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
 
 
-def newest_good(root: Path) -> tuple[Path, Manifest, list[str]] | None:
+def newest_good(
+    root: Path,
+    *,
+    read: Callable[[Path], Manifest] = read_manifest,
+    torn: Mapping[Path, str] | None = None,
+    second: Path | None = None,
+) -> tuple[Path, Manifest, list[str]] | None:
     """The newest whole checkpoint, its manifest, and a sentence for each torn one skipped.
+
+    Args:
+        root: Folder of the run's checkpoints.
+        read: ``read_manifest``, or ``open_manifest`` where blocks are verified as they are loaded.
+        torn: What is known of checkpoints that could not be loaded.
+        second: Another folder of them; of equal steps, that of ``root`` comes first.
 
     Raises:
         CheckpointError: there are checkpoints but none is whole, or one has a newer format.
     """
-    torn: list[str] = []
-    for folder in find_checkpoints(root):
+    known, skipped = torn or {}, []
+    folders = [*find_checkpoints(root), *(find_checkpoints(second) if second else ())]
+    for folder in sorted(folders, key=lambda path: -_step_of(path)):
+        if folder in known:
+            skipped.append(known[folder])
+            continue
         try:
-            return folder, read_manifest(folder), torn
+            return folder, read(folder), skipped
         except NewerCheckpointError:
             raise
         except CheckpointError as error:
-            torn.append(str(error))
-    if torn:
+            skipped.append(str(error))
+    if skipped:
         raise CheckpointError(
-            f"None of the {len(torn)} checkpoints in {root} is whole. {torn[0]} "
+            f"None of the {len(skipped)} checkpoints in {root} is whole. {skipped[0]} "
             f"Restore a copy, or delete {root} to start from the first step."
         )
     return None

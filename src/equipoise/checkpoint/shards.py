@@ -1,18 +1,17 @@
-"""Tensors of a checkpoint in files: planned by torch's distributed checkpoint, stored as bytes.
+"""Read the tensors of a checkpoint from its files, as torch's distributed checkpoint asks for them.
 
 Why
     Torch's own files are pickles, and loading a pickle runs code. Here a shard is only bytes and
     a JSON index describes them, so a checkpoint can be wrong but cannot do anything.
 
 What it decides
-    Each rank writes its chunks one after another into ``shard-00003.bin``. Torch's planners decide
-    which chunks those are, and which of them a rank of another layout reads.
+    Torch's planners decide which parts of which chunks a rank of a layout reads; ``places`` says
+    where chunks are. What is read is verified block by block, in one pass.
 
 Kept true (tests/multi/train/test_checkpoint.py, tests/multi/check/test_checkpoint_pickles.py)
     Whatever the layouts, tensors come back bitwise; no file of a folder is ever executed.
 """
 
-import dataclasses
 import io
 import os
 from collections.abc import Sequence
@@ -28,22 +27,15 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan, SavePlanner
-from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
+from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from equipoise.base.errors import CheckpointError
-from equipoise.checkpoint.index import INDEX, Chunk, Index, StoredTensor, read_index, write_index
-from equipoise.checkpoint.index_first import read_archive, read_first_index
-
-
-def read_any_index(folder: Path) -> Index:
-    """The index of a checkpoint, in this format or the first.
-
-    Raises:
-        CheckpointError: it cannot be read, or does not match the files.
-    """
-    return (read_index if (folder / INDEX).exists() else read_first_index)(folder)
+from equipoise.checkpoint.blocks import BlockReader, DamagedBlockError
+from equipoise.checkpoint.index import INDEX, Chunk
+from equipoise.checkpoint.index_first import read_any_index, read_archive
+from equipoise.checkpoint.manifest import Manifest, damaged
 
 
 def _done(value: Any) -> Future[Any]:
@@ -52,84 +44,37 @@ def _done(value: Any) -> Future[Any]:
     return future
 
 
-class ShardWriter(StorageWriter):
-    """Writes the tensors of a state, and nothing else, into an existing folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """One writer writes once."""
-
-    def set_up_storage_writer(self, is_coordinator: bool, *_args: Any, **_kwargs: Any) -> None:
-        """There is nothing to set up."""
-
-    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """As the planner has it."""
-        return plan
-
-    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Give each rank the number of its file."""
-        return [dataclasses.replace(plan, storage_data=number) for number, plan in enumerate(plans)]
-
-    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write this rank's chunks and flush them to disk."""
-        name = f"shard-{plan.storage_data:05d}.bin"
-        results = []
-        with (self._folder / name).open("wb") as out:
-            for item in plan.items:
-                resolved = planner.resolve_data(item)
-                if not isinstance(resolved, Tensor):
-                    raise CheckpointError(f"{item.index.fqn} is not a tensor.")
-                tensor = resolved.detach().cpu().contiguous()
-                start = out.tell()
-                out.write(tensor.reshape(-1).view(torch.uint8).numpy().data)
-                results.append(WriteResult(item.index, tensor.nbytes, (name, start)))
-            out.flush()
-            os.fsync(out.fileno())
-        return _done(results)
-
-    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Write the index of all ranks' chunks."""
-        places = {each.index: each for rank in results for each in rank}
-        index = {}
-        for name, stored in metadata.state_dict_metadata.items():
-            if not isinstance(stored, TensorStorageMetadata):
-                raise CheckpointError(f"{name} is not a tensor.")
-            chunks = []
-            for box in stored.chunks:
-                place = places[MetadataIndex(name, box.offsets)]
-                file, start = place.storage_data
-                chunks.append(
-                    Chunk(tuple(box.offsets), tuple(box.sizes), file, start, place.size_in_bytes)
-                )
-            dtype = str(stored.properties.dtype).removeprefix("torch.")
-            index[name] = StoredTensor(dtype, tuple(stored.size), tuple(chunks))
-        write_index(self._folder, index)
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Torch never chooses this writer by itself."""
-        del checkpoint_id
-        return False
-
-
 class ShardReader(StorageReader):
-    """Reads the tensors of a checkpoint's folder, in this format or the first.
+    """Reads the tensors of a checkpoint's folder, in any format, and verifies blocks meanwhile.
+
+    Args:
+        folder: The checkpoint.
+        manifest: As ``open_manifest`` returned it. Without one, bytes were verified before.
 
     Raises:
         CheckpointError: the folder's index cannot be read, or does not match its files.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, manifest: Manifest | None = None) -> None:
+        self._folder, self._manifest = folder, manifest
         self._is_first = not (folder / INDEX).exists()
-        self._index = read_any_index(folder)
+        self.index = read_any_index(folder)
+        self._open: dict[str, BlockReader] = {}
         self._chunks = {
             MetadataIndex(name, chunk.offsets): (stored.dtype, chunk)
-            for name, stored in self._index.items()
+            for name, stored in self.index.items()
             for chunk in stored.chunks
         }
+
+    def close(self) -> None:
+        """Close the files that were read."""
+        for reader in self._open.values():
+            reader.close()
+
+    @property
+    def verified(self) -> dict[str, list[int]]:
+        """Numbers of the blocks that were verified while they were read, by file."""
+        return {name: sorted(reader.verified) for name, reader in self._open.items()}
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """One reader reads one folder."""
@@ -137,7 +82,7 @@ class ShardReader(StorageReader):
     def read_metadata(self, *_args: Any, **_kwargs: Any) -> Metadata:
         """The index, as torch's planners take it: only tensors, so nothing is unpickled."""
         tensors: dict[str, Any] = {}
-        for name, stored in self._index.items():
+        for name, stored in self.index.items():
             boxes = [
                 ChunkStorageMetadata(torch.Size(chunk.offsets), torch.Size(chunk.shape))
                 for chunk in stored.chunks
@@ -179,6 +124,21 @@ class ShardReader(StorageReader):
         return _done(None)
 
     def _read(self, dtype: str, chunk: Chunk) -> Tensor:
+        data = self._bytes(chunk)
+        if not self._is_first:
+            return _tensor(data, dtype).view(chunk.shape)
+        stored, strides, offset = read_archive(io.BytesIO(data), dtype, chunk.shape)
+        return _tensor(bytearray(stored), dtype).as_strided(chunk.shape, strides, offset)
+
+    def _bytes(self, chunk: Chunk) -> bytearray:
+        summed = None if self._manifest is None else self._manifest.summed(chunk.file)
+        if summed is not None:
+            if chunk.file not in self._open:
+                self._open[chunk.file] = BlockReader(self._folder / chunk.file, summed)
+            try:
+                return self._open[chunk.file].read(chunk.start, chunk.size_bytes)
+            except DamagedBlockError as error:
+                raise damaged(self._folder, self.index, error) from error
         with (self._folder / chunk.file).open("rb") as file:
             file.seek(chunk.start)
             data = bytearray(file.read(chunk.size_bytes))
@@ -186,10 +146,7 @@ class ShardReader(StorageReader):
             raise CheckpointError(
                 f"{chunk.file} ends before byte {chunk.start + chunk.size_bytes:,}"
             )
-        if not self._is_first:
-            return _tensor(data, dtype).view(chunk.shape)
-        stored, strides, offset = read_archive(io.BytesIO(data), dtype, chunk.shape)
-        return _tensor(bytearray(stored), dtype).as_strided(chunk.shape, strides, offset)
+        return data
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:

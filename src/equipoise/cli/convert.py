@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -17,6 +18,8 @@ examples:
   equipoise convert runs/run exported                the newest whole checkpoint of a run
   equipoise convert runs/run/checkpoint/step-000250 exported --dtype bf16
   equipoise convert runs/run adapter --adapter       LoRA alone, as peft loads it
+  equipoise convert runs/run mean --average runs/run/checkpoint/step-000200 runs/other
+  equipoise convert runs/one between --interpolate runs/other 0.3     0.7 of one, 0.3 of the other
   equipoise convert SmolLM2-135M.Q8_0.gguf smollm2   dequantised
 
 A run starts from such a folder: equipoise train --model.init hf:exported
@@ -26,7 +29,8 @@ config, tokenizer, chat template. stderr says what differs, such as positions ra
 that it trained with.
 
 --json prints {"folder", "from", "step", "model_type", "params", "dtype", "bytes", "tokenizer",
-"chat_template", "remarks"}. Unknown is null.
+"chat_template", "remarks", "merged"}. Unknown is null; "merged" has the share of each model by its
+name, and is empty where there is one alone.
 """
 
 
@@ -51,6 +55,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="write the adapters of a run with [lora] for peft, instead of a model in which they "
         "are merged",
     )
+    merges = parser.add_mutually_exclusive_group()
+    merges.add_argument(
+        "--average",
+        type=Path,
+        nargs="+",
+        metavar="OTHER",
+        help="write the mean of the weights of FROM and of these runs, checkpoints or folders",
+    )
+    merges.add_argument(
+        "--interpolate",
+        nargs=2,
+        metavar=("OTHER", "SHARE"),
+        help="write (1 - SHARE) of the weights of FROM and SHARE of OTHER's, from 0 to 1",
+    )
     parser.add_argument(
         "--tokenizer",
         type=Path,
@@ -65,16 +83,17 @@ def run(args: argparse.Namespace) -> int:
     if target.exists():
         raise ModelError(f"{target} already exists. Name a new folder, or delete it.")
     _require_source(args.source)  # before torch is loaded: a wrong path is refused at once
+    parts = _parts(args)
     if args.adapter:
         return _write_adapter(args)
     from equipoise.serve.convert import write_folder
-    from equipoise.serve.source import open_model
+    from equipoise.serve.source import open_merged, open_model
 
     silent = args.quiet or args.json
     progress = make_progress(silent)
     progress.start(f"convert {args.source.name}", 2)
     try:
-        trained = open_model(args.source)
+        trained = open_merged(parts) if parts else open_model(args.source)
         progress.advance(1)
         written = write_folder(trained, target, dtype=args.dtype, tokenizer_file=args.tokenizer)
         progress.advance(1)
@@ -95,6 +114,7 @@ def run(args: argparse.Namespace) -> int:
             "tokenizer": written.has_tokenizer,
             "chat_template": written.has_template,
             "remarks": written.remarks,
+            "merged": {str(source): share for source, share in parts},
         }
         sys.stdout.write(json.dumps(answer, indent=1) + "\n")
     elif args.quiet:
@@ -105,9 +125,47 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write(
             f"Wrote {target}: {written.model_type}, {format_count(trained.params)} "
             f"parameters in {written.dtype}, {format_bytes(size_bytes)}, {with_tokenizer} a "
-            f"tokenizer{template}, from {trained.origin}.\n"
+            f"tokenizer{template}, from {_named(parts) or trained.origin}.\n"
         )
     return 0
+
+
+def _parts(args: argparse.Namespace) -> list[tuple[Path, float]]:
+    """The models to merge and their shares; empty where there is one alone.
+
+    Raises:
+        SpecError: a share is not one, or adapters were asked for.
+    """
+    if args.average is None and args.interpolate is None:
+        return []
+    if args.adapter:
+        raise SpecError("--adapter writes adapters alone, which are not merged. Leave it out.")
+    if args.average is not None:
+        sources = [args.source, *args.average]
+        parts = [(source, 1 / len(sources)) for source in sources]
+    else:
+        other, text = args.interpolate
+        try:
+            share = float(text)
+        except ValueError:
+            share = math.nan
+        if not 0 <= share <= 1:
+            raise SpecError(f"--interpolate: {text} is not a share. Give a number from 0 to 1.")
+        parts = [(args.source, 1 - share), (Path(other), share)]
+    names = [str(source) for source, _ in parts]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise SpecError(f"{twice[0]} is given twice. Give each model once.")
+    for source, _ in parts[1:]:
+        if not source.exists():
+            raise SpecError(
+                f"No such file or folder: {source}. Give a run, a checkpoint, a Hugging Face "
+                f"folder, or a .gguf file."
+            )
+    return parts
+
+
+def _named(parts: list[tuple[Path, float]]) -> str:
+    return " and ".join(f"{share:.3g} of {source}" for source, share in parts)
 
 
 def _write_adapter(args: argparse.Namespace) -> int:

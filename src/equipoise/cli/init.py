@@ -5,6 +5,8 @@ import json
 import os
 import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -138,8 +140,9 @@ def _require_free(file: Path) -> None:
 def _write_new(file: Path, text: str) -> None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with file.open("x", encoding="utf-8") as stream:
+        with file.open("x", encoding="utf-8") as stream, _removing_if_torn(file):
             stream.write(text)
+            stream.flush()
     except FileExistsError:
         raise SpecError(
             f"{file} already exists and was not changed. "
@@ -150,3 +153,13 @@ def _write_new(file: Path, text: str) -> None:
             f"Cannot write {file}: {(error.strerror or str(error)).lower()}. "
             "Give a folder that you may write to: equipoise init DIR."
         ) from None
+
+
+@contextmanager
+def _removing_if_torn(file: Path) -> Iterator[None]:
+    """A new file that cannot be written whole does not stay."""
+    try:
+        yield
+    except OSError:
+        file.unlink(missing_ok=True)
+        raise

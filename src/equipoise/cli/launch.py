@@ -92,6 +92,7 @@ def run(args: argparse.Namespace) -> int:
         port=args.port,
         interface=args.interface,
         prepare=asked.prepare,
+        restarts=asked.spec.fault.restarts if "killed" in asked.spec.fault.on else 0,
     )
     text = _write(args, job, asked)
     submitted, answer = _submit(args, job, text) if args.submit else (None, None)

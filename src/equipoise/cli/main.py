@@ -187,8 +187,18 @@ def _refusal(error: OSError) -> str:
         return _no_memory(words)
     if error.errno == errno.ENAMETOOLONG and error.filename is not None:
         return f"{shorten(str(error.filename), 200)}: {words}. Give a shorter one."
+    if error.errno == errno.ENOENT and not _has_folder():
+        return "The folder in which this runs has been deleted. Change to one that exists."
     where = "" if error.filename is None else f"{shorten(str(error.filename), 200)}: "
     return f"{where}{words}. Check the file, its folder and who may read and write them."
+
+
+def _has_folder() -> bool:
+    try:
+        Path.cwd()
+    except OSError:
+        return False
+    return True
 
 
 def load(verb: str) -> ModuleType:
@@ -284,6 +294,7 @@ def parse(verb: str, module: ModuleType, argv: Sequence[str]) -> argparse.Namesp
         SpecError: wrong usage; names the nearest flag.
     """
     parser = make_parser(verb, module)
+    _refuse_dashes(parser, argv)
     rest, overrides = list(argv), None
     if parser.get_default("overrides") is not None:
         rest, overrides = split_overrides(argv, parser.error)
@@ -294,6 +305,16 @@ def parse(verb: str, module: ModuleType, argv: Sequence[str]) -> argparse.Namesp
     if overrides is not None:
         args.overrides = overrides
     return args
+
+
+def _refuse_dashes(parser: Parser, argv: Sequence[str]) -> None:
+    """Refuse ``--flag=--``, whose value argparse loses before Python 3.13."""
+    for word in argv:
+        flag, _, value = word.partition("=")
+        if word == "--":
+            return
+        if flag.startswith("--") and value == "--":
+            parser.error(f'argument {flag}: "--" is not a value')
 
 
 def _unknown(parser: Parser, extras: Sequence[str], argv: Sequence[str]) -> str:

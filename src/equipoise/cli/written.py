@@ -8,6 +8,7 @@ test_plan.py)
 from pathlib import Path
 
 from equipoise.base.errors import SpecError
+from equipoise.base.read import DESCRIPTORS
 
 _KINDS = {"picture": (".png", ".svg", ".pdf"), "trace": (".json",)}
 
@@ -27,19 +28,22 @@ def require_kind(flag: str, file: Path | None, what: str) -> None:
     if file is None or file.suffix in (*some, last):
         return
     said = f"{', '.join(some)} or {last}" if some else last
+    better = (file if file.name else Path(what)).with_suffix(_KINDS[what][0])
     raise SpecError(
-        f"--{flag} {file}: a {what}'s name ends in {said}, not "
-        f'"{file.suffix}". Try {file.with_suffix(_KINDS[what][0])}.'
+        f'--{flag} {file}: a {what}\'s name ends in {said}, not "{file.suffix}". Try {better}.'
     )
 
 
 def require_folder_of(flag: str, file: Path | None) -> None:
-    """Refuse a file whose folder is not there, and a folder in a file's place.
+    """Refuse a file whose folder is not there, and a folder or an idle pipe in a file's place.
 
     Raises:
-        SpecError: names the folder.
+        SpecError: names the folder, or says what is in the file's place.
     """
     if file is not None and not file.parent.is_dir():
         raise SpecError(f"--{flag} {file}: there is no folder {file.parent}. Create it first.")
     if file is not None and file.is_dir():
         raise SpecError(f"--{flag} {file} is a folder. Give a file in it.")
+    # A shell's >(...) is a pipe that has a reader.
+    if file is not None and file.is_fifo() and not str(file).startswith(DESCRIPTORS):
+        raise SpecError(f"--{flag} {file} is a pipe, which may have no reader. Give a file.")

@@ -21,6 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from equipoise.base.axes import DATA_AXIS, REPLICATE_AXIS, SHARD_AXIS
 from equipoise.base.errors import LayoutError
 from equipoise.comm.meet import Facts, meet, open_store
+from equipoise.comm.patience import Patience
 from equipoise.comm.standstill import Standstill
 from equipoise.comm.watchdog import Watchdog
 
@@ -110,14 +111,19 @@ def join(store: dist.Store, rank: int, world: int, device: torch.device) -> Iter
 
 @contextmanager
 def join_from_environment(
-    facts: Facts, *, deadline_s: float, tell: Callable[[Standstill], None]
+    facts: Facts,
+    *,
+    deadline_s: float | None,
+    tell: Callable[[Standstill], None],
+    tell_late: Callable[[Standstill], None] | None = None,
 ) -> Iterator[tuple[Ranks, Watchdog]]:
     """Join as the rank that ``torchrun`` assigned, under a watchdog, while the block lasts.
 
     Args:
         facts: What must be equal on all ranks, by name.
-        deadline_s: The longest wait of one rank for another [s].
+        deadline_s: The longest wait of one rank for another [s]; follows the steps unless given.
         tell: Called before a standstill ends the process.
+        tell_late: As for ``Watchdog``.
 
     Raises:
         LayoutError: not started by ``torchrun``, or ranks would run different things.
@@ -132,12 +138,13 @@ def join_from_environment(
             f"or `torchrun`."
         )
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    store = open_store(rank, deadline_s=deadline_s)
-    meet(store, rank, world, {"WORLD_SIZE": str(world), **facts}, deadline_s=deadline_s)
+    start_s = Patience(deadline_s).end_s("start")
+    store = open_store(rank, deadline_s=start_s)
+    meet(store, rank, world, {"WORLD_SIZE": str(world), **facts}, deadline_s=start_s)
     device = choose_device(int(os.environ.get("LOCAL_RANK", rank)))
     with ExitStack() as stack:
         watchdog = stack.enter_context(
-            Watchdog(store, rank, world, deadline_s=deadline_s, tell=tell)
+            Watchdog(store, rank, world, deadline_s=deadline_s, tell=tell, tell_late=tell_late)
         )
         with watchdog.phase("start"):
             ranks = stack.enter_context(join(store, rank, world, device))

@@ -34,6 +34,9 @@ _RECORDED = "TORCH_FR_BUFFER_SIZE"
 _KEPT_CALLS = 64
 """Collectives to keep. torch keeps 2,000, and takes 0.26 s to report them."""
 
+_KEPT_LINES = 12
+"""Lines of a stack to keep."""
+
 _PACKAGE = str(Path(equipoise.__file__).parent) + os.sep
 
 
@@ -60,6 +63,8 @@ class Standing:
     """Collectives entered, by group."""
     place: str = ""
     """Innermost line of this package that runs: ``train/step.py:151 (_compute)``."""
+    stack: tuple[str, ...] = ()
+    """Innermost lines that run, of any package, innermost first."""
 
 
 def keep_few_calls() -> None:
@@ -85,17 +90,20 @@ class Looker:
             for number, status in record.get("pg_status", {}).items()
             if number in self._names
         }
-        place, stacked = self._stack()
+        place, stack, stacked = self._stack()
         under_way = [each for each in entries if not each["retired"]]
         wait = _collective(under_way[0]) if under_way else stacked
-        return Standing(wait, calls, place)
+        return Standing(wait, calls, place, stack)
 
-    def _stack(self) -> tuple[str, Wait | None]:
-        """The innermost line of the package, and the wait that the stack shows."""
+    def _stack(self) -> tuple[str, tuple[str, ...], Wait | None]:
+        """The innermost line of the package, all innermost lines, the wait that they show."""
         place, wait = "", None
+        stack: list[str] = []
         frame = sys._current_frames().get(self.thread)
         while frame is not None:
             file = frame.f_code.co_filename
+            if len(stack) < _KEPT_LINES:
+                stack.append(f"{file}:{frame.f_lineno} ({frame.f_code.co_name})")
             if not place and file.startswith(_PACKAGE):
                 name = frame.f_code.co_name
                 place = f"{file.removeprefix(_PACKAGE)}:{frame.f_lineno} ({name})"
@@ -104,7 +112,7 @@ class Looker:
             elif file == distributed_c10d.__file__ and (wait is None or not wait.call):
                 wait = Wait(frame.f_code.co_name, tuple(range(self.world)))
             frame = frame.f_back
-        return place, wait
+        return place, tuple(stack), wait
 
 
 def _collective(entry: dict[str, Any]) -> Wait:

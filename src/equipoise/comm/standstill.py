@@ -14,7 +14,7 @@ Kept true (tests/unit/comm/test_standstill.py, tests/multi/comm/test_watchdog.py
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from equipoise.comm.meet import name_ranks
@@ -41,10 +41,10 @@ class Beat:
     def read(cls, data: dict[str, Any]) -> "Beat":
         """From JSON of ``dataclasses.asdict``."""
         standing = dict(data["standing"])
-        wait = standing.pop("wait")
+        wait, stack = standing.pop("wait"), tuple(standing.pop("stack", ()))
         if wait is not None:
             wait = Wait(**(wait | {"ranks": tuple(wait["ranks"])}))
-        return cls(**(data | {"standing": Standing(wait, **standing)}))
+        return cls(**(data | {"standing": Standing(wait, stack=stack, **standing)}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,8 @@ class Standstill:
     culprits: tuple[int, ...]
     """Ranks that hold up the missing ones, or the missing ones themselves."""
     text: str
+    stacks: dict[str, list[str]] = field(default_factory=dict)
+    """Where the named ranks were last seen, by rank; innermost line first."""
 
     @classmethod
     def read(cls, data: dict[str, Any]) -> "Standstill":
@@ -76,9 +78,9 @@ def judge(
     beats: Mapping[int, Beat],
     silent: set[int],
     *,
-    deadline_s: float,
+    advice: str,
 ) -> Standstill:
-    """Say who holds up a rank that has waited too long.
+    """Say who holds up a rank that has waited too long, and give the advice.
 
     ``beats`` holds the last beat of each rank that has sent one, ``silent`` the ranks whose beats
     have stopped.
@@ -101,11 +103,9 @@ def judge(
         for each in named[:_MOST_NAMED]
     )
     more = f"; and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
-    text = (
-        f"{begin}: {states}{more}. Run the same command again to resume from the last checkpoint; "
-        f"if a rank was only slow, raise layout.deadline_s = {deadline_s:g}."
-    )
-    return Standstill(rank, wait.what, phase, waited_s, missing, culprits, text)
+    text = f"{begin}: {states}{more}. {advice}"
+    stacks = {str(each): [*beats[each].standing.stack] for each in named if each in beats}
+    return Standstill(rank, wait.what, phase, waited_s, missing, culprits, text, stacks)
 
 
 def judge_alone(rank: int, wait: Wait, waited_s: float, phase: str) -> Standstill:

@@ -5,10 +5,11 @@ Why
     look at.
 
 What it decides
-    On every rank, one thread looks twenty times per deadline where the rank is, and another
-    writes that to the store. When a wait exceeds the deadline, the rank judges what the others
-    wrote and stores the verdict, with which every rank ends. Then it kills culprits on its own
-    host, since a stopped process cannot end itself.
+    On every rank, one thread looks several times a second where the rank is, and another writes
+    that to the store. How long a wait may last, ``comm.patience`` says. One that is long names who
+    is missing, in the journal and to the launcher, and ends nothing. When it exceeds the deadline,
+    the rank judges what the others wrote and stores the verdict, with which every rank ends. Then
+    it kills culprits on its own host, since a stopped process cannot end itself.
 
     The looking thread never touches the store, whose host may be what has stopped. If the other
     thread is still blocked at the deadline, the rank ends with what it knows.
@@ -18,11 +19,12 @@ What it decides
 
 Kept true (tests/multi/comm/test_watchdog.py)
     A rank that is stopped, or sleeps, in any phase of a step ends the run within the deadline and
-    a few looks; a slow rank within the deadline ends nothing.
+    a few looks; a slow rank within the deadline ends nothing, and is named once.
 """
 
 import dataclasses
 import json
+import math
 import os
 import signal
 import socket
@@ -37,13 +39,17 @@ from typing import Self
 import torch.distributed as dist
 
 from equipoise.base.errors import FaultError
+from equipoise.comm.meet import name_ranks
+from equipoise.comm.patience import Patience, takes_long
 from equipoise.comm.progress import Looker, Standing, Wait, keep_few_calls
 from equipoise.comm.standstill import Beat, Standstill, judge, judge_alone
 
-LOOKS = 20
-"""Looks per deadline."""
+_LOOKS = 20
+"""Looks per deadline, at least."""
 
-_MOST_PAUSE_S = 5.0
+_MOST_PAUSE_S, _RANK_PAUSE_S = 0.25, 0.001
+"""Between looks [s]; longer with many ranks, whose beats one store takes."""
+
 _SILENT_LOOKS = 4
 """A rank whose beat has not changed for this many looks is silent."""
 
@@ -60,16 +66,25 @@ class Watchdog:
         rank: int,
         world: int,
         *,
-        deadline_s: float,
+        deadline_s: float | None,
         tell: Callable[[Standstill], None],
+        tell_late: Callable[[Standstill], None] | None = None,
     ) -> None:
         """Prepare to watch, before the first process group is made.
 
-        ``tell`` is called on every rank before its process ends.
+        Args:
+            store: That all ranks reach.
+            rank: This rank.
+            world: Number of ranks.
+            deadline_s: The longest wait [s]; follows the steps unless given.
+            tell: Called on every rank before its process ends.
+            tell_late: Called on one rank when a wait is long, and when it has ended after all.
         """
         keep_few_calls()
-        self.rank, self.world, self.deadline_s, self.tell = rank, world, deadline_s, tell
-        self.pause_s = min(deadline_s / LOOKS, _MOST_PAUSE_S)
+        self.rank, self.world, self.tell, self.tell_late = rank, world, tell, tell_late
+        self.patience = Patience(deadline_s)
+        looks_s = math.inf if deadline_s is None else deadline_s / _LOOKS
+        self.pause_s = min(looks_s, max(_MOST_PAUSE_S, _RANK_PAUSE_S * world))
         # A connection of its own, since a wait may block the other one.
         self._store: dist.Store = store.clone()  # type: ignore[attr-defined]
         self._store.set_timeout(timedelta(seconds=_STORE_S))
@@ -80,6 +95,8 @@ class Watchdog:
         self._since: tuple[object, float] = (None, 0.0)
         self._hung: tuple[Wait, float] | None = None
         """The wait of this rank beyond the deadline, and its length [s]."""
+        self._late: tuple[object, Standstill] | None = None
+        """The wait that this rank has named, and what it said of it."""
         self._spoke = time.monotonic()
         """When the store last answered."""
         self._heard: dict[int, tuple[int, int]] = {}
@@ -132,7 +149,7 @@ class Watchdog:
             if key != self._since[0]:
                 self._since, self._hung = (key, now), None
             waited_s = now - self._since[1]
-            if wait is not None and waited_s > self.deadline_s:
+            if wait is not None and waited_s > self.patience.end_s(self._phase):
                 self._hung = (wait, waited_s)
             is_deaf = now - self._spoke > self.pause_s + 2 * _STORE_S
             if self._hung is not None and is_deaf:
@@ -147,15 +164,46 @@ class Watchdog:
                     self._end(Standstill.read(json.loads(self._store.get("standstill"))))
                 if self._hung is not None:
                     self._end_all(*self._hung)
-                elif self._is_waiting_long():
-                    self._hear()
+                elif self._standing.wait is not None:
+                    self._judge_wait(self._standing.wait)
+                if self._late is not None and self._late[0] != self._since[0]:
+                    self._take_back(self._late[1])
                 self._spoke = time.monotonic()
         with suppress(RuntimeError):
             self._leave_beat(Standing(None), has_left=True)
 
-    def _is_waiting_long(self) -> bool:
-        is_late = time.monotonic() - self._since[1] > self.deadline_s / 2
-        return self._standing.wait is not None and is_late
+    def _judge_wait(self, wait: Wait) -> None:
+        """Hear the others where a wait grows long, and name who is missing once it is."""
+        key, began = self._since
+        waited_s, phase = time.monotonic() - began, self._phase
+        name_s, end_s = self.patience.name_s(phase), self.patience.end_s(phase)
+        if waited_s < min(end_s, math.inf if name_s is None else name_s) / 2:
+            return
+        beats = self._hear() | {self.rank: self._beat}
+        if self.tell_late is None or self._late is not None or name_s is None or waited_s < name_s:
+            return
+        end = f"If this lasts {end_s:g} s, the ranks are ended."
+        verdict = judge(self.rank, wait, waited_s, beats, self._silent, advice=end)
+        is_known = any(takes_long(beats[each].phase) for each in verdict.culprits if each in beats)
+        if not verdict.culprits or is_known or key != self._since[0]:
+            return
+        if self._store.add(f"late/{phase}/{verdict.culprits}", 1) == 1:
+            self._late = key, verdict
+            self.tell_late(verdict)
+
+    def _take_back(self, late: Standstill) -> None:
+        """Say that a wait which was named has ended."""
+        self._late = None
+        if self.tell_late is not None:
+            missing = name_ranks([*late.culprits])
+            text = f"The wait for {missing} ({late.phase}) has ended, and the run goes on."
+            self.tell_late(dataclasses.replace(late, text=text, missing=(), culprits=()))
+
+    @property
+    def _silent(self) -> set[int]:
+        """Ranks whose beats have not changed for some looks."""
+        silent = {rank for rank, (_, looks) in self._heard.items() if looks >= _SILENT_LOOKS}
+        return silent - {self.rank}
 
     def _make_beat(self, count: int, standing: Standing, *, has_left: bool = False) -> Beat:
         return Beat(count, self._phase, standing, socket.gethostname(), os.getpid(), has_left)
@@ -179,24 +227,29 @@ class Watchdog:
 
     def _end_all(self, wait: Wait, waited_s: float) -> None:
         """Judge, unless another rank has, and end every rank."""
-        if self._store.add("judges", 1) > 1 and waited_s < 2 * self.deadline_s:
+        end_s, beats = self.patience.end_s(self._phase), self._hear() | {self.rank: self._beat}
+        verdict = judge(self.rank, wait, waited_s, beats, self._silent, advice=self._advice(end_s))
+        # A rank that is known to take long is given as much time as if this one waited in that.
+        phases = [beats[each].phase for each in verdict.culprits if each in beats]
+        if any(waited_s <= self.patience.end_s(phase) for phase in phases):
             return
-        beats = self._hear() | {self.rank: self._beat}
-        silent = {rank for rank, (_, looks) in self._heard.items() if looks >= _SILENT_LOOKS}
-        verdict = judge(
-            self.rank,
-            wait,
-            waited_s,
-            beats,
-            silent - {self.rank},
-            deadline_s=self.deadline_s,
-        )
+        if self._store.add("judges", 1) > 1 and waited_s < 2 * end_s:
+            return
         self._store.set("standstill", json.dumps(dataclasses.asdict(verdict)))
         self.tell(verdict)
         time.sleep(2 * self.pause_s)  # the others end by themselves, with the same words
         for rank in verdict.culprits:
             self._end_process(beats.get(rank))
         os._exit(FaultError.exit_code)
+
+    def _advice(self, end_s: float) -> str:
+        slow = f"set layout.deadline_s to more than {end_s:g}"
+        if self.patience.given_s is not None:
+            slow = f"raise layout.deadline_s = {end_s:g}"
+        return (
+            f"Run the same command again to resume from the last checkpoint; if a rank was only "
+            f"slow, {slow}."
+        )
 
     @staticmethod
     def _end_process(beat: Beat | None) -> None:

@@ -213,7 +213,7 @@ def about(record: RunRecord, steps: int) -> str:
         *(
             f"{axis} {spec[key]}"
             for axis in SHARED_AXES
-            if int(spec.get(key := f"layout.{axis}") or 1) > 1
+            if spec.get(key := f"layout.{axis}", 1) not in (None, 1)
         ),
         f"ZeRO {spec['layout.zero']}" if "layout.zero" in spec else "",
         f"{steps:,} step{'' if steps == 1 else 's'}",
@@ -230,6 +230,20 @@ def _status(record: RunRecord) -> str:
     return record.stop.reason
 
 
+_FOLLOWED = {
+    "restart": "All ranks were started again",
+    "shrink": "Fewer ranks went on",
+    "stop": "The run ended",
+}
+_BECAUSE = {
+    "killed": "was killed",
+    "failed": "failed",
+    "hung": "hung",
+    "non-finite": "computed what is not a number",
+}
+"""What follows a fault, and the fault, in the words of a sentence."""
+
+
 def _notes(records: Sequence[RunRecord], names: Sequence[str]) -> list[Table]:
     """What a reader must know before believing the figures; faults first."""
     notes: list[Table] = []
@@ -242,6 +256,15 @@ def _notes(records: Sequence[RunRecord], names: Sequence[str]) -> list[Table]:
                 {
                     "kind": "fault",
                     "text": f"{name}: {fault.name} on rank {fault.rank}{where}. {fault.message}",
+                }
+            )
+        for each in record.recoveries[-20:]:
+            where = "" if math.isnan(each.step) else f" after step {each.step:.0f}"
+            notes.append(
+                {
+                    "kind": "note",
+                    "text": f"{name}: {_FOLLOWED.get(each.action, each.action)}{where}, because a "
+                    f"rank {_BECAUSE.get(each.fault, each.fault)}. {each.message}",
                 }
             )
         if record.stop is None:

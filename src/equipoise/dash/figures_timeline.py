@@ -22,6 +22,8 @@ SPANS = 24_000
 OUTSIDE_STEPS = ("load", "measure")
 """Spans that carry a step's number and happen before any step."""
 
+LATEST_S = 1e11
+"""Later times are damage [unix seconds]; their µs would not fit in 64 bits."""
 Table = dict[str, Any]
 
 
@@ -39,7 +41,8 @@ def draw_timeline(record: RunRecord, ranks: Sequence[int]) -> Table:
     kept: list[tuple[int, NDArray[np.intp]]] = []
     for rank in ranks:
         spans = record.spans[rank]
-        rows = np.flatnonzero(np.isin(spans.step, chosen) & ~np.isnan(spans.duration_s))
+        is_known = (np.abs(spans.t) < LATEST_S) & (np.abs(spans.duration_s) < LATEST_S)
+        rows = np.flatnonzero(np.isin(spans.step, chosen) & is_known)
         kept.append((rank, rows))
         if rows.size:
             origin = min(origin, float(spans.t[rows[0]]))

@@ -5,8 +5,8 @@ Why
     must be the same each time.
 
 What it decides
-    One agent of ``torch.distributed.run`` per node, which restarts nothing: a run resumes when it
-    is started again.
+    One agent of ``torch.distributed.run`` per node. On this machine it restarts nothing, since
+    ``fault.recover`` does; elsewhere it starts ranks again as often as ``[fault]`` says.
 
 Kept true (tests/unit/launch/test_local.py, tests/unit/launch/test_forms.py)
     The agents of this machine and of all forms have this command, and their ranks these variables.
@@ -39,13 +39,14 @@ def whole_environment() -> dict[str, str]:
     return {**os.environ, **ours, tunables: ":".join(both)}
 
 
-def agent_command(python: str, ranks: int, *where: str) -> list[str]:
+def agent_command(python: str, ranks: int, *where: str, restarts: int = 0) -> list[str]:
     """The command of a node's agent; further options, ``WORKER`` and the folder follow.
 
     Args:
         python: The interpreter.
         ranks: Ranks on the node.
         where: Options that describe the nodes.
+        restarts: How often the agent starts all ranks again after one has failed.
 
     >>> " ".join(agent_command("python3", 2, "--standalone"))[:62]
     'python3 -m torch.distributed.run --standalone --nproc-per-node'
@@ -56,6 +57,6 @@ def agent_command(python: str, ranks: int, *where: str) -> list[str]:
         "torch.distributed.run",
         *where,
         f"--nproc-per-node={ranks}",
-        "--max-restarts=0",
+        f"--max-restarts={restarts}",
         f"--shutdown-timeout={_GRACE_S}",
     ]

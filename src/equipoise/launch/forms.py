@@ -6,8 +6,9 @@ Why
 
 What it decides
     A node runs one agent of ``torch.distributed.run``, and the agents meet by c10d at the first
-    node. Nothing is restarted: a run resumes when it is started again. A form contains nothing of
-    the machine that wrote it: no environment variable, no path of its interpreter.
+    node. The agents start all ranks again after a fault, as often as ``[fault]`` allows, and each
+    start resumes. A form contains nothing of the machine that wrote it: no environment variable, no
+    path of its interpreter.
 
 Kept true (tests/unit/launch/test_forms.py, tests/multi/launch/test_forms.py)
     Every path survives a shell; two agents that a form starts train a run to its end.
@@ -62,6 +63,8 @@ class Job:
     """Network interface of the ranks' messages; empty leaves it to gloo and NCCL."""
     prepare: tuple[str, ...] = ()
     """Arguments of ``equipoise`` that prepare the folder; none if it is prepared."""
+    restarts: int = 0
+    """How often all ranks start again after a fault."""
 
     def __post_init__(self) -> None:
         if not 0 < self.port < 65_536:
@@ -126,7 +129,8 @@ def environment(job: Job) -> dict[str, str]:
 
 def agent_words(job: Job) -> list[str]:
     """A node's agent; the options of the meeting place, ``WORKER`` and the folder follow."""
-    return agent_command(job.python, job.nodes.ranks, f"--nnodes={job.nodes.count}")
+    nodes = f"--nnodes={job.nodes.count}"
+    return agent_command(job.python, job.nodes.ranks, nodes, restarts=job.restarts)
 
 
 def shell_head(job: Job) -> list[str]:

@@ -4,7 +4,8 @@ What it decides
     A pod is a node. The Service gives pod 0, where the agents meet, a name before the pods are
     ready. The run's folder and its tokens are in one claim, which all pods mount at the path where
     they were prepared. Shared memory is the node's, because a container has 64 MiB by default,
-    with which NCCL does not start.
+    with which NCCL does not start. Where faults are recovered, the agents start ranks again, and
+    the Job makes a pod that was lost anew.
 
 Kept true (tests/unit/launch/test_forms.py, tests/multi/launch/test_forms.py)
     The output is YAML of these fields, whatever a path contains; the containers' command, run
@@ -127,7 +128,7 @@ spec:
   completionMode: Indexed
   completions: {nodes.count}
   parallelism: {nodes.count}
-  backoffLimit: 0
+  backoffLimit: {job.restarts}
   template:
     spec:
       subdomain: {_text(name)}

@@ -1,13 +1,14 @@
-"""A rank's last error, sent to its launcher without using a disk.
+"""A rank's words to its launcher, sent without using a disk: its last error, and how far it is.
 
 Why
     A rank's journal and its error stream are in the run's folder. If its disk is full or the
-    folder is gone, a failing run would end without a message.
+    folder is gone, a failing run would end without a message; and a launcher that decides what
+    follows a fault must know whether the run had come any further.
 
 What it decides
     The message goes through a local socket without a name in any file system, whose address ranks
     find in an environment variable. Ranks under another launcher have none, and write only to
-    their error stream.
+    their error stream. Only the newest finished step is kept, and a rank never waits to report it.
 
 Kept true (tests/unit/launch/test_last_words.py)
     Messages arrive whole and in order, whatever happens to folders; nobody waits for a listener.
@@ -20,8 +21,9 @@ import json
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 VARIABLE = "EQUIPOISE_LAST_WORDS"
@@ -32,10 +34,22 @@ _MOST_CHARACTERS = 20_000
 Words = dict[str, Any]
 
 
+@dataclass(slots=True)
+class Heard:
+    """What the ranks of one start have said so far."""
+
+    errors: list[Words] = field(default_factory=list)
+    step: int | None = None
+    """The last step that they finished; None before any."""
+
+
 @contextmanager
-def listen() -> Iterator[tuple[str, list[Words]]]:
-    """Listen to ranks: yields the address for ``VARIABLE`` and a growing list of messages."""
-    heard: list[Words] = []
+def listen(show: Callable[[str], object] = str) -> Iterator[tuple[str, Heard]]:
+    """Listen to ranks: yields the address for ``VARIABLE``, and what is heard as it grows.
+
+    ``show`` gets sentences for the user at once; nobody does unless given.
+    """
+    heard = Heard()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ear:
         ear.bind("")
         address = ear.getsockname()[1:].decode()
@@ -43,7 +57,13 @@ def listen() -> Iterator[tuple[str, list[Words]]]:
         def take() -> None:
             while words := ear.recv(1 << 20):
                 with suppress(ValueError):
-                    heard.append(json.loads(words))
+                    said = json.loads(words)
+                    if said["name"] == "step":
+                        heard.step = said["step"]
+                    elif said["name"] == "late":
+                        show(said["message"])
+                    else:
+                        heard.errors.append(said)
 
         listener = threading.Thread(target=take, daemon=True)
         listener.start()
@@ -62,13 +82,27 @@ def say(words: Words) -> None:
         words: With ``rank``, ``name`` ("error" or "exception"), ``type``, ``message``,
             ``exit_code`` and ``traceback``.
     """
-    address = os.environ.get(VARIABLE)
-    if not address:
-        return
     short = words | {
         "message": str(words["message"])[:_MOST_CHARACTERS],
         "traceback": str(words["traceback"])[-_MOST_CHARACTERS:],
     }
+    _send(short, most_s=5.0)  # a suspended launcher reads nothing
+
+
+def say_step(step: int) -> None:
+    """Tell the launcher that all ranks have finished a step; never waits, so it may be lost."""
+    _send({"name": "step", "step": step}, most_s=0.0)
+
+
+def say_late(message: str) -> None:
+    """Tell the user, through the launcher, that a rank is late or that it has come."""
+    _send({"name": "late", "message": message[:_MOST_CHARACTERS]}, most_s=0.0)
+
+
+def _send(words: Words, *, most_s: float) -> None:
+    address = os.environ.get(VARIABLE)
+    if not address:
+        return
     with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as mouth:
-        mouth.settimeout(5)  # a suspended launcher reads nothing
-        mouth.sendto(json.dumps(short).encode(), b"\0" + address.encode())
+        mouth.settimeout(most_s)
+        mouth.sendto(json.dumps(words).encode(), b"\0" + address.encode())

@@ -3,28 +3,38 @@
 What it decides
     Ctrl-C reaches only this process: it writes the file ``stop`` to the run's folder, which
     rank 0 sees at its next step, so all ranks finish the step, save and exit. A second one ends
-    the agent at once, and the ranks with it. When a rank dies, the agent ends the others, and the
-    error is the ranks' last words (``launch.last_words``) or the agent's report, in one sentence.
+    the agent at once, and the ranks with it. When a rank dies, the agent ends the others, and what
+    happened is the ranks' last words (``launch.last_words``) or the agent's report, in one
+    sentence. What follows, ``fault.policy`` decides: the ranks may be started again.
 
-Kept true (tests/multi/launch/test_launch.py)
+Kept true (tests/multi/launch/test_launch.py, tests/multi/fault/test_recover.py)
     A killed rank is named; the next start resumes; SIGINT saves and exits 0.
 """
 
 import ctypes
+import dataclasses
 import fcntl
+import os
 import re
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
+from types import FrameType, TracebackType
+from typing import Self
 
 from equipoise.base.disk import explain_refusal
-from equipoise.base.errors import EquipoiseError, FaultError, LayoutError
+from equipoise.base.errors import (
+    EquipoiseError,
+    FaultError,
+    HungError,
+    LayoutError,
+    NonFiniteError,
+)
 from equipoise.launch.agent import WORKER, agent_command, whole_environment
 from equipoise.launch.last_words import VARIABLE, Words, listen
 
@@ -132,95 +142,165 @@ def end_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-@contextmanager
-def _stopping(
-    process: "subprocess.Popen[bytes]", folder: Path, quiet: bool
-) -> Iterator[Callable[[], bool]]:
-    """Pass the user's Ctrl-C on; yields whether to end at once."""
-    asked = 0
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How ranks ended before their work was done."""
 
-    def ask(number: int, frame: FrameType | None) -> None:
+    kind: str
+    """``killed``, ``failed``, ``hung`` or ``non-finite``; ``refused`` for any other error of ours,
+    which would come again."""
+    sentence: str
+    """Who ended and of what."""
+    rank: int | None = None
+    """None where nobody knows."""
+    step: int | None = None
+    """The last step that they had finished since they were started; None before any."""
+    advice: str = ""
+    more: str = ""
+    """A traceback, or the agent's last lines."""
+    exit_code: int = FaultError.exit_code
+
+    def error(self, reason: str = "") -> EquipoiseError:
+        """What to raise where nothing follows, and why nothing does."""
+        words = " ".join(filter(None, (self.sentence, reason, self.advice)))
+        text = f"{words}\n{self.more}" if self.more else words
+        is_fault = self.exit_code == FaultError.exit_code
+        error = FaultError(text) if is_fault else EquipoiseError(text)
+        error.exit_code = self.exit_code
+        return error
+
+
+class LocalRanks:
+    """Starts ranks on this machine, once or again, while the block lasts, and passes Ctrl-C on."""
+
+    def __init__(self, *, is_quiet: bool) -> None:
+        self.asked = 0
+        """How often the user has asked to stop."""
+        self._is_quiet = is_quiet
+        self._starts = 0
+        self._agent: subprocess.Popen[bytes] | None = None
+        self._folder = Path()
+
+    def __enter__(self) -> Self:
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        self._handlers = {number: signal.signal(number, self._ask) for number in numbers}
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
         del number, frame
-        nonlocal asked
-        asked += 1
-        if asked > 1:
-            process.kill()
-            return
-        try:
-            (folder / "stop").touch()
-        except OSError:  # the disk is full or the folder is gone: its ranks will notice themselves
-            process.terminate()
-        if not quiet:
+        self.asked += 1
+        if self.asked == 1 and not self._is_quiet:
             sys.stderr.write(
                 "\nStopping after this step and saving. Ctrl-C again to end at once.\n"
             )
+        if self._agent is not None:
+            self._pass_on(self._agent)
 
-    old = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield lambda: asked > 1
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
+    def _pass_on(self, agent: "subprocess.Popen[bytes]") -> None:
+        if self.asked > 1:
+            agent.kill()
+            return
+        try:
+            (self._folder / "stop").touch()
+        except OSError:  # the disk is full or the folder is gone: its ranks will notice themselves
+            agent.terminate()
 
+    def _show(self, sentence: str) -> None:
+        if not self._is_quiet:
+            sys.stderr.write(f"{sentence}\n")
 
-def run_local(launch: Launch) -> None:
-    """Start the ranks and wait for their end.
+    def run(self, launch: Launch) -> Ended | None:
+        """Start the ranks and wait for their end; None if their work was done.
 
-    Raises:
-        EquipoiseError: with the words and the exit code of the rank that failed first.
-        KeyboardInterrupt: the user did not wait for the last step to be saved.
-    """
-    with suppress(OSError):
-        (launch.folder / "stop").unlink(missing_ok=True)
-    logs = launch.folder / "logs"
-    try:
-        logs.mkdir(parents=True, exist_ok=True)
-        log = (logs / "agent.log").open("w+b")
-    except OSError as error:
-        raise FaultError(
-            f"The run's logs cannot be written to {logs} ({explain_refusal(error, logs)}). Free "
-            f"some space or choose another folder with --out."
-        ) from error
-    with log, listen() as (address, heard):
-        process = subprocess.Popen(
-            _command(launch),
-            stderr=log,
-            env=whole_environment() | {VARIABLE: address},
-            start_new_session=True,
-            preexec_fn=end_with_parent,
-        )
-        with _stopping(process, launch.folder, launch.quiet) as is_cut_short:
-            code = process.wait()
-        log.seek(0)
-        agent_words = log.read().decode(errors="replace")
-    if is_cut_short():
-        raise KeyboardInterrupt
-    if code:
-        raise _explain(launch, agent_words, heard)
-
-
-def _explain(launch: Launch, log: str, faults: Sequence[Words]) -> EquipoiseError:
-    for event in faults:
-        if event["name"] == "error":
-            known = EquipoiseError(str(event["message"]))
-            known.exit_code = int(str(event["exit_code"]))
-            return known
-    resume = "Run the same command again to resume from the last checkpoint."
-    killed = re.findall(r"rank\s*:\s*(\d+).*?\n\s*exitcode\s*:\s*-(\d+) \(pid: (\d+)\)", log)
-    self_inflicted = {str(signal.SIGTERM.value)}
-    for rank, number, pid in killed:
-        if number not in self_inflicted:
-            name = signal.Signals(int(number)).name
-            return FaultError(
-                f"Rank {rank} of {launch.ranks} (pid {pid}) was ended by {name}; it left no "
-                f"traceback. {resume}"
+        Raises:
+            FaultError: logs cannot be written.
+            KeyboardInterrupt: the user did not wait for the last step to be saved.
+        """
+        self._folder = launch.folder
+        if not self._starts:
+            with suppress(OSError):
+                (launch.folder / "stop").unlink(missing_ok=True)
+        logs = launch.folder / "logs"
+        try:
+            logs.mkdir(parents=True, exist_ok=True)
+            log = (logs / "agent.log").open("a+b" if self._starts else "w+b")
+        except OSError as error:
+            raise FaultError(
+                f"The run's logs cannot be written to {logs} ({explain_refusal(error, logs)}). "
+                f"Free some space or choose another folder with --out."
+            ) from error
+        self._starts += 1
+        with log, listen(self._show) as (address, heard):
+            begin = log.seek(0, os.SEEK_END)
+            self._agent = subprocess.Popen(
+                _command(launch),
+                stderr=log,
+                env=whole_environment() | {VARIABLE: address},
+                start_new_session=True,
+                preexec_fn=end_with_parent,
             )
+            if self.asked:  # since the last start, when there was nobody to pass it on to
+                self._pass_on(self._agent)
+            code = self._agent.wait()
+            self._agent = None
+            log.seek(begin)
+            agent_words = log.read().decode(errors="replace")
+        if self.asked > 1:
+            raise KeyboardInterrupt
+        if not code:
+            return None
+        return dataclasses.replace(_explain(launch, agent_words, heard.errors), step=heard.step)
+
+
+RESUME = "Run the same command again to resume from the last checkpoint."
+
+_KINDS = {HungError.__name__: "hung", NonFiniteError.__name__: "non-finite"}
+"""Kinds of our own errors, by their classes' names; any other would come again."""
+
+_LOST = re.compile(r"peer|Broken pipe|remote process exited|Connection reset|recvValue failed")
+"""What a rank says of whom it has lost; the cause is elsewhere."""
+
+
+def _explain(launch: Launch, log: str, faults: Sequence[Words]) -> Ended:
+    own = [event for event in faults if event["name"] == "error"]
+    killed = _killed(launch, log)
+    for event in own:
+        message, kind = str(event["message"]), _KINDS.get(str(event["type"]), "refused")
+        if killed is not None and kind == "refused" and _LOST.search(message):
+            continue  # a save, for instance, that the killed rank did not finish
+        sentence, mark, advice = message.partition(" Run the same command again")
+        code = int(str(event["exit_code"]))
+        return Ended(kind, sentence, event["rank"], None, f"{mark}{advice}".strip(), "", code)
+    if killed is not None:
+        return killed
     # A rank whose peer died reports a broken connection; the first other error is the cause.
-    for event in [*(e for e in faults if "peer" not in str(e["message"])), *faults]:
-        message = str(event["message"]).strip().splitlines() or [str(event["type"])]
-        return FaultError(
-            f"Rank {event['rank']} of {launch.ranks} failed: {event['type']}: {message[0]} "
-            f"{resume}\n{str(event['traceback']).rstrip()}"
-        )
+    for event in [*(e for e in faults if not _LOST.search(str(e["message"]))), *faults]:
+        message = (str(event["message"]).strip().splitlines() or [str(event["type"])])[0]
+        sentence = f"Rank {event['rank']} of {launch.ranks} failed: {event['type']}: {message}"
+        trace = str(event["traceback"]).rstrip()
+        return Ended("failed", sentence, event["rank"], None, RESUME, trace)
     tail = "\n".join(log.strip().splitlines()[-15:])
-    return FaultError(f"The ranks ended without a word. {resume}\n{tail}")
+    return Ended("killed", "The ranks ended without a word.", None, None, RESUME, tail)
+
+
+def _killed(launch: Launch, log: str) -> Ended | None:
+    """The first rank that a signal ended, other than the agent's own, by the agent's report."""
+    pattern = r"rank\s*:\s*(\d+).*?\n\s*exitcode\s*:\s*-(\d+) \(pid: (\d+)\)"
+    for rank, number, pid in re.findall(pattern, log):
+        if int(number) != signal.SIGTERM:
+            name = signal.Signals(int(number)).name
+            sentence = (
+                f"Rank {rank} of {launch.ranks} (pid {pid}) was ended by {name}; it left no "
+                f"traceback."
+            )
+            return Ended("killed", sentence, int(rank), None, RESUME)
+    return None

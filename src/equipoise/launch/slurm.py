@@ -4,14 +4,15 @@ What it decides
     ``srun`` starts one agent per node, unbound and on the whole node: by default a task gets one
     core, which all ranks of the node would share. Three minutes before the time limit the batch
     shell writes the file ``stop`` to the run's folder, so that the ranks finish their step, save
-    and exit; the same script resumes.
+    and exit; the same script resumes. Where faults are recovered, the agents start ranks again, and
+    Slurm may start the whole job again when it has lost a node.
 
 Kept true (tests/unit/launch/test_forms.py, tests/multi/launch/test_forms.py)
     bash accepts it; with ``srun`` and ``scontrol`` that start processes of this machine, two nodes
     train to the end, and a TERM saves and ends with 0.
 
 Sources
-    Slurm 24.05, sbatch(1): ``--signal=B:``, ``--mem=0``; srun(1): ``--cpu-bind``,
+    Slurm 24.05, sbatch(1): ``--signal=B:``, ``--mem=0``, ``--requeue``; srun(1): ``--cpu-bind``,
     ``--kill-on-bad-exit``.
 """
 
@@ -82,6 +83,7 @@ def _options(job: Job) -> list[str]:
         "--exclusive",
         "--mem=0",
         f"--signal=B:TERM@{_NOTICE_S}",
+        *(["--requeue"] if job.restarts else []),
     ]
 
 

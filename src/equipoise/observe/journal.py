@@ -9,6 +9,7 @@ What it decides
     beyond ``_MOST_WAITING_BYTES`` new lines are dropped and counted, and a ``journal`` fault
     marks the gap. If the file at its path was replaced, a new one is started there, unless the
     run's folder is gone too. Each such event is one sentence for the user (``take_notices``).
+    Once newer ranks have taken the folder (``observe.fence``), nothing is written any more.
 
 Kept true (tests/unit/observe/test_journal.py, tests/unit/observe/test_journal_disk.py)
     A killed writer leaves whole lines and at most one torn last line; an appended journal never
@@ -31,6 +32,7 @@ from typing import Any, Self
 from equipoise.base.disk import explain_refusal
 from equipoise.base.errors import FaultError
 from equipoise.observe.event import SCHEMA_VERSION, Kind, journal_name, seal
+from equipoise.observe.fence import Fence
 
 _CHUNK_BYTES = 1 << 13
 """Bytes that are written out without waiting for a flush."""
@@ -100,9 +102,9 @@ class EventSink:
 class Journal(EventSink):
     """Writes one rank's facts, in the order in which they happen."""
 
-    def __init__(self, folder: Path, rank: int) -> None:
+    def __init__(self, folder: Path, rank: int, fence: Fence | None = None) -> None:
         self.path = folder / journal_name(rank)
-        self.rank = rank
+        self.rank, self.fence = rank, fence
         self.begun_anew = 0
         """How often a new file had to be started."""
         self._waiting = bytearray()
@@ -139,12 +141,12 @@ class Journal(EventSink):
             self._lost_lines += 1
             return
         self._waiting += line
-        if self._refusal is None and len(self._waiting) >= _CHUNK_BYTES:
+        if self._refusal is None and len(self._waiting) >= _CHUNK_BYTES and not self.is_passed:
             self._write_out()
 
     def flush(self) -> None:
         """Pass everything written so far to the operating system; what it refuses waits."""
-        if self._file < 0:
+        if self._file < 0 or self.is_passed:
             return
         try:
             if change := self._change():
@@ -153,6 +155,11 @@ class Journal(EventSink):
             self._refuse(error)
         else:
             self._write_out()
+
+    @property
+    def is_passed(self) -> bool:
+        """Whether newer ranks write to the run's folder, so that these may not."""
+        return self.fence is not None and self.fence.is_passed
 
     def take_notices(self) -> list[str]:
         """Sentences about this journal for the user, since the last call."""

@@ -5,14 +5,16 @@ Why
     some steps twice.
 
 What it decides
-    A line that is not a JSON object was torn by a kill, and one that fails its checksum was
-    changed later; both are skipped and counted. If a step appears twice, the later line counts.
-    The order of lines decides which is later, since a clock can be set back.
+    A line that is not a JSON object was torn by a kill, and one that fails its checksum, or whose
+    step is not a number of steps, was changed later; they are skipped and counted.
+    If a step appears twice, the later line counts. The order of lines decides which is later, since
+    a clock can be set back.
 
 Kept true (tests/unit/observe/test_reader.py)
     Any prefix of a journal's bytes reads as well as the whole; a newer schema is refused.
 """
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,6 +43,7 @@ class JournalLines:
     sessions: list[int] = field(default_factory=list)
     """How often the rank had restarted before each span."""
     faults: list[Event] = field(default_factory=list)
+    recoveries: list[Event] = field(default_factory=list)
     memory: Event | None = None
     stop: Event | None = None
     torn_lines: int = 0
@@ -63,6 +66,8 @@ class JournalLines:
                 self.evaluations[step] = event
             case "decision", "pack", int(step):
                 self.packs[step] = event
+            case "decision", "recovery", _:
+                self.recoveries.append(event)
             case "decision", "memory", _:
                 self.memory = event
             case "instant", "start", _:
@@ -155,12 +160,42 @@ def parse_line(line: bytes, path: Path, number: int) -> tuple[Event | None, bool
             event = parse_json(text)
         except ValueError:  # bad JSON or bad UTF-8
             continue
-        if isinstance(event, dict) and isinstance(event.get("v"), int) and is_whole(text):
+        if isinstance(event, dict) and _has_kinds(event) and is_whole(text):
             if event["v"] > NEWEST_SCHEMA:
                 raise DataError(
                     f"{path}:{number} is of journal schema {event['v']}; this equipoise reads "
                     f"schemas up to {NEWEST_SCHEMA}. Report with the equipoise that trained the "
                     "run, or a newer one."
                 )
-            return event, data is not line
+            return _finite(event) if _NOT_FINITE.search(text) else event, data is not line
     return None, True
+
+
+_LATEST_STEP = 1 << 53
+"""A step beyond it is damage: columns of steps are float64."""
+
+
+def _has_kinds(event: Event) -> bool:
+    """Whether the fields that every reader relies on are of their kinds."""
+    step, name = event.get("step"), event.get("name")
+    return (
+        type(event.get("v")) is int
+        and (name is None or isinstance(name, str))
+        and (step is None or (type(step) is int and 0 <= step <= _LATEST_STEP))
+    )
+
+
+_NOT_FINITE = re.compile(r"NaN|Infinity|\de\+?\d{3}")
+
+
+def _finite(value: Any) -> Any:
+    """The value with null for each number that no writer writes."""
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not abs(value) < _LARGEST else value
+
+
+_LARGEST = 1e100
+"""Larger numbers are damage: nothing that is measured or counted comes near."""

@@ -15,6 +15,7 @@ Kept true (tests/unit/observe/test_reader.py)
     Any prefix of a journal's bytes reads as well as the whole; a newer schema is refused.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from equipoise.observe.journal_lines import MOST_RANKS, Event, JournalLines, rea
 from equipoise.observe.run_record import (
     Evaluations,
     Memory,
+    Recovery,
     RunFault,
     RunRecord,
     Spans,
@@ -153,6 +155,7 @@ def make_record(folder: Path, journals: Mapping[int, JournalLines]) -> RunRecord
         faults=tuple(
             _fault(rank, event) for rank, journal in journals.items() for event in journal.faults
         ),
+        recoveries=tuple(_recovery(event) for event in zero.recoveries),
         evaluations=_evaluations(zero.evaluations),
         torn_lines=sum(journal.torn_lines for journal in journals.values()),
         missing_ranks=tuple(rank for rank in range(start.world) if rank not in journals),
@@ -177,7 +180,10 @@ def read_sides(folder: Path) -> list[RunRecord]:
 
 
 def _number(value: object) -> float:
-    return float(value) if isinstance(value, int | float) else float("nan")
+    """A number that is finite, else NaN."""
+    if isinstance(value, int | float) and math.isfinite(value):
+        return float(value)
+    return math.nan
 
 
 def _whole(value: object, default: int) -> int:
@@ -189,24 +195,53 @@ def _column(events: Iterable[Mapping[str, Any]], key: str) -> Floats:
 
 
 def _start(event: Event) -> Start:
-    def table(key: str) -> Mapping[str, Any]:
+    """A start event; parts of it that are not of their kinds count as missing."""
+
+    def table(key: str) -> dict[str, Any]:
         value = event.get(key)
         return value if isinstance(value, dict) else {}
+
+    spec = {k: v for k, v in table("spec").items() if isinstance(v, dict) or k == "name"}
+    stages, compared, corpus = table("stages"), table("compared"), table("corpus")
+    if not _are_all(int, stages.get("edges"), stages.get("ranks")):
+        stages = {}
+    if not _are_all(str, compared.get("policies")):
+        compared = {}
+    if not _is_histogram(corpus.get("histogram")):
+        corpus = corpus | {"histogram": None}
 
     return Start(
         t=_number(event.get("t")),
         version=str(event.get("version", "unknown")),
         world=_whole(event.get("world"), 1),
         resumed_step=_whole(event.get("resumed_step"), 0),
-        spec=rename_keys(table("spec")),
+        spec=rename_keys(spec),
         origins={RENAMED.get(key, key): str(value) for key, value in table("origins").items()},
         model=table("model"),
         environment=table("environment"),
-        corpus=table("corpus"),
+        corpus=corpus,
         curve=table("curve"),
-        stages=table("stages"),
-        compared=table("compared"),
+        epoch=_whole(event.get("epoch"), 0),
+        stages=stages,
+        compared=compared,
     )
+
+
+def _are_all(kind: type, *lists: object) -> bool:
+    """Whether each is a list of values of this kind."""
+    return all(isinstance(each, list) and all(type(v) is kind for v in each) for each in lists)
+
+
+def _is_histogram(value: object) -> bool:
+    """Whether a table has numbers of documents and of tokens between edges."""
+    if not isinstance(value, dict):
+        return False
+    lists = [value.get(key) for key in ("edges", "documents", "tokens")]
+    if not _are_all(int, *lists):
+        return False
+    edges, documents, tokens = (np.array(each) for each in lists)
+    is_whole = edges.size - 1 == documents.size == tokens.size
+    return is_whole and bool(documents.sum() > 0) and bool(tokens.sum() > 0)
 
 
 def _spans(journal: JournalLines) -> Spans:
@@ -303,4 +338,17 @@ def _fault(rank: int, event: Event) -> RunFault:
         name=str(event.get("name")),
         message=str(event.get("message", "")),
         step=_number(event.get("step")),
+    )
+
+
+def _recovery(event: Event) -> Recovery:
+    rank = event.get("fault_rank")
+    return Recovery(
+        t=_number(event.get("t")),
+        action=str(event.get("action", "unknown")),
+        fault=str(event.get("fault", "unknown")),
+        rank=rank if isinstance(rank, int) else None,
+        number=_number(event.get("number")),
+        step=_number(event.get("step")),
+        message=str(event.get("message", "")),
     )

@@ -30,6 +30,8 @@ class Start:
     environment: Mapping[str, Any]
     corpus: Mapping[str, Any]
     curve: Mapping[str, Any]
+    epoch: int = 0
+    """Number of the ranks that took the folder, which rises with each start; 0 of older runs."""
     stages: Mapping[str, Any] = field(default_factory=dict)
     """``edges`` and ``ranks`` of a pipeline's stages; empty where there is none."""
     compared: Mapping[str, Any] = field(default_factory=dict)
@@ -90,6 +92,24 @@ class RunFault:
     name: str
     message: str
     step: float
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """What followed a fault, as the launcher decided it."""
+
+    t: float
+    action: str
+    """``restart``, ``shrink`` or ``stop``."""
+    fault: str
+    """``killed``, ``failed``, ``hung`` or ``non-finite``."""
+    rank: int | None
+    """None where nobody knows which rank it was."""
+    number: float
+    """How many restarts within ``fault.within_s`` this made; NaN for a stop."""
+    step: float
+    """The last step finished before it; NaN before the first."""
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +190,7 @@ class RunRecord:
     stop: Stop | None
     """None while the run continues, or if it was killed."""
     faults: tuple[RunFault, ...]
+    recoveries: tuple[Recovery, ...]
     evaluations: Evaluations
     torn_lines: int
     missing_ranks: tuple[int, ...] = ()

@@ -11,8 +11,9 @@ Kept true (tests/oracle/test_convert.py, tests/oracle/test_round_trip.py)
     The newest whole checkpoint of a run is taken, and a torn one never read.
 """
 
+import dataclasses
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,6 +30,7 @@ from equipoise.checkpoint.manifest import (
     newest_good,
     read_manifest,
 )
+from equipoise.checkpoint.merge import Merger
 from equipoise.data.cache.store import open_store
 from equipoise.data.model_files import files_to_keep
 from equipoise.nn.hf.files import (
@@ -109,6 +111,45 @@ def open_model(source: Path | str) -> TrainedModel:
         f"{source} holds no model: it is not a run (it has no {CHECKPOINTS}/), a checkpoint "
         f"(no {MANIFEST}) or a Hugging Face folder (no {CONFIG}). {_GIVE}"
     )
+
+
+def open_merged(parts: Sequence[tuple[Path | str, float]]) -> TrainedModel:
+    """Read several models and merge their weights; everything else is the first one's.
+
+    Args:
+        parts: Runs, checkpoints, folders or files, each with its share; shares add up to 1.
+
+    Raises:
+        SpecError: as ``open_model``.
+        CheckpointError: likewise, or they are not one model.
+        ModelError: likewise, or transformers computes one of them.
+    """
+    merger, first = Merger(), None
+    for source, share in parts:
+        trained = open_model(source)
+        if trained.theirs is not None:
+            raise ModelError(
+                f"{trained.origin} is computed by the modules of transformers, and only models of "
+                f"equipoise's own decoder are merged."
+            )
+        if first is not None and trained.model != first.model:
+            differing = [
+                f"{field.name} {getattr(first.model, field.name)} and "
+                f"{getattr(trained.model, field.name)}"
+                for field in dataclasses.fields(ModelSpec)
+                if getattr(first.model, field.name) != getattr(trained.model, field.name)
+            ]
+            raise CheckpointError(
+                f"{first.origin} and {trained.origin} are not one model: {', '.join(differing)}. "
+                f"Merge checkpoints of one model."
+            )
+        merger.add(str(trained.origin), trained.state, share)
+        known = () if first is None else first.remarks
+        remarks = tuple(dict.fromkeys((*known, *trained.remarks)))
+        first = dataclasses.replace(first or trained, state={}, remarks=remarks)
+    if first is None:
+        raise SpecError(f"There is nothing to merge. {_GIVE}")
+    return dataclasses.replace(first, state=merger.merged(), step=None)
 
 
 def open_run(folder: Path) -> TrainedModel:

@@ -23,6 +23,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from pydantic import ConfigDict, TypeAdapter
+
 from equipoise.base.durable import write_whole
 from equipoise.base.errors import PlanError
 from equipoise.base.read import read_json, reason
@@ -61,6 +63,48 @@ class Stages:
         )
         said = (f"{run} on rank {rank}" for run, rank in zip(runs, self.ranks, strict=True))
         return f"layers {', '.join(said)}"
+
+
+@dataclass(frozen=True)
+class _PricedStages:
+    nodes: list[str]
+
+
+@dataclass(frozen=True)
+class _Price:
+    """What is read of a price, which holds more."""
+
+    __pydantic_config__ = ConfigDict(strict=True, allow_inf_nan=False)
+
+    step_s: float
+    tokens_per_s_per_device: float
+    tflops_per_device: float
+    mfu: float
+    useful_mfu: float
+    memory_gib_max: float
+    capacity_gib: float
+    host_memory_gib_max: float
+    host_capacity_gib: float
+    memory: dict[str, float]
+    terms: dict[str, float]
+    stages: _PricedStages
+    energy_j_per_token: float
+    usd_per_million_tokens: float | None
+    extrapolated: list[str]
+    measured_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class _Priced:
+    price: _Price
+
+
+@dataclass(frozen=True)
+class _Prices:
+    """The prices of a lock."""
+
+    best: _Priced
+    runners_up: list[_Priced]
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +222,7 @@ def read_plan(file: Path) -> Plan:
             f'Plan again with the words under its "asked".'
         )
     try:
-        return Plan(
+        plan = Plan(
             **row
             | {
                 "best": _candidate(row["best"]),
@@ -188,11 +232,28 @@ def read_plan(file: Path) -> Plan:
                 "flip": Flip(**row["flip"]) if row["flip"] else None,
             }
         )
+        _require_kinds(plan)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise PlanError(
-            f"{file} is not a whole plan.lock ({error}). Plan again: "
+            f"{file} is not a whole plan.lock ({reason(error)}). Plan again: "
             f'"equipoise plan --out {file.parent}".'
         ) from None
+    return plan
+
+
+def _require_kinds(plan: Plan) -> None:
+    """Refuse values of other kinds than a lock has.
+
+    Raises:
+        ValueError: names the first.
+    """
+    text = json.dumps(plan.as_row())
+    TypeAdapter(Plan).validate_json(text, strict=True)
+    TypeAdapter(_Prices).validate_json(text)
+    if not all("layout" in each.words for each in (plan.best, *plan.runners_up)):
+        raise KeyError("layout")
+    if RUN_TOML not in plan.asked and not {"model", "cluster"} <= plan.asked.keys():
+        raise KeyError(RUN_TOML)
 
 
 def _candidate(row: dict[str, Any]) -> Candidate:

@@ -120,7 +120,7 @@ class Evaluator:
         """Whether the held-out loss is measured after this step."""
         if not self._is_wanted:
             return False
-        every = self._spec.eval.every_steps or self._spec.checkpoint.every_steps
+        every = self._spec.eval.every_steps or self._spec.checkpoint.usual_steps
         return step % every == 0 or step >= self._spec.train.steps
 
     def begin(self, step: int, view: StepView, sinks: Sinks) -> None:

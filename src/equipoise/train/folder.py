@@ -37,7 +37,8 @@ class RunFolder:
         self, folder: Path, ranks: Ranks, journals: Sequence[Journal], needed_bytes: int
     ) -> None:
         self._ranks, self._journals = ranks, journals
-        self._watch = FolderWatch(folder, needed_bytes) if ranks.rank == 0 else None
+        fence = journals[0].fence if journals else None
+        self._watch = FolderWatch(folder, needed_bytes, fence) if ranks.rank == 0 else None
 
     def close(self) -> None:
         """Let go of the folder."""
@@ -54,11 +55,13 @@ class RunFolder:
         if self._watch is not None:
             self._watch.make_room()
 
-    def look(self, *, has_unsaved: bool) -> Word:
+    def look(self, *, has_unsaved: bool, is_saving: bool = False) -> Word:
         """This rank's word to the others before a step; see ``FolderWatch.look``."""
         has_notices = any(journal.has_notices for journal in self._journals)
         word = Word.NOTICE if has_notices else Word(0)
-        return word if self._watch is None else word | self._watch.look(has_unsaved=has_unsaved)
+        if self._watch is None:
+            return word
+        return word | self._watch.look(has_unsaved=has_unsaved, is_saving=is_saving)
 
     def hear(self, words: Sequence[int], step: int) -> list[str]:
         """Sentences of all ranks, gathered if any rank's word of this step says so."""

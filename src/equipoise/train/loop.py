@@ -1,7 +1,8 @@
 """The training loop: pack, run, journal, save; resume where the last whole checkpoint stands.
 
 What it decides
-    When to save and when to stop; what the disk has to do with it, ``train.watch`` says.
+    When to stop; when to save, ``train.saving`` says, and what the disk has to do with it,
+    ``train.watch``.
     Everything else was decided by run.toml, the stream, the packer and the curve, each a pure
     function that every rank evaluates for itself.
 """
@@ -24,7 +25,6 @@ from equipoise.checkpoint.manifest import (
     newest_good,
     require_same,
 )
-from equipoise.checkpoint.store import load, save
 from equipoise.comm.group import Ranks
 from equipoise.cost.curve import LoadCurve, price_labels
 from equipoise.data.batch import check_vocabulary, label_counter
@@ -54,6 +54,8 @@ from equipoise.train.curves import (
 from equipoise.train.evaluate import Evaluator
 from equipoise.train.folder import RunFolder
 from equipoise.train.process import StopRequest, return_freed_memory, spare_small_chunks
+from equipoise.train.saving.newest import load_newest
+from equipoise.train.saving.saves import RunSaves
 from equipoise.train.side import build_sides, run_sides, span_all
 from equipoise.train.sinks.catalog import Sinks, open_sinks
 from equipoise.train.trained import count_trained
@@ -98,7 +100,7 @@ class Trainer:
         return_freed_memory()
         forget_peak(ranks.device)
         self.position = Position()
-        self._has_doubted = self._save_was_refused = False
+        self._has_doubted = False
         self.sides = build_sides(resolved, ranks, journals, self.store, self.curve, self.stream)
         self.runner, self.record = self.sides[0].runner, self.sides[0].record
         self.packer = self.sides[0].packer
@@ -106,6 +108,9 @@ class Trainer:
         params = self.runner.model.decoder.params
         needed_bytes = 4 * params + 8 * count_trained(self.spec, self.model)  # moments
         self.ground = RunFolder(folder, ranks, journals, needed_bytes)
+        self._second = Path(second) if (second := resolved.second_checkpoints) else None
+        places = self.checkpoints, self._second
+        self.saves = RunSaves.of_run(self.spec, places, self.runner, self.journal, self.ground)
 
     @property
     def checkpoints(self) -> Path:
@@ -118,44 +123,50 @@ class Trainer:
         Raises:
             CheckpointError: none is whole, or it is of another model, corpus or version.
         """
-        newest, fault = None, ""
-        if self.ranks.rank == 0:
-            try:
-                newest = newest_good(self.checkpoints)
-                if newest is not None:
-                    is_first = newest[1].format == FIRST_FORMAT
-                    require_same(
-                        newest[1],
-                        newest[0],
-                        model=self.model,
-                        corpus_digest=self.store.first_digest if is_first else self.store.digest,
-                        seed=self.spec.train.seed,
-                        run=resume_facts(self.spec),
-                        engine=self.spec.model.engine,
-                    )
-            except CheckpointError as error:
-                fault = str(error)
-        fault, newest = self.ranks.gather_objects((fault, newest))[0]
-        if fault:
-            raise CheckpointError(fault)
+        runner = self.runner
+        newest = load_newest(
+            self.checkpoints,
+            runner.model.decoder,
+            runner.optimizer,
+            self.ranks,
+            self.journal,
+            self._require_own,
+            second=self._second,
+        )
         if newest is None:
             return
-        path, manifest, torn = newest
-        for sentence in torn:
+        path, manifest, sentences = newest
+        for sentence in sentences:
             view.say(f"{sentence} Passed over.")
             self.journal.write("fault", "torn-checkpoint", message=sentence)
-        with self.journal.span("load", step=manifest.step):
-            load(path, self.runner.model.decoder, self.runner.optimizer)
         if not manifest.step:
             self.runner.optimizer.state.clear()  # torch saves no step as one of zero gradients
         self.position = Position(manifest.step, manifest.position_tokens)
         self.ground.keep(path)
+        self.saves.start(path, manifest.step)
         view.say(f"Resuming after step {manifest.step} from {path}.")
         if changes := describe_changes(manifest.run, resume_facts(self.spec)):
             self._note(
                 view, f"run.toml has changed since then: {changes}. The run goes on as it is now."
             )
         self._resume_packer(path, view)
+
+    def _require_own(self, folder: Path, manifest: Manifest) -> None:
+        """Refuse a checkpoint of another run.
+
+        Raises:
+            CheckpointError: says what differs.
+        """
+        is_first = manifest.format == FIRST_FORMAT
+        require_same(
+            manifest,
+            folder,
+            model=self.model,
+            corpus_digest=self.store.first_digest if is_first else self.store.digest,
+            seed=self.spec.train.seed,
+            run=resume_facts(self.spec),
+            engine=self.spec.model.engine,
+        )
 
     def _note(self, view: StepView, sentence: str) -> None:
         """Say what differs from before, and journal it on rank 0."""
@@ -202,9 +213,12 @@ class Trainer:
         """
         with ExitStack() as stack:
             stack.callback(self.ground.close)
+            stack.callback(self.saves.close)
             sinks = open_sinks(self.folder, self.spec, is_first=self.ranks.rank == 0)
             stack.callback(sinks.close)
-            return self._run(view, stop, sinks)
+            reason = self._run(view, stop, sinks)
+            self.saves.finish(view)
+            return reason
 
     def _run(self, view: StepView, stop: StopRequest, sinks: Sinks) -> str:
         steps = self.spec.train.steps
@@ -213,15 +227,17 @@ class Trainer:
         if said := disturbed_sentence(self.curve):
             view.say(said)
         reason = "done"
-        saved_step = self.position.step
-        if saved_step < steps:
+        saves = self.saves
+        if self.position.step < steps:
             self.ground.require_room(self.position.step)
         self.evaluator.begin(self.position.step, view, sinks)
         began, first, loss = time.perf_counter(), self.position.step, float("nan")
         while self.position.step < steps:
             step = self.position.step + 1
             stop_asked = bool(stop) or self._is_stop_left()
-            word = self.ground.look(has_unsaved=saved_step < self.position.step)
+            word = saves.word | self.ground.look(
+                has_unsaved=saves.saved_step < self.position.step, is_saving=saves.is_under_way
+            )
             packs = self._pack(step)
             results = run_sides(
                 self.sides,
@@ -241,12 +257,14 @@ class Trainer:
                 for side, packed, each in zip(self.sides, packs, results, strict=True)
             ]
             sinks.write(step, figures)
+            saves.rhythm.note(result.step_s)
             if len(self.record.busy_over_predicted) == DOUBT_STEPS:
                 self._doubt_curve(view)
             balance = skew(loads.predicted_s)
             view.show(step, result.loss, figures["tokens_per_s"], figures["mfu"], balance)
             if result.words[0] & Word.GONE:
                 self._leave_if_gone(view)
+            saves.hear(view, result.words)
             notices = (*self.ground.hear(result.words, step), *sinks.take_notices())
             for sentence in (*notices, *result.describe(step)):
                 view.say(sentence)
@@ -254,13 +272,15 @@ class Trainer:
             if result.stop:
                 reason = "interrupted"
                 break
-            is_due = step % self.spec.checkpoint.every_steps == 0 or step == steps
+            is_due = saves.is_due(step) or step == steps
             if is_due or result.words[0] & Word.SAVE:
                 self._leave_if_gone(view)
-                saved_step = self._save(view, must=step == steps) or saved_step
-                if saved_step == step < steps:
+                waits = bool(result.words[0] & Word.TIGHT)
+                self._save(view, waits=waits, must=step == steps)
+                if saves.saved_step == step < steps:
                     self.ground.require_room(self.position.step)
-        if saved_step != self.position.step or not steps:
+        saves.settle(view)
+        if saves.saved_step != self.position.step or not steps:
             self._leave_if_gone(view)
             self._save(view, must=True)
         for side in self.sides:
@@ -290,12 +310,13 @@ class Trainer:
         fate = self.ground.fate()
         if fate is None:
             return
+        self.saves.leave()
         if fate.rescue is None:
             raise FolderGoneError(
-                f"{fate.sentence}. The steps since the last checkpoint are lost. Train again with "
-                f"--out and a folder that nobody else uses."
+                f"{fate.sentence}. The steps since the last checkpoint are lost. {fate.advice}"
             )
         self.folder = fate.rescue
+        self.saves.saver.root = self.checkpoints
         for side, (folder, _) in zip(
             self.sides, resolved_sides(self.folder, self.resolved), strict=True
         ):
@@ -335,6 +356,7 @@ class Trainer:
             self.journal.flush()
 
     def _last_good(self) -> Path | None:
+        self.saves.leave()  # it may be the one that is being written
         try:
             newest = newest_good(self.checkpoints)
         except CheckpointError:  # what is being reported is worse
@@ -346,8 +368,8 @@ class Trainer:
         pieces = self.stream.step(self.position.tokens, self.spec.pack.step_tokens)
         return [side.pack(step, pieces) for side in self.sides]
 
-    def _save(self, view: StepView, *, must: bool) -> int | None:
-        """Save this position; the step that was saved, or None when the disk refused.
+    def _save(self, view: StepView, *, waits: bool = False, must: bool) -> None:
+        """Save this position, as ``RunSaves.begin`` does.
 
         Raises:
             CheckpointError: it could not be written and the run ends here.
@@ -367,34 +389,8 @@ class Trainer:
             run=resume_facts(self.spec),
             engine=self.spec.model.engine,
         )
-        self.ground.make_room()
-        try:
-            with self.journal.span("save", step=self.position.step):
-                decoder, optimizer = self.runner.model.decoder, self.runner.optimizer
-                path = save(
-                    self.checkpoints,
-                    decoder,
-                    optimizer,
-                    self.ranks,
-                    manifest,
-                    keep=self.spec.checkpoint.keep,
-                    texts=decoder.texts | ({_PACKER: json.dumps(waiting)} if waiting else {}),
-                )
-        except CheckpointError as error:
-            self.journal.write("fault", "save", step=self.position.step, message=str(error))
-            self.journal.flush()
-            if must:
-                raise
-            if not self._save_was_refused:  # once, however often it is tried
-                view.say(f"{error} The run goes on.")
-            self._save_was_refused = True
-            return None
-        else:
-            if self._save_was_refused:
-                view.say(f"The checkpoint of step {self.position.step} is saved.")
-            self._save_was_refused = False
-            self.ground.keep(path)
-        finally:
-            return_freed_memory()
-            forget_peak(self.ranks.device)  # a save copies shards, and steps do not
-        return self.position.step
+        texts = self.runner.model.decoder.texts
+        texts = texts | ({_PACKER: json.dumps(waiting)} if waiting else {})
+        self.saves.begin(view, manifest, texts, waits=waits, must=must)
+        for side in self.sides:
+            side.record.beside_bytes = self.saves.saver.arena_bytes

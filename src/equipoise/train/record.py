@@ -21,6 +21,7 @@ from equipoise.comm.group import Ranks, name_device
 from equipoise.cost.curve import LoadCurve
 from equipoise.cost.memory.forecast import forecast_memory
 from equipoise.data.cache.store import TokenStore
+from equipoise.launch.last_words import say_step
 from equipoise.nn.device.memory import held_bytes, overhead_of, peak_bytes
 from equipoise.observe.journal import Journal
 from equipoise.observe.machine import describe_machine
@@ -67,6 +68,8 @@ class RunRecorder:
         self._sizes: set[int] = set()
         self._kept_layer_tokens = 0
         self._peak_bytes = 0
+        self.beside_bytes = 0
+        """Memory of this process that steps do not use: the arena of its checkpoints."""
 
     def write_start(self, resumed_step: int) -> None:
         """What this process is about to run, on rank 0."""
@@ -90,6 +93,7 @@ class RunRecorder:
             | self._accelerator(),
             world=self.ranks.world,
             resumed_step=resumed_step,
+            epoch=None if self.journal.fence is None else self.journal.fence.epoch,
             corpus={
                 "documents": self.store.documents,
                 "tokens": int(lengths.sum()),
@@ -168,7 +172,8 @@ class RunRecorder:
         tokens = sum(packed.rank_tokens)
         flop, predicted_s = sum(loads.flop), loads.predicted_s
         device = self.ranks.device
-        self._peak_bytes = max(self._peak_bytes, peak_bytes(device) - self._base_bytes)
+        base_bytes = self._base_bytes + self.beside_bytes
+        self._peak_bytes = max(self._peak_bytes, peak_bytes(device) - base_bytes)
         figures: dict[str, float] = {
             "loss": result.loss,
             "grad_norm": result.grad_norm,
@@ -181,7 +186,7 @@ class RunRecorder:
             "mfu": flop / result.step_s / (self.curve.peak_flop_per_s * self.ranks.world),
             "busy_s": result.rank_busy_s[self.ranks.rank],
             "wait_s": result.wait_s,
-            "memory_bytes": held_bytes(device) - self._base_bytes,
+            "memory_bytes": held_bytes(device) - base_bytes,
             "peak_memory_bytes": self._peak_bytes,
         }
         if max(result.rank_busy_s) >= _CURVE_MATTERS_S:
@@ -202,6 +207,8 @@ class RunRecorder:
         if result.experts is not None and self.ranks.rank == 0:
             self._write_experts(result.experts, step)
         self.journal.flush()
+        if self.ranks.rank == 0:
+            say_step(step)
         return figures
 
     def _write_experts(self, experts: ExpertLoads, step: int) -> None:

@@ -22,10 +22,11 @@ from pathlib import Path
 import numpy as np
 
 from equipoise.base.disk import explain_refusal
-from equipoise.base.errors import FitError, ModelError, SpecError
+from equipoise.base.errors import EquipoiseError, FitError, ModelError, SpecError
 from equipoise.base.read import real_path
 from equipoise.base.units import format_bytes
 from equipoise.checkpoint.manifest import find_checkpoints
+from equipoise.checkpoint.second import take_second
 from equipoise.comm.group import choose_device
 from equipoise.data.batch import check_vocabulary
 from equipoise.data.cache.store import TokenStore
@@ -34,12 +35,13 @@ from equipoise.data.held_out import prepare_held_out
 from equipoise.data.model_files import files_to_keep
 from equipoise.data.progress import Progress, SilentProgress
 from equipoise.data.reading import describe_reading, read_sources
+from equipoise.fault.recover import Smaller, run_recovering
 from equipoise.launch.doctor.folder import room_row
 from equipoise.launch.doctor.gather import read_folder, read_machine
 from equipoise.launch.doctor.machine import memory_row
 from equipoise.launch.doctor.needs import LIBRARIES_BYTES, needs_of
 from equipoise.launch.forms import Nodes
-from equipoise.launch.local import Launch, require_free_folder, require_free_port, run_local
+from equipoise.launch.local import Launch, require_free_folder, require_free_port
 from equipoise.launch.room import require_room
 from equipoise.nn.hf.files import KEPT, keep_files
 from equipoise.observe import reader
@@ -105,9 +107,33 @@ def run(
         DataError: the corpus is missing or wrong.
         EquipoiseError: a rank failed; with its words.
     """
-    prepared = _prepare(run, out, plan, (), port, is_quiet, progress, starts=True)
-    run_local(Launch(prepared.folder, prepared.ranks, is_quiet, port, proves))
+    resolved = resolve_run(run)
+    prepared = _prepare(resolved, out, plan, (), port, is_quiet, progress, starts=True)
+    # A plan is of one layout, so what obeys one keeps it.
+    smaller = None if plan is not None else _smaller(resolved, prepared.folder, port)
+    run_recovering(Launch(prepared.folder, prepared.ranks, is_quiet, port, proves), smaller)
     return reader.read_run(prepared.folder)
+
+
+def _smaller(resolved: ResolvedRun, folder: Path, port: int) -> Smaller:
+    """How a run goes on with fewer data-parallel ranks than it began with."""
+
+    def of(dp: int) -> ResolvedRun:
+        layout = dataclasses.replace(resolved.spec.layout, dp=dp)
+        return dataclasses.replace(resolved, spec=dataclasses.replace(resolved.spec, layout=layout))
+
+    def fits(dp: int) -> bool:
+        try:
+            require_accepted(of(dp).spec, resolved.model, dp * resolved.spec.layout.sharing)
+        except EquipoiseError:
+            return False
+        return True
+
+    def prepare(dp: int) -> int:
+        quiet = SilentProgress()
+        return _prepare(of(dp), folder, None, (), port, True, quiet, starts=True).ranks
+
+    return Smaller(fits, prepare)
 
 
 def compare(
@@ -143,7 +169,7 @@ def compare(
         EquipoiseError: as ``run``.
     """
     prepared = _prepare(run, out, None, policies, port, is_quiet, progress, starts=True)
-    run_local(Launch(prepared.folder, prepared.ranks, is_quiet, port, proves))
+    run_recovering(Launch(prepared.folder, prepared.ranks, is_quiet, port, proves))
     return tuple(reader.read_run(prepared.folder / policy) for policy in policies)
 
 
@@ -267,6 +293,7 @@ def _prepare(
         stage_edges=settle_edges(spec, model, folder, stages),
         compare=tuple(policies),
         eval_corpus=eval_corpus,
+        second_checkpoints=take_second(spec.checkpoint.second_path, resolved.base, folder),
     )
     _keep_files(folder, settled, store)
     write_resolved(folder, settled)
@@ -334,8 +361,9 @@ def _require_fit(spec: RunSpec, model: ModelSpec, ranks: int, folder: Path) -> N
         FitError: with doctor's words.
     """
     needs = needs_of(spec, model, ranks, Nodes(1, ranks, "none"))
-    saves = -(-spec.train.steps // spec.checkpoint.every_steps)
-    needs = dataclasses.replace(needs, kept_checkpoints=min(needs.kept_checkpoints, saves - 1))
+    if spec.checkpoint.every_steps != "auto":
+        saves = -(-spec.train.steps // spec.checkpoint.every_steps)
+        needs = dataclasses.replace(needs, kept_checkpoints=min(needs.kept_checkpoints, saves - 1))
     facts = read_folder(folder)
     held = sum(path.stat().st_size for path in (folder / CHECKPOINTS).rglob("*") if path.is_file())
     facts = dataclasses.replace(facts, free_bytes=facts.free_bytes + held)

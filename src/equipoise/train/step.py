@@ -35,7 +35,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from equipoise.base.errors import FaultError, LayoutError
+from equipoise.base.errors import LayoutError, NonFiniteError
 from equipoise.comm.group import Ranks
 from equipoise.data.batch import Batch, count_labels, make_batch
 from equipoise.data.cache.store import TokenStore
@@ -152,7 +152,7 @@ class StepRunner:
             word: Whatever else this rank has to tell the others.
 
         Raises:
-            FaultError: a loss or the gradient norm is not finite. No weight was changed.
+            NonFiniteError: a loss or the gradient norm is not finite. No weight was changed.
             LayoutError: ranks packed differently.
         """
         started = time.perf_counter()
@@ -374,7 +374,7 @@ class StepRunner:
         packed: PackedStep,
         losses: list[float],
         last_good: Path | None,
-    ) -> FaultError:
+    ) -> NonFiniteError:
         bad = [
             batch
             for batch, loss in zip(self._turns(packed), losses, strict=True)
@@ -393,7 +393,7 @@ class StepRunner:
             where, fix = ", though the loss of every micro-batch is", "Lower train.lr."
         kept = f"the last good checkpoint is {last_good}" if last_good else "no checkpoint yet"
         self.journal.write("fault", "nan-loss", step=step, documents=documents, what=what)
-        return FaultError(
+        return NonFiniteError(
             f"The {what} of step {step} is not a number{where}. No weight was changed; {kept}. "
             f"{fix}"
         )

@@ -16,7 +16,8 @@ What it decides
 
     A folder that was moved is followed, so that the steps since its last checkpoint are saved
     with it; one that was deleted is made again for them. Then the run stops, because whoever
-    did it did not mean it to go on. A folder of another run in its place is left alone.
+    did it did not mean it to go on. A folder of another run in its place is left alone, and so is
+    one that newer ranks have taken over.
 
 Kept true (tests/multi/train/test_disks.py)
     No step that could be saved is lost, on real disks that fill and folders that vanish.
@@ -33,7 +34,8 @@ from equipoise.base.disk import disk_of
 from equipoise.base.errors import FaultError
 from equipoise.base.units import format_bytes
 from equipoise.checkpoint.manifest import find_checkpoints
-from equipoise.checkpoint.store import stored_bytes
+from equipoise.checkpoint.room import stored_bytes
+from equipoise.observe.fence import Fence
 from equipoise.spec.names import CHECKPOINTS, RESOLVED
 
 
@@ -46,6 +48,10 @@ class Word(IntFlag):
     """The disk has room now and may not have it later."""
     GONE = 4
     """The run's folder is not at its path any more."""
+    SAVE_ENDED = 8
+    """The save under way is published, or this rank's part of it has failed."""
+    TIGHT = 16
+    """The disk may not hold the checkpoint after the next one."""
 
 
 class FolderGoneError(FaultError):
@@ -59,6 +65,8 @@ class Fate:
     sentence: str
     rescue: Path | None
     """None where nothing may be written."""
+    advice: str = "Train again with --out and a folder that nobody else uses."
+    """Where nothing may be written."""
 
 
 class FolderWatch:
@@ -67,10 +75,11 @@ class FolderWatch:
     Args:
         folder: Of the run; it exists.
         needed_bytes: Of a checkpoint, until one was saved.
+        fence: These ranks' epoch; None where nobody else can take the folder.
     """
 
-    def __init__(self, folder: Path, needed_bytes: int) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, needed_bytes: int, fence: Fence | None = None) -> None:
+        self.folder, self._fence = folder, fence
         self._handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._needed_bytes = needed_bytes
         self._kept: Path | None = None
@@ -88,18 +97,19 @@ class FolderWatch:
         self._needed_bytes = stored_bytes(checkpoint) or self._needed_bytes
         self._last_room, self._is_short = None, False
 
-    def look(self, *, has_unsaved: bool) -> Word:
+    def look(self, *, has_unsaved: bool, is_saving: bool = False) -> Word:
         """Look once, before a step.
 
         Args:
             has_unsaved: Whether steps were done since the last good checkpoint.
+            is_saving: Whether a checkpoint is being written, which takes room itself.
         """
         try:
-            return self._look(has_unsaved=has_unsaved)
+            return self._look(has_unsaved=has_unsaved, is_saving=is_saving)
         except OSError:  # the disk's trouble; the journal reports it
             return Word(0)
 
-    def _look(self, *, has_unsaved: bool) -> Word:
+    def _look(self, *, has_unsaved: bool, is_saving: bool) -> Word:
         if self._fate() is not None:
             return Word.GONE
         if self._kept is not None and not self._kept.is_dir():
@@ -110,8 +120,13 @@ class FolderWatch:
             self._kept = None
             return Word.NOTICE | Word.SAVE
         room = self._room()
-        if room is None or not has_unsaved:
+        if room is None:
             return Word(0)
+        word = Word.TIGHT if room < (3 if is_saving else 2) * self._needed_bytes else Word(0)
+        return word if is_saving or not has_unsaved else word | self._judge_room(room)
+
+    def _judge_room(self, room: int) -> Word:
+        """Whether to save now, with steps that are not saved and this much room."""
         fall = 0 if self._last_room is None else max(0, self._last_room - room)
         self._last_room = room
         if room < self._needed_bytes:
@@ -161,6 +176,9 @@ class FolderWatch:
         except (FileNotFoundError, NotADirectoryError):
             there = None
         if there is not None and os.path.samestat(own, there):
+            if self._fence is not None and self._fence.is_passed:
+                sentence = f"Newer ranks have taken over the run's folder {self.folder}"
+                return Fate(sentence, None, "They go on from the newest whole checkpoint.")
             return None
         home = Path(f"/proc/self/fd/{self._handle}").readlink()
         with suppress(OSError):

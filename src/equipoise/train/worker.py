@@ -17,14 +17,16 @@ import numpy as np
 import torch
 
 import equipoise
-from equipoise.base.errors import EquipoiseError, FaultError, LayoutError
+from equipoise.base.errors import EquipoiseError, FaultError, HungError, LayoutError
 from equipoise.comm.group import Ranks, join_from_environment
 from equipoise.comm.standstill import Standstill
 from equipoise.comm.watchdog import Watchdog
 from equipoise.data.cache.store import open_store
-from equipoise.launch.last_words import say
+from equipoise.launch.last_words import say, say_late
 from equipoise.launch.local import LOCK, folder_taken, folder_unlocked
 from equipoise.observe.console import make_view
+from equipoise.observe.event import Kind
+from equipoise.observe.fence import Fence
 from equipoise.observe.journal import Journal
 from equipoise.spec.run.compared import resolved_sides
 from equipoise.spec.run.resolved import ResolvedFile, read_resolved
@@ -39,8 +41,8 @@ class FolderTakenError(LayoutError):
 
 
 @contextmanager
-def _sole_owner(folder: Path, ranks: Ranks) -> Iterator[None]:
-    """Hold the run's folder, so that two runs never write one journal.
+def _sole_owner(folder: Path, ranks: Ranks) -> Iterator[Fence]:
+    """Hold the run's folder, so that two runs never write one journal; its epoch is theirs.
 
     Raises:
         FolderTakenError: another run holds it.
@@ -48,18 +50,22 @@ def _sole_owner(folder: Path, ranks: Ranks) -> Iterator[None]:
     """
     with ExitStack() as stack:
         fault: LayoutError | None = None
+        fence: Fence | None = None
         if ranks.rank == 0:
             try:
-                lock = stack.enter_context((folder / LOCK).open("a"))
+                flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+                lock = os.open(folder / LOCK, flags, 0o666)
+                stack.callback(os.close, lock)
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fence = Fence.take(folder / LOCK, lock)
             except BlockingIOError:
                 fault = FolderTakenError(folder_taken(folder))
             except OSError as error:
                 fault = LayoutError(folder_unlocked(folder, error))
-        fault = ranks.gather_objects(fault)[0]
-        if fault is not None:
-            raise fault
-        yield
+        fault, fence = ranks.gather_objects((fault, fence))[0]
+        if fault is not None or fence is None:
+            raise fault or FolderTakenError(folder_taken(folder))
+        yield fence
 
 
 _OF_A_HOST = ("data.path", "data.mix", "data.cache", "data.tokenizer", "eval.path", "model.init")
@@ -93,8 +99,10 @@ def run_facts(resolved: ResolvedFile) -> dict[str, str]:
 class _WatchedJournal(Journal):
     """A journal whose phases are those that the watchdog names."""
 
-    def __init__(self, folder: Path, rank: int, watchdog: Watchdog | None) -> None:
-        super().__init__(folder, rank)
+    def __init__(
+        self, folder: Path, rank: int, watchdog: Watchdog | None, fence: Fence | None
+    ) -> None:
+        super().__init__(folder, rank, fence)
         self._watchdog = watchdog
 
     @contextmanager
@@ -107,6 +115,12 @@ class _WatchedJournal(Journal):
         with self._watchdog.phase(name + step):
             yield
 
+    def write(self, kind: Kind, name: str, *, t: float | None = None, **fields: Any) -> None:
+        """Append one event; from steps the watchdog learns how long they take."""
+        super().write(kind, name, t=t, **fields)
+        if self._watchdog is not None and (kind, name) == ("scalar", "step"):
+            self._watchdog.patience.learn(fields["step_s"])
+
 
 def _train(
     folder: Path,
@@ -116,6 +130,7 @@ def _train(
     quiet: bool,
     proves: bool = True,
     watchdog: Watchdog | None = None,
+    fence: Fence | None = None,
 ) -> None:
     if ranks.world != resolved.ranks:
         data_ranks, left = divmod(ranks.world, resolved.spec.layout.sharing)
@@ -127,7 +142,7 @@ def _train(
     stop = StopRequest()
     with ExitStack() as stack:
         journals = [
-            stack.enter_context(_WatchedJournal(each / "journal", ranks.rank, watchdog))
+            stack.enter_context(_WatchedJournal(each / "journal", ranks.rank, watchdog, fence))
             for each, _ in resolved_sides(folder, resolved)
         ]
         if ranks.device.type != "cpu":
@@ -186,8 +201,19 @@ def _tell(folder: Path, resolved: ResolvedFile, rank: int, standstill: Standstil
     """Leave word of a standstill; the process ends after it."""
     fields = dataclasses.asdict(standstill)
     text, waiting_rank = fields.pop("text"), fields.pop("rank")
-    _write_fault(folder, resolved, rank, FaultError(text), waiting_rank=waiting_rank, **fields)
+    _write_fault(folder, resolved, rank, HungError(text), waiting_rank=waiting_rank, **fields)
     _complain(standstill.text)
+
+
+def _tell_late(folder: Path, resolved: ResolvedFile, rank: int, standstill: Standstill) -> None:
+    """Leave word of a long wait, or of its end; the run goes on."""
+    say_late(standstill.text)
+    fields = dataclasses.asdict(standstill)
+    text, waiting_rank = fields.pop("text"), fields.pop("rank")
+    name = "late" if standstill.culprits else "came"
+    for side, _ in resolved_sides(folder, resolved):
+        with suppress(OSError, FaultError), Journal(side / "journal", rank) as journal:
+            journal.write("instant", name, message=text, waiting_rank=waiting_rank, **fields)
 
 
 def main() -> int:
@@ -210,11 +236,19 @@ def main() -> int:
                 run_facts(resolved),
                 deadline_s=resolved.spec.layout.deadline_s,
                 tell=partial(_tell, folder, resolved, rank),
+                tell_late=partial(_tell_late, folder, resolved, rank),
             )
             ranks, watchdog = stack.enter_context(joined)
-            stack.enter_context(_sole_owner(folder, ranks))
-            proves = not args.no_proof
-            _train(folder, resolved, ranks, quiet=args.quiet, proves=proves, watchdog=watchdog)
+            fence = stack.enter_context(_sole_owner(folder, ranks))
+            _train(
+                folder,
+                resolved,
+                ranks,
+                quiet=args.quiet,
+                proves=not args.no_proof,
+                watchdog=watchdog,
+                fence=fence,
+            )
     except EquipoiseError as error:
         _complain(str(error))
         return error.exit_code

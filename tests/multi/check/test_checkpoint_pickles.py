@@ -16,13 +16,17 @@ from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, MetadataIndex
 
 from equipoise.base.errors import CheckpointError
-from equipoise.checkpoint.manifest import MANIFEST, Manifest, describe_files, write_manifest
+from equipoise.checkpoint.manifest import (
+    MANIFEST,
+    Manifest,
+)
 from equipoise.cli.main import main
 from equipoise.comm.local import run_ranks
 from equipoise.data.cache.store import TokenStore
 from equipoise.spec.run.resolved import write_resolved
 from support.make_run import MakeRun
 from support.ranks import on_ranks
+from support.sealed import describe_files, write_manifest
 
 
 class Planted:
@@ -56,7 +60,7 @@ def seal(folder: Path) -> None:
     """Write the manifest that goes with what the folder holds now: digests prove nothing."""
     data = json.loads((folder / MANIFEST).read_text())
     del data["digest"]
-    write_manifest(folder, Manifest(**data | {"files": describe_files(folder)}))
+    write_manifest(folder, Manifest(**data | {"files": describe_files(folder), "blocks": {}}))
 
 
 def states(folder: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:

@@ -1,5 +1,6 @@
 """Ranks that stop, sleep or never come: what the others say, how soon, and that all end."""
 
+import dataclasses
 import json
 import os
 import re
@@ -11,8 +12,10 @@ import pytest
 
 from equipoise.base.errors import EquipoiseError, FaultError
 from equipoise.comm.local import run_ranks
-from equipoise.launch.local import Launch, run_local
+from equipoise.fault.recover import run_recovering
+from equipoise.launch.local import Launch
 from equipoise.spec.run.resolved import write_resolved
+from equipoise.spec.run.spec import FaultSpec
 from support.ranks import watchdog_ranks
 
 DEADLINE_S = 1.0
@@ -140,10 +143,12 @@ def test_a_run_whose_rank_stops_ends_with_its_sentence(
     (tmp_path / "sitecustomize.py").write_text(STOP_IN_STEP_3)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     folder = tmp_path / "run"
-    write_resolved(folder, make_run(zero=3, steps=50, deadline_s=6.0))
+    resolved = make_run(zero=3, steps=50, deadline_s=6.0)
+    spec = dataclasses.replace(resolved.spec, fault=FaultSpec(restarts=0))
+    write_resolved(folder, dataclasses.replace(resolved, spec=spec))
     began = time.monotonic()
     with pytest.raises(EquipoiseError) as caught:
-        run_local(Launch(folder, ranks=2, quiet=True, port=0))
+        run_recovering(Launch(folder, ranks=2, quiet=True, port=0))
     assert time.monotonic() - began < 60, "the agent waited for the stopped rank"
     assert caught.value.exit_code == 6
     assert re.fullmatch(

@@ -140,3 +140,36 @@ def test_the_command_of_two_pods(
     for pod in pods:
         require_ended(pod)
     require_trained(folder)
+
+
+def test_two_agents_start_their_ranks_again_when_one_is_killed(
+    home: Path, run_toml: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = home / "again"
+    prepare(capsys, run_toml, folder)
+    script = home / "again.sh"
+    script.write_text(form(capsys, home, folder, "--host", "127.0.0.1"))
+    agents = [start("bash", str(script)) for _ in range(2)]
+    deadline = time.monotonic() + LIMIT_S
+    while not events(folder, "start"):
+        assert all(agent.poll() is None for agent in agents)
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    os.kill(process_of(folder, rank=1), signal.SIGKILL)
+    for agent in agents:
+        require_ended(agent)
+    assert [event["epoch"] for event in events(folder, "start")] == [1, 2]
+    require_trained(folder)
+
+
+def process_of(folder: Path, *, rank: int) -> int:
+    """The process of a rank that trains in a folder."""
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+            variables = (entry / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if str(folder).encode() in words and f"RANK={rank}".encode() in variables:
+            return int(entry.name)
+    raise AssertionError(f"rank {rank} does not run")

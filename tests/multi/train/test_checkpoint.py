@@ -12,7 +12,7 @@ import pytest
 
 from equipoise.base.errors import CheckpointError
 from equipoise.checkpoint.manifest import find_checkpoints, newest_good
-from equipoise.checkpoint.store import stored_bytes
+from equipoise.checkpoint.room import stored_bytes
 from equipoise.comm.local import run_ranks
 from support.make_run import MODEL
 from support.ranks import on_ranks

@@ -234,17 +234,23 @@ def test_another_runs_folder_in_its_place_is_left_alone(tmp_path: Path, resolved
     assert (folder / "journal" / "rank-00000.jsonl").read_text() == "another run's\n"
 
 
+def delete_once_there(folder: Path) -> None:
+    wait_until(folder.exists)
+    delete(folder)
+
+
 def test_a_deleted_checkpoint_is_saved_again_at_once(tmp_path: Path, resolved, straight) -> None:
     folder = tmp_path / "run"
     kept = folder / "checkpoint" / "step-000004"
-    ended = run(folder, resolved, deed_at=5, deed=partial(delete, kept))
+    ended = run(folder, resolved, deed_at=5, deed=partial(delete_once_there, kept))
     assert ended.losses == pytest.approx(straight, rel=EXACT)
     assert (
         f"The checkpoint {kept} has vanished: it was deleted or moved away. The run saves anew "
         "after this step."
     ) in ended.said
     saved = [event["step"] for event in events(folder, "save")]
-    assert saved == [4, 6, 8, 12]
+    # Ranks have heard that it was published at step 5, or hear of it at step 6.
+    assert saved in ([4, 6, 8, 12], [4, 7, 8, 12])
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -16,7 +16,12 @@ from equipoise.base.errors import (
     FaultError,
     LayoutError,
 )
-from equipoise.checkpoint.manifest import newest_good, read_manifest, write_manifest
+from equipoise.checkpoint.index import name_tensors, parse_index
+from equipoise.checkpoint.manifest import (
+    FORMAT,
+    newest_good,
+    read_manifest,
+)
 from equipoise.comm.local import run_ranks
 from equipoise.cost.curve import LoadCurve
 from equipoise.dash.summary import summarize
@@ -31,6 +36,7 @@ from support.make_run import MODEL, MakeRun
 from support.ranks import on_ranks
 from support.ranks.on_ranks import Ended
 from support.read_run import EXACT, assert_close, events
+from support.sealed import write_manifest
 
 
 def run(folder: Path, resolved, **script) -> Ended:
@@ -249,7 +255,9 @@ def test_a_torn_newest_checkpoint_is_passed_over_with_a_sentence(copy, make_run)
     size = shard.stat().st_size
     shard.write_bytes(shard.read_bytes()[:-1])
     ended = run(copy, make_run(steps=5))
-    what = f"shard-00001.bin has {size - 1:,} bytes, the manifest says {size:,}."
+    lost = name_tensors(parse_index(shard.parent), shard.name, size - 1, size)
+    assert lost.startswith("optimizer.state.") and " more" not in lost
+    what = f"{shard.name} has {size - 1:,} bytes, the manifest says {size:,}; it lacks {lost}."
     sentence = f"{shard.parent} is torn: {what}"
     assert ended.said[:2] == [
         f"{sentence} Passed over.",
@@ -355,10 +363,10 @@ def test_a_checkpoint_of_another_order(copy, make_run) -> None:
 def test_a_checkpoint_of_a_newer_version(copy, make_run) -> None:
     newest = copy / "checkpoint" / "step-000004"
     manifest = read_manifest(newest)
-    write_manifest(newest, dataclasses.replace(manifest, format=3, version="7.0.0"))
+    write_manifest(newest, dataclasses.replace(manifest, format=FORMAT + 1, version="7.0.0"))
     assert fault_of(CheckpointError, copy, make_run()) == (
-        f"{newest} has checkpoint format 3, written by equipoise 7.0.0; this version reads up to "
-        "2. Upgrade equipoise."
+        f"{newest} has checkpoint format {FORMAT + 1}, written by equipoise 7.0.0; this version "
+        f"reads up to {FORMAT}. Upgrade equipoise."
     )
 
 

@@ -22,9 +22,7 @@ from equipoise.checkpoint.manifest import (
     FIRST_FORMAT,
     FORMAT,
     Manifest,
-    describe_files,
     read_manifest,
-    write_manifest,
 )
 from equipoise.comm.group import Ranks
 from equipoise.comm.mesh import Mesh
@@ -42,6 +40,7 @@ from equipoise.spec.model.presets import ModelSpec, preset
 from equipoise.spec.pack import MicroBatch, PackedStep
 from equipoise.spec.run.compared import resolved_sides
 from equipoise.spec.run.resolved import ResolvedFile
+from equipoise.spec.run.resume import resume_facts
 from equipoise.spec.run.spec import LayoutSpec, TrainSpec
 from equipoise.train import loop, side
 from equipoise.train.build import build_runner
@@ -49,6 +48,7 @@ from equipoise.train.check.case import Case, Verdict
 from equipoise.train.check.prove import check_cases
 from equipoise.train.context import ContextGroup, Share
 from equipoise.train.step import Gradients, StepRunner
+from support.sealed import describe_files, write_manifest
 
 Arrays = dict[str, np.ndarray]
 
@@ -151,7 +151,13 @@ class NotingTrainer(loop.Trainer):
         return packs
 
 
-def train(ranks: Ranks, folder: Path, resolved: ResolvedFile, script: dict[str, Any]) -> Ended:
+def train(
+    ranks: Ranks,
+    folder: Path,
+    resolved: ResolvedFile,
+    script: dict[str, Any],
+    kind: type[NotingTrainer] = NotingTrainer,
+) -> Ended:
     """A whole run with a counted curve, so that nothing is measured."""
     loop.obtain_curve = lambda *_: counted_curve(resolved.model)
     view = Script(ranks, **script)
@@ -160,7 +166,7 @@ def train(ranks: Ranks, folder: Path, resolved: ResolvedFile, script: dict[str, 
             stack.enter_context(Journal(side / "journal", ranks.rank))
             for side, _ in resolved_sides(folder, resolved)
         ]
-        trainer = NotingTrainer(folder, resolved, ranks, journals)
+        trainer = kind(folder, resolved, ranks, journals)
         trainer.pieces = []
         last = getattr(trainer.runner.model.decoder, "norm", None)  # the last stage's
         norm = getattr(last, "weight", None)
@@ -192,19 +198,27 @@ def train_strictly(ranks: Ranks, folder: Path, resolved: ResolvedFile) -> None:
     train(ranks, folder, resolved, {})
 
 
+class FirstTrainer(NotingTrainer):
+    """Saves as the first versions did."""
+
+    def _save(self, *_: Any, **__: Any) -> None:
+        store = open_store(Path(self.resolved.corpus))
+        manifest = dataclasses.replace(
+            _manifest(self.model, self.position.step, self.ranks.world),
+            position_tokens=self.position.tokens,
+            corpus_digest=store.first_digest,
+            seed=self.spec.train.seed,
+            context_tokens=self.spec.pack.context_tokens,
+            run=resume_facts(self.spec),
+        )
+        decoder, optimizer = self.runner.model.decoder, self.runner.optimizer
+        write_first(self.checkpoints, decoder, optimizer, self.ranks, manifest)
+        self.saves.saved_step = self.position.step
+
+
 def train_first(ranks: Ranks, folder: Path, resolved: ResolvedFile) -> None:
     """A whole run that saves as the first versions did."""
-
-    def save(
-        root: Path, module: Any, optimizer: Any, ranks: Ranks, manifest: Manifest, **_
-    ) -> Path:
-        store = open_store(Path(resolved.corpus))
-        manifest = dataclasses.replace(manifest, corpus_digest=store.first_digest)
-        write_first(root, module, optimizer, ranks, manifest)
-        return root / f"step-{manifest.step:06}"
-
-    loop.save = save
-    train(ranks, folder, resolved, {})
+    train(ranks, folder, resolved, {}, FirstTrainer)
 
 
 def train_all(ranks: Ranks, runs: dict[Path, ResolvedFile]) -> None:

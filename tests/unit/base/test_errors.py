@@ -20,4 +20,6 @@ def test_exit_codes() -> None:
         "PlanError": 4,
         "CheckError": 5,
         "FaultError": 6,
+        "HungError": 6,
+        "NonFiniteError": 6,
     }

@@ -18,15 +18,14 @@ from equipoise.checkpoint.manifest import (
     FORMAT,
     MANIFEST,
     Manifest,
-    describe_files,
     drop_older,
     find_checkpoints,
     newest_good,
     read_manifest,
     require_same,
-    write_manifest,
 )
 from equipoise.spec.model.presets import ModelSpec, RopeScaling
+from support.sealed import describe_files, write_manifest
 
 MODEL = ModelSpec(
     layers=1,
@@ -142,11 +141,11 @@ def test_each_damage_has_its_sentence(tmp_path: Path) -> None:
     whole = shard.read_bytes()
     shard.write_bytes(whole[:-1])
     assert fault_of(folder) == (
-        f"{folder} is torn: shard-00000.bin has 99 bytes, the manifest says 100."
+        f"{folder} is torn: shard-00000.bin has 99 bytes, the manifest says 100; it lacks w."
     )
     shard.unlink()
     assert fault_of(folder) == (
-        f"{folder} is torn: shard-00000.bin has 0 bytes, the manifest says 100."
+        f"{folder} is torn: shard-00000.bin has 0 bytes, the manifest says 100; it lacks w."
     )
     shard.write_bytes(b"\1" + whole[1:])
     assert fault_of(folder) == f"{folder} is torn: the bytes of shard-00000.bin have changed."
@@ -251,7 +250,7 @@ def test_old_checkpoints_are_dropped_and_nothing_else(tmp_path: Path) -> None:
     shutil.copytree(tmp_path / "step-000001", tmp_path / "step-000003")
     shutil.rmtree(tmp_path / "step-000001")
     (tmp_path / "step-000001").symlink_to(away)
-    drop_older(tmp_path, 4, keep=2)
+    drop_older(tmp_path, 4, keep=2, verified=set())
     names = sorted(path.name for path in tmp_path.glob("step-*"))
     assert names == [f"step-00000{each}" for each in ("2", "3", "3-copy", "4", "9")]
     assert read_manifest(away).step == 1
@@ -271,7 +270,8 @@ def test_a_torn_newest_is_passed_over_with_a_sentence(tmp_path: Path) -> None:
     path, manifest, torn = newest_good(tmp_path)
     assert (path.name, manifest.step) == ("step-000002", 2)
     assert torn == [
-        f"{tmp_path}/step-000003 is torn: shard-00001.bin has 0 bytes, the manifest says 60."
+        f"{tmp_path}/step-000003 is torn: shard-00001.bin has 0 bytes, the manifest says 60; it "
+        "lacks w."
     ]
 
 
@@ -293,8 +293,8 @@ def test_a_newer_format_is_told_and_not_passed_over(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as caught:
         newest_good(tmp_path)
     assert str(caught.value) == (
-        f"{tmp_path}/step-000002 has checkpoint format 3, written by equipoise 9.0.0; this "
-        "version reads up to 2. Upgrade equipoise."
+        f"{tmp_path}/step-000002 has checkpoint format {FORMAT + 1}, written by equipoise 9.0.0; "
+        f"this version reads up to {FORMAT}. Upgrade equipoise."
     )
 
 
@@ -345,3 +345,13 @@ def test_another_order_of_documents(tmp_path: Path) -> None:
 def test_a_manifest_is_json_that_anyone_can_read(tmp_path: Path) -> None:
     text = (write_checkpoint(tmp_path, 7) / MANIFEST).read_text()
     assert json.loads(text)["model"]["layers"] == 1
+
+
+@pytest.mark.parametrize("key", ["step", "world", "seed", "context_tokens", "run", "model"])
+def test_a_sealed_manifest_with_values_of_other_kinds_is_torn(key: str, tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, 4)
+    manifest = dataclasses.replace(read_manifest(folder), **{key: "x"})
+    write_manifest(folder, manifest)
+    with pytest.raises(CheckpointError) as caught:
+        read_manifest(folder)
+    assert str(caught.value) == f"{folder} is torn: its {MANIFEST} cannot be read."

@@ -127,6 +127,12 @@ BAD_FLAGS = {
         'equipoise: the argument "a\\u0000b" has a character that no file name can have. Type it '
         "again."
     ),
+    ("init", "--from=--"): (
+        'equipoise init: argument --from: "--" is not a value. See "equipoise init --help".'
+    ),
+    ("explain", "attention", "--plot="): (
+        '--plot .: a picture\'s name ends in .png, .svg or .pdf, not "". Try picture.png.'
+    ),
     ("launch", "--cluster=" + "x" * 5000): None,
     ("config", "--model.preset=" + "x" * 5000): None,
     ("config", "--data.path=" + "x" * 5000): None,
@@ -202,6 +208,16 @@ def test_a_pipe_that_nobody_writes_to(tmp_path: Path, capsys: pytest.CaptureFixt
     )
 
 
+def test_a_pipe_that_nobody_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pipe = tmp_path / "packs.jsonl"
+    os.mkfifo(pipe)
+    assert run(capsys, "pack", "--lengths", "wikipedia", "--micro-batches", "2", "--out", pipe) == (
+        2,
+        "",
+        f"--out {pipe} is a pipe, which may have no reader. Give a file.\n",
+    )
+
+
 def test_a_host_with_a_line_break(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prepared = tmp_path / "run"
     flags = ("--train.steps=20", "--layout.dp=16", f"--data.cache={tmp_path}", "--out", prepared)
@@ -231,6 +247,22 @@ def test_the_limits_of_the_shell(tmp_path: Path) -> None:
         2,
         "A rank needs 1.5 GiB of address space for torch alone, but this shell allows 1.0 GiB. "
         'Raise the limit: "ulimit -v unlimited".\n',
+    )
+
+
+def test_a_run_toml_that_is_not_written_whole_does_not_stay(tmp_path: Path) -> None:
+    assert under("ulimit -f 1; trap '' XFSZ", "init", "new", cwd=tmp_path) == (
+        2,
+        "Cannot write new/run.toml: file too large. Give a folder that you may write to: equipoise "
+        "init DIR.\n",
+    )
+    assert not (tmp_path / "new" / "run.toml").exists()
+
+
+def test_the_folder_in_which_it_runs_is_gone(tmp_path: Path) -> None:
+    assert under("mkdir a; cd a; rmdir ../a", "init", "new", cwd=tmp_path) == (
+        1,
+        "The folder in which this runs has been deleted. Change to one that exists.\n",
     )
 
 

@@ -104,7 +104,7 @@ def test_what_was_submitted_is_said(
     code, out, _ = launch(capsys, prepared, "--python", tmp_path / "python", "--submit")
     assert (code, out) == (0, "Ran the script with bash.\n")
     assert (tmp_path / "python.given").read_text() == (
-        "-m torch.distributed.run --nnodes=1 --nproc-per-node=4 --max-restarts=0 "
+        "-m torch.distributed.run --nnodes=1 --nproc-per-node=4 --max-restarts=8 "
         f"--shutdown-timeout=120 --standalone -m equipoise.train.worker {prepared}\n"
     )
 

@@ -18,7 +18,7 @@ def beat(wait: Wait | None, calls: int = 0, *, phase: str = "forward of step 2",
 
 
 def judged(beats: dict[int, Beat], silent: set[int] = frozenset(), wait: Wait = GATHER):
-    found = judge(0, wait, 31.4, beats, set(silent), deadline_s=30.0)
+    found = judge(0, wait, 31.4, beats, set(silent), advice=FIX)
     head = f"Rank 0 has waited 31 s in {wait.what} (wait of step 2), to which "
     assert found.text.startswith(head) and found.text.endswith(f". {FIX}"), found.text
     return found.missing, found.culprits, found.text.removeprefix(head).removesuffix(f". {FIX}")
@@ -52,6 +52,16 @@ def test_ranks_that_left_or_never_began() -> None:
         "ranks 1, 2 have not come: rank 1 has ended (process 41 on node); rank 2 has given no sign "
         "of life",
     )
+
+
+def test_stacks_of_named_ranks_are_kept() -> None:
+    standing = Standing(None, {"0": 4}, "train/step.py:7 (run)", ("json.py:5 (loads)", "step.py:7"))
+    beats = {0: MINE, 1: COME, 2: Beat(9, "forward of step 2", standing, "node", 41)}
+    verdict = judge(0, GATHER, 31.4, beats, set(), advice=FIX)
+    assert verdict.stacks == {"2": ["json.py:5 (loads)", "step.py:7"]}
+    assert Standstill.read(json.loads(json.dumps(dataclasses.asdict(verdict)))) == verdict
+    read = Beat.read(json.loads(json.dumps(dataclasses.asdict(beats[2]))))
+    assert read == beats[2]
 
 
 def test_those_who_wait_for_others_are_told_with_whom_they_wait_for() -> None:
@@ -103,7 +113,7 @@ def test_no_more_than_six_ranks_are_told_of() -> None:
 def test_what_is_left_in_the_store_is_read_back() -> None:
     for each in (MINE, beat(None, has_left=True)):
         assert Beat.read(json.loads(json.dumps(dataclasses.asdict(each)))) == each
-    found = judge(0, GATHER, 31.4, {0: MINE}, set(), deadline_s=30.0)
+    found = judge(0, GATHER, 31.4, {0: MINE}, set(), advice=FIX)
     assert Standstill.read(json.loads(json.dumps(dataclasses.asdict(found)))) == found
 
 

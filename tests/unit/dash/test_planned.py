@@ -11,13 +11,14 @@ from equipoise.dash.figures import page_data
 from equipoise.dash.planned import read_planned
 from equipoise.observe.reader import read_run
 from equipoise.spec.plan import LOCK, Candidate, Plan
+from support.planned_price import PRICE
 
 TERMS = {"products": 0.3, "attention": 0.1, "optimizer": 0.02, "data traffic": 0.08}
 PLAN = Plan(
     asked={"run.toml": "run.toml", "ranks": "2"},
     best=Candidate(
         {"layout": "dp=2,zero=1"},
-        {"step_s": 0.5, "terms": TERMS, "memory_gib_max": 0.75},
+        PRICE | {"step_s": 0.5, "terms": TERMS},
         {},
         {"layout.dp": 2, "layout.zero": 1},
     ),

@@ -492,3 +492,13 @@ def test_no_option_of_sbatch_ends_its_directive() -> None:
         "--sbatch \"--comment='a\\ntouch b'\" has a character that no directive can hold, a line "
         "break or another that is not printed. Give the options on one line."
     )
+
+
+def test_forms_recover_as_often_as_the_run_says() -> None:
+    job = Job("run", Path("/runs/run"), Nodes(2, 4, "none"), restarts=5)
+    slurm = write_slurm(job)
+    assert "--max-restarts=5" in slurm and "\n#SBATCH --requeue\n" in slurm
+    pods = PodSpec("image", "claim", Path("/runs"))
+    _, found = yaml.safe_load_all(write_kube(job, pods))
+    [container] = found["spec"]["template"]["spec"]["containers"]
+    assert found["spec"]["backoffLimit"] == 5 and "--max-restarts=5" in container["command"]

@@ -95,6 +95,10 @@ Root Cause (first observed failure):
 
 
 def explain(log: str = "", *faults: Words) -> EquipoiseError:
+    return ended(log, *faults).error()
+
+
+def ended(log: str = "", *faults: Words) -> local.Ended:
     return local._explain(Launch(Path("run"), 2, True, 0), log, faults)
 
 
@@ -136,3 +140,27 @@ def test_ranks_that_said_nothing_leave_the_agents_last_lines() -> None:
     log = "\n".join(f"line {number}" for number in range(20))
     tail = "\n".join(f"line {number}" for number in range(5, 20))
     assert str(explain(log)) == f"The ranks ended without a word. {RESUME}\n{tail}"
+
+
+def test_a_save_that_a_killed_rank_did_not_finish_is_no_cause() -> None:
+    lost = fault(0, "error", type="CheckpointError", message="Not saved (closed by peer).")
+    end = ended(KILLED.format(rank=1, number=9), lost)
+    assert (end.kind, end.rank) == ("killed", 1)
+    assert ended("", lost).kind == "refused"
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [("HungError", "hung"), ("NonFiniteError", "non-finite"), ("LayoutError", "refused")],
+)
+def test_errors_of_ours_have_the_kind_of_their_class(kind: str, expected: str) -> None:
+    advice = "Run the same command again to resume."
+    end = ended(
+        KILLED.format(rank=1, number=9), fault(0, "error", type=kind, message=f"So. {advice}")
+    )
+    assert (end.kind, end.sentence, end.advice) == (expected, "So.", advice)
+    assert str(end.error("Why.")) == f"So. Why. {advice}"
+
+
+def test_an_agent_without_a_word_counts_as_killed() -> None:
+    assert ended("line").kind == "killed"

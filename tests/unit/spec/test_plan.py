@@ -8,8 +8,9 @@ import pytest
 
 from equipoise.base.errors import PlanError
 from equipoise.spec.plan import Candidate, Flip, Plan, Stages, Wall, read_plan, require_fresh
+from support.planned_price import PRICE
 
-BEST = Candidate({"layout": "dp=8", "micro-batch": "1"}, {"step_s": 1.5, "terms": {"a": 1.5}}, {})
+BEST = Candidate({"layout": "dp=8", "micro-batch": "1"}, PRICE, {})
 PLAN = Plan(
     asked={"model": "llama3-8b", "cluster": "h100-sxm:8"},
     best=BEST,
@@ -91,7 +92,7 @@ def test_other_forms_are_refused(tmp_path: Path) -> None:
     with pytest.raises(PlanError) as caught:
         read_plan(file)
     assert str(caught.value) == (
-        f"{file} is not a whole plan.lock ('best'). Plan again: "
+        f'{file} is not a whole plan.lock (it lacks "best"). Plan again: '
         f'"equipoise plan --out {tmp_path}".'
     )
     file.write_text("{")
@@ -99,6 +100,35 @@ def test_other_forms_are_refused(tmp_path: Path) -> None:
         read_plan(file)
     assert str(caught.value).startswith(f"{file} cannot be read as a plan.lock (Expecting ")
     assert str(caught.value).endswith(f'Write one: "equipoise plan --out {tmp_path}".')
+
+
+WRONG = {
+    "best.price.step_s must be a number": ("best", {"price": PRICE | {"step_s": "x"}}),
+    "best.price.terms must be a table": ("best", {"price": PRICE | {"terms": 3}}),
+    "best.price.stages.nodes.0 must be a string": (
+        "best",
+        {"price": PRICE | {"stages": {"nodes": [[1]]}}},
+    ),
+    'it lacks "layout"': ("best", {"words": {}}),
+    "best.words.layout must be a string": ("best", {"words": {"layout": 1}}),
+    "listed must be a whole number": ("listed", "x"),
+    "read must be a table": ("read", None),
+    "asked must be a table": ("asked", -1),
+    "a value in it has another type than it must have": ("wall", [3]),
+}
+
+
+@pytest.mark.parametrize("fault", WRONG)
+def test_values_of_other_kinds_are_refused(fault: str, tmp_path: Path) -> None:
+    key, value = WRONG[fault]
+    file, row = tmp_path / "plan.lock", PLAN.as_row()
+    row[key] = row[key] | value if isinstance(value, dict) else value
+    file.write_text(json.dumps(row))
+    with pytest.raises(PlanError) as caught:
+        read_plan(file)
+    assert str(caught.value) == (
+        f'{file} is not a whole plan.lock ({fault}). Plan again: "equipoise plan --out {tmp_path}".'
+    )
 
 
 def test_a_command_can_be_pasted() -> None:

@@ -7,15 +7,18 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from equipoise.base.errors import SpecError
+from equipoise.base.errors import DataError, SpecError
+from equipoise.base.read import reason
 from equipoise.cli.console import make_progress
 from equipoise.cli.run_arguments import add_run_arguments, run_from
 from equipoise.cli.written import require_folder_of, require_kind
 
 if TYPE_CHECKING:
+    from equipoise.observe.run_record import RunRecord
     from equipoise.spec.device.driver import CudaDevice
     from equipoise.spec.device.file import DeviceFile
     from equipoise.spec.device.parts import ModelParts
+    from equipoise.spec.model.presets import ModelSpec
     from equipoise.spec.run.resolve import ResolvedRun
     from equipoise.train.calibrate.parts_plan import PartsPlan
 
@@ -196,11 +199,9 @@ def _compare(args: argparse.Namespace, file: Path) -> int:
     from equipoise.observe.reader import read_run
     from equipoise.spec.device.by_name import own_device
     from equipoise.spec.device.file import read_device_file, write_device_file
-    from equipoise.spec.model.presets import ModelSpec
 
     measured = read_device_file(file)
-    record = read_run(args.compare or args.fit)
-    model = ModelSpec(**record.start.model)
+    record, model = _judge_start(read_run(args.compare or args.fit))
     device = own_device(file)
     comparison = compare_run(record, model, device)
     if args.fit is not None:
@@ -213,3 +214,30 @@ def _compare(args: argparse.Namespace, file: Path) -> int:
         is_fitted = args.fit is not None
         print_comparison(comparison, record.folder, file, is_fitted=is_fitted, name=device.name)
     return 0
+
+
+def _judge_start(record: "RunRecord") -> "tuple[RunRecord, ModelSpec]":
+    """A run whose start says all that is compared, absent keys with their defaults; its model.
+
+    Raises:
+        DataError: the start event says something that no run does.
+    """
+    import json
+
+    from pydantic import TypeAdapter
+
+    from equipoise.spec.model.presets import ModelSpec
+    from equipoise.spec.run.keys import to_dict
+    from equipoise.spec.run.spec import RunSpec
+
+    start = record.start
+    said = {name: start.spec[name] for name in ("layout", "pack", "train") if name in start.spec}
+    try:
+        spec = TypeAdapter(RunSpec).validate_json(json.dumps(said), strict=True)
+        model = TypeAdapter(ModelSpec).validate_json(json.dumps(start.model), strict=True)
+    except ValueError as error:
+        raise DataError(
+            f"{record.folder} has a start event in its journal that no run writes: "
+            f"{reason(error)}. Copy journal/rank-00000.jsonl again."
+        ) from None
+    return dataclasses.replace(record, start=dataclasses.replace(start, spec=to_dict(spec))), model

@@ -1,6 +1,7 @@
 """What a file or a folder of a run holds, read and verified."""
 
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -136,9 +137,9 @@ def _run(folder: Path, silent: bool) -> Facts:
         facts |= {
             "steps": int(record.step[-1]) if steps else 0,
             "steps_wanted": record.start.spec.get("train", {}).get("steps"),
-            "loss": float(record.loss[-1]) if steps else None,
+            "loss": _known(record.loss[-1]) if steps else None,
             **_held_out(record.evaluations),
-            "tokens_seen": int(record.tokens_seen[-1]) if steps else 0,
+            "tokens_seen": _tokens_seen(record),
             "sessions": len(record.resumed_steps),
             "ranks": record.ranks,
             "policy": ", ".join(each.start.policy for each in (record, *others)),
@@ -173,8 +174,18 @@ def _held_out(evaluations: "Evaluations") -> Facts:
     """The last held-out loss; empty if nothing was evaluated."""
     if not evaluations.step.size:
         return {}
-    step, loss = int(evaluations.step[-1]), float(evaluations.loss[-1])
+    step, loss = int(evaluations.step[-1]), _known(evaluations.loss[-1])
     return {"held_out_loss": loss, "evaluated_step": step}
+
+
+def _known(value: float) -> float | None:
+    """A number of a journal; None where it lacks it."""
+    return None if math.isnan(value) else float(value)
+
+
+def _tokens_seen(record: "RunRecord") -> int | None:
+    seen = _known(record.tokens_seen[-1]) if len(record.step) else 0.0
+    return None if seen is None else int(seen)
 
 
 def _stages(stages: Mapping[str, Any]) -> Facts:

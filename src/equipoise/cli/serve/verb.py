@@ -36,7 +36,7 @@ The server answers /v1/completions, /v1/chat/completions, /v1/models, /tokenize,
 one stops at once. Without --tenants there are no keys, so it listens on this machine alone.
 
 --json prints {"url", "model", "from", "context_tokens", "kv_tokens", "dtype", "device",
-"tenants", "seconds"} once clients can connect.
+"tenants", "nano_batches", "seconds"} once clients can connect.
 """
 
 _POLICIES = ("uwfq", "vtc", "user-fair", "job-fair", "fifo")
@@ -132,12 +132,13 @@ def run(args: argparse.Namespace) -> int:
                 "dtype": dtype,
                 "device": device,
                 "tenants": len(tenants.by_name),
+                "nano_batches": list(model.engine.nano.kinds),
                 "seconds": seconds,
             }
             words = (
                 f"Serving {model.name} on {url} ({dtype} on {device}, context "
                 f"{model.context_tokens:,} tokens, cache {model.kv_tokens:,}; ready in "
-                f"{seconds:.1f} s). Ctrl-C stops."
+                f"{seconds:.1f} s; {model.engine.nano.words}). Ctrl-C stops."
             )
             sys.stdout.write((json.dumps(facts, indent=1) if args.json else words) + "\n")
             sys.stdout.flush()

@@ -192,7 +192,9 @@ def _is_missing(args: argparse.Namespace, name: str) -> bool:
 def _serve(args: argparse.Namespace) -> int:
     """Serve a trace and print what became of it."""
     from equipoise.cli.console import make_progress
+    from equipoise.cli.simulate.nano import print_nano
     from equipoise.cli.simulate.serving_table import print_serving
+    from equipoise.sim.serve.nano import forecast_nano
     from equipoise.sim.serve.request import ServingRequest, simulate_serving
 
     require_of_serving(args, add_arguments, (*_SERVING, *SHARED, "sources", "plot"))
@@ -215,14 +217,18 @@ def _serve(args: argparse.Namespace) -> int:
 
         with writing("plot", args.plot):
             plot_tenants(args.plot, answer)
+    nano = forecast_nano(request, answer)
     if args.json:
-        sys.stdout.write(json.dumps(answer.as_row(), indent=1) + "\n")
+        row = {**answer.as_row(), "nano": nano and nano.as_row()}
+        sys.stdout.write(json.dumps(row, indent=1) + "\n")
         return 0
     apart = "" if args.decode_layout is None else f" and {args.decode_layout} to generate"
     title = f"{args.model} on {args.cluster}, {args.layout}{apart}"
     print_serving(answer, title, is_quiet=args.quiet)
     if args.plot is not None and not args.quiet:
         sys.stdout.write(f"{args.plot}\n")
+    if nano is not None and not args.quiet:
+        print_nano(nano)
     return 0
 
 

@@ -16,6 +16,7 @@ import functools
 from dataclasses import dataclass
 from pathlib import Path
 
+from equipoise.base.errors import SpecError
 from equipoise.cost.curves.collectives import CollectiveCurve, curve_of_rows, nccl_rows
 from equipoise.cost.curves.grid import LogGrid, read_table
 from equipoise.cost.curves.kernels import AttentionCurve, attention_curve, decode_grid, gemm_grid
@@ -158,7 +159,13 @@ def _here(path: Path) -> _Here:
 
 @functools.lru_cache(maxsize=4)
 def _read_here(path: Path, _changed_ns: int) -> _Here:
-    return _curves_of(read_device_file(path))
+    file = read_device_file(path)
+    try:
+        return _curves_of(file)
+    except ValueError as error:  # of a grid with a hole
+        raise SpecError(
+            f'{path} is not a device file: {error}. Measure again: "equipoise calibrate".'
+        ) from None
 
 
 def _curves_of(file: DeviceFile) -> _Here:

@@ -40,7 +40,7 @@ _DRAWN_STEPS = 12
 """Steps that the live timeline shows."""
 _DRAWN_SPANS = 6_000
 _FAULTS = 200
-_ENDS = ("error", "exception")
+_ENDS = ("error", "exception", "killed")
 """Faults with which a rank ends."""
 
 

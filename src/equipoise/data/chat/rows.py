@@ -110,6 +110,8 @@ def pick_columns(row: Row, kind: str, field: str) -> Row:
     missing = next(each for each in wanted if each not in picked)
     if missing in row:
         raise RowError(f'has null in "{missing}". Write one, or remove the row.')
+    if not row:
+        raise RowError("is an empty object. Write a row, or remove it.")
     hint = "" if not any(row) else f' Nearest: "{shorten(nearest(missing, row))}".'
     raise RowError(
         f'has no column "{missing}" among its {len(row)} ({listed(row)}).{hint} '
@@ -199,6 +201,8 @@ def _read_message(given: Any, name: str) -> Message:
         value = {"role": role, **({"content": value["value"]} if "value" in value else {}), **rest}
     for key in ("role", "content"):
         if value.get(key) is None and not (key == "content" and _says_otherwise(value)):
+            if key in value:
+                raise RowError(f'{name} has null in "{key}". Write one, or remove the message.')
             others = ", ".join(map(str, value)) or "none"
             raise RowError(f'{name} has no "{key}" among its keys ({others}). Add it.')
     role, content = value["role"], value.get("content")

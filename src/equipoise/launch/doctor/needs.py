@@ -43,15 +43,18 @@ def needs_of(
         for stage in _stages(model.layers, layout)
     ]
     fullest = max(forecasts, key=lambda each: each.total_bytes)
+    # fp32 weights and the optimizer's two moments of each.
+    checkpoint_bytes = 12 * model.params
     on_device = cluster is not None and nodes.accelerator != "none"
     return Needs(
         ranks=nodes.ranks,
         nodes=nodes.count,
         accelerator=nodes.accelerator,
-        rank_bytes=fullest.total_bytes + (0 if on_device else LIBRARIES_BYTES),
+        # On the node itself also the rank's part of a checkpoint, copied while it is written.
+        rank_bytes=fullest.total_bytes
+        + (0 if on_device else LIBRARIES_BYTES + checkpoint_bytes // ranks),
         device_bytes=cluster.device.usable_bytes if cluster is not None and on_device else 0,
-        # fp32 weights and the optimizer's two moments of each.
-        checkpoint_bytes=12 * model.params,
+        checkpoint_bytes=checkpoint_bytes,
         kept_checkpoints=spec.checkpoint.keep,
         group_files=count_group_files(layout),
         is_pinned=spec.layout.pin,

@@ -23,6 +23,8 @@ Sources
 
 import re
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +34,7 @@ import torch
 from torch import Tensor
 
 from equipoise.base.errors import ModelError
+from equipoise.base.read import reason
 from equipoise.base.shown import shown
 from equipoise.nn.hf.names import half_split
 from equipoise.nn.hf.read import check_weights, weight_shapes
@@ -112,7 +115,8 @@ def read_gguf_header(file: Path) -> GgufHeader:
     Raises:
         ModelError: as ``read_gguf``.
     """
-    return _header(file, _open(file))
+    with _refusing_damage(file):
+        return _header(file, _open(file))
 
 
 def read_gguf(file: Path) -> tuple[ModelSpec, dict[str, Tensor], str | None]:
@@ -134,7 +138,11 @@ def read_gguf(file: Path) -> tuple[ModelSpec, dict[str, Tensor], str | None]:
 
 def read_gguf_whole(file: Path) -> tuple[GgufHeader, dict[str, Tensor], str | None]:
     """The header and, as ``read_gguf`` returns them, the weights and the tokenizer."""
-    reader = _open(file)
+    with _refusing_damage(file):
+        return _read_whole(file, _open(file))
+
+
+def _read_whole(file: Path, reader: Any) -> tuple[GgufHeader, dict[str, Tensor], str | None]:
     header = _header(file, reader)
     model = header.model
     from gguf.quants import dequantize
@@ -172,7 +180,19 @@ def gguf_tokenizer(file: Path) -> "tokenizers.Tokenizer":
     Raises:
         ModelError: the file is damaged, or has a tokenizer of another kind.
     """
-    return _tokenizer(file, _open(file))
+    with _refusing_damage(file):
+        return _tokenizer(file, _open(file))
+
+
+@contextmanager
+def _refusing_damage(file: Path) -> Iterator[None]:
+    """What a damaged file makes the gguf package raise, as a ModelError."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise ModelError(f"No such file: {file}") from None
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
+        raise ModelError(f"{file} is not a GGUF file, or is damaged ({reason(error)}).") from None
 
 
 def _open(file: Path) -> Any:
@@ -189,12 +209,7 @@ def _open(file: Path) -> Any:
         def __setattr__(self, name: str, value: Any) -> None:
             super().__setattr__(name, np.asarray(value) if name == "data" else value)
 
-    try:
-        return Reader(file)
-    except FileNotFoundError:
-        raise ModelError(f"No such file: {file}") from None
-    except (OSError, ValueError, KeyError, IndexError, UnicodeDecodeError) as error:
-        raise ModelError(f"{file} is not a GGUF file, or is damaged ({error}).") from None
+    return Reader(file)
 
 
 def _gguf_name(name: str) -> str:

@@ -112,7 +112,8 @@ class MeasuredRun:
             "journal.tensorboard": "false",
             "journal.wandb": "false",
             "journal.mlflow": "false",
-            "layout.deadline_s": min(limit_s / 2, spec.layout.deadline_s),
+            "fault.restarts": 0,
+            "layout.deadline_s": min(limit_s / 2, spec.layout.deadline_s or limit_s),
         }
         return [
             *self.words(choice),

@@ -30,6 +30,8 @@ from equipoise.serve.engine.loop import EngineLoop
 from equipoise.serve.engine.pool import PoolSizes, token_bytes
 from equipoise.serve.generate import build_decoder
 from equipoise.serve.longctx.decoder import ContextDecoder
+from equipoise.serve.nano.measure import open_nano
+from equipoise.serve.nano.report import nano_file
 from equipoise.serve.prompt import PromptReader
 from equipoise.serve.source import TrainedModel, open_model
 from equipoise.spec.device.serving import ServingCurve, serving_file
@@ -134,7 +136,10 @@ def open_engine(
     try:
         price = CurvePrice(curve or kept_curve(paged, serving_file()))
         scheduler = Scheduler(limits, price, policy)
-        return EngineLoop(paged, prompts, scheduler, context_tokens=context_tokens, sink=sink)
+        nano = open_nano(paged, nano_file(), sink)
+        return EngineLoop(
+            paged, prompts, scheduler, context_tokens=context_tokens, sink=sink, nano=nano
+        )
     except BaseException:
         paged.close()
         raise

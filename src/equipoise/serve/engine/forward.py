@@ -20,7 +20,7 @@ Shapes: t packed new tokens, D model width, V vocabulary.
 """
 
 from collections.abc import Iterator, Sequence
-from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -31,10 +31,20 @@ from equipoise.schedule.batching.iteration import ServeChunk, Swap
 from equipoise.serve.engine.attend import IterationAttention
 from equipoise.serve.engine.fused import ServedDecoder, decoder_layers
 from equipoise.serve.engine.pool import KvPool
-from equipoise.serve.engine.tiles import find_rows, map_tiles, run_layer, set_experts
+from equipoise.serve.engine.tiles import find_rows, map_tiles, set_experts
 
 _HEAD_ROWS = 64
 """Rows that pass the head at once: logits of a long prompt together would not fit."""
+
+
+class Overlap(Protocol):
+    """Computes iterations in parts beside each other, where that is faster."""
+
+    def run(self, chunks: Sequence[ServeChunk], tokens: Sequence[int]) -> Tensor | None:
+        """Hidden states as of ``PagedDecoder.run``; None if it is not faster."""
+
+    def close(self) -> None:
+        """Nothing computes any more."""
 
 
 class PagedDecoder:
@@ -76,7 +86,8 @@ class PagedDecoder:
         if is_invariant:
             set_experts(decoder)
             self.tile_rows = find_rows(decoder, over_ranks=ranks > 1)
-        self._frequency = rotary_frequencies(decoder.model, device=pool.device)
+        self.overlap: Overlap | None = None
+        self.frequency = rotary_frequencies(decoder.model, device=pool.device)
 
     @torch.no_grad()
     def run(self, chunks: Sequence[ServeChunk], tokens: Sequence[int]) -> Tensor:
@@ -89,18 +100,14 @@ class PagedDecoder:
         Returns:
             Hidden states before the last norm [t, D].
         """
-        device = self.pool.device
-        positions = [at for each in chunks for at in range(each.start, each.start + each.tokens)]
-        attention = IterationAttention(self.pool, chunks, is_invariant=self.tile_rows > 0)
-        x_tD = self.decoder.begin(torch.tensor(tokens, device=device))
-        table = rotary_table(self._frequency, torch.tensor(positions, device=device), x_tD.dtype)
-        for number, layer in enumerate(decoder_layers(self.decoder)):
-            attend = partial(attention.attend, number)
-            if self.tile_rows:
-                x_tD = run_layer(layer, self.decoder.model, self.tile_rows, x_tD, table, attend)
-            else:
-                x_tD = layer(x_tD, table, attend)
-        return x_tD
+        if self.overlap is not None and (x_tD := self.overlap.run(chunks, tokens)) is not None:
+            return x_tD
+        return ChunkPass(self, chunks, tokens).run(self.layers)
+
+    @property
+    def layers(self) -> int:
+        """Layers of the decoder."""
+        return len(self.decoder.layers)
 
     def swap(self, out: Sequence[Swap], back: Sequence[Swap]) -> None:
         """Move pages to host memory, then others back."""
@@ -113,7 +120,9 @@ class PagedDecoder:
         """A request is gone; here nothing is remembered of it."""
 
     def close(self) -> None:
-        """Nothing computes any more; here nothing runs by itself."""
+        """Nothing computes any more."""
+        if self.overlap is not None:
+            self.overlap.close()
 
     @torch.no_grad()
     def logits(self, x_tD: Tensor, rows: Sequence[int]) -> Iterator[Tensor]:
@@ -138,3 +147,60 @@ class PagedDecoder:
 
     def _finish(self, x_tD: Tensor) -> tuple[Tensor]:
         return (self.decoder.finish(x_tD, None),)
+
+
+class ChunkPass:
+    """Some chunks on their way through the layers; each layer is three steps."""
+
+    def __init__(
+        self, paged: PagedDecoder, chunks: Sequence[ServeChunk], tokens: Sequence[int]
+    ) -> None:
+        """Embed the chunks' tokens; arguments as for ``PagedDecoder.run``."""
+        pool, decoder = paged.pool, paged.decoder
+        positions = [at for each in chunks for at in range(each.start, each.start + each.tokens)]
+        self._layers, self._tile_rows = decoder_layers(decoder), paged.tile_rows
+        self._attention = IterationAttention(pool, chunks, is_invariant=paged.tile_rows > 0)
+        self.x_tD = decoder.begin(torch.tensor(tokens, device=pool.device))
+        """Hidden states of the chunks' tokens."""
+        at_t = torch.tensor(positions, device=pool.device)
+        self._table = rotary_table(paged.frequency, at_t, self.x_tD.dtype)  # [2, t, 1, E/2]
+        self._heads: tuple[Tensor, ...] = ()
+        self._o_tHE = self.x_tD
+
+    def run(self, layers: int) -> Tensor:
+        """Hidden states after the first layers [t, D]."""
+        for number in range(layers):
+            self.begin(number)
+            self.attend(number)
+            self.end(number)
+        return self.x_tD
+
+    def begin(self, number: int) -> None:
+        """Queries, keys and values of a layer."""
+        layer = self._layers[number]
+        if not self._tile_rows:
+            self._heads = layer.begin(self.x_tD, self._table)
+            return
+
+        def begin(x_tD: Tensor, by_row: Tensor) -> tuple[Tensor, ...]:
+            return layer.begin(x_tD, by_row.transpose(0, 1))
+
+        self._heads = map_tiles(begin, self._tile_rows, self.x_tD, self._table.transpose(0, 1))
+
+    def attend(self, number: int) -> None:
+        """Attention of the layer that has begun."""
+        q_tHE, k_tGE, v_tGE = self._heads
+        self._o_tHE = self._attention.attend(number, q_tHE, k_tGE, v_tGE)
+
+    def end(self, number: int) -> None:
+        """The rest of the layer."""
+        layer = self._layers[number]
+        if not self._tile_rows:
+            self.x_tD = layer.end(self.x_tD, self._o_tHE, self._table)
+            return
+
+        def end(x_tD: Tensor, o_tHE: Tensor, by_row: Tensor) -> tuple[Tensor, ...]:
+            return (layer.end(x_tD, o_tHE, by_row.transpose(0, 1)),)
+
+        by_row = self._table.transpose(0, 1)
+        (self.x_tD,) = map_tiles(end, self._tile_rows, self.x_tD, self._o_tHE, by_row)

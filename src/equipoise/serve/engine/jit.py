@@ -50,6 +50,7 @@ def compile_rows(*, parallel: bool = False) -> Callable[[Any], Any]:
 
     def compiled(function: Any) -> Any:
         settings: Any = {"fastmath": _FAST, "error_model": "numpy", "parallel": parallel}
+        settings["nogil"] = parallel  # another thread may compute meanwhile
         try:
             kept = numba.njit(cache=True, **settings)(function)
         except RuntimeError:  # it can write neither beside the source nor in the user's cache
@@ -155,6 +156,11 @@ def exp(x: Any) -> Any:
 def use_threads(threads: int) -> None:
     """Run kernels that this thread calls on this many threads, at most one per core."""
     numba.set_num_threads(min(threads, _CORES))
+
+
+def can_run_together() -> bool:
+    """Whether two threads may run kernels at the same time; known once one has run."""
+    return bool(vars(numba)["threading_layer"]() != "workqueue")
 
 
 if __name__ == "__main__":

@@ -40,6 +40,7 @@ from equipoise.serve.engine.read import (
 from equipoise.serve.engine.request import Event, GenerateRequest, Handle, RanksLostError
 from equipoise.serve.engine.stats import EngineStats, Tally
 from equipoise.serve.engine.threads import release_threads
+from equipoise.serve.nano.report import NanoReport
 from equipoise.serve.prompt import PromptReader
 
 _IDLE_S = 0.5
@@ -61,6 +62,7 @@ class EngineLoop:
         *,
         context_tokens: int,
         sink: EventSink | None = None,
+        nano: NanoReport | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Take a model and its scheduler; nothing runs before ``start``.
@@ -71,9 +73,11 @@ class EngineLoop:
             scheduler: Decides every iteration.
             context_tokens: Most tokens of a prompt and its answer together.
             sink: Where each iteration's predicted and measured seconds go.
+            nano: What overlapping nano-batches was worth.
             clock: Seconds, as the scheduler counts them.
         """
         self.prompts, self.context_tokens = prompts, context_tokens
+        self.nano = nano or NanoReport(reason="not measured")
         self._decoder, self._scheduler, self._clock = decoder, scheduler, clock
         self._tally = Tally(sink or EventSink())
         self._answers = dict[str, LiveAnswer]()

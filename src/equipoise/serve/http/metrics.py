@@ -187,6 +187,7 @@ class _EngineCollector(Collector):
                 "Most less least weighted service of the tenants that wait, in predicted seconds.",
                 stats.fairness_gap_s if len(self._tenants) > 1 else None,
             ),
+            ("nano_batches_gain_ratio", "1 if none pays here.", self._engine.nano.gain),
         ):
             if value is not None:
                 gauge = GaugeMetricFamily(f"equipoise_{name}", words, labels=["model_name"])

@@ -12,11 +12,12 @@ Kept true (tests/unit/spec/device/test_file.py)
     What is written reads back equal; every fault of a file is named in one sentence.
 """
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from equipoise.base.durable import write_whole
 from equipoise.base.errors import SpecError
@@ -173,13 +174,35 @@ def read_device_file(path: Path) -> DeviceFile:
             f"{path} is a device file of form {form}; this version reads {FORM}. {again}"
         )
     try:
-        return _ADAPTER.validate_python(data)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        raise SpecError(
-            f"{path} is not a device file: {place}: {first['msg'].lower()}. {again}"
-        ) from None
+        file = _ADAPTER.validate_python(data)
+        _require_above_zero(file)
+    except ValueError as error:
+        raise SpecError(f"{path} is not a device file: {reason(error)}. {again}") from None
+    return file
+
+
+def _require_above_zero(file: DeviceFile) -> None:
+    """Refuse sizes and seconds that no kernel has.
+
+    Raises:
+        ValueError: names the first.
+    """
+    points: dict[str, list[tuple[float, ...]]] = {
+        "gemm": [(p.m, p.n, p.k, p.s.mid) for p in file.gemm],
+        "attention": [
+            (p.tokens, p.head_width, p.forward_s.mid, p.backward_s.mid) for p in file.attention
+        ],
+        "collectives": [(p.ranks, p.bytes, p.s.mid) for p in file.collectives],
+        "peaks": [(rate,) for _, rate in file.peaks],
+        "residuals": [(factor,) for _, factor in file.residuals],
+    }
+    for name, rows in points.items():
+        if not rows and name != "residuals":
+            raise ValueError(f"{name}: there is not one point")
+        for place, row in enumerate(rows):
+            for value in row:
+                if not (math.isfinite(value) and value > 0):
+                    raise ValueError(f"{name}.{place}: {value:g} must be above 0")
 
 
 def write_device_file(path: Path, measured: DeviceFile) -> None:

@@ -23,7 +23,7 @@ from pydantic import TypeAdapter, ValidationError
 from equipoise.base.digest import digest
 from equipoise.base.durable import write_whole
 from equipoise.base.errors import SpecError
-from equipoise.base.read import read_json
+from equipoise.base.read import read_json, reason
 from equipoise.spec.device.here import cpu_model
 from equipoise.spec.device.spec import Dtype
 from equipoise.spec.model.presets import ModelSpec
@@ -107,10 +107,9 @@ def read_serving(file: Path) -> tuple[MeasuredServing, ...]:
             )
         known = TypeAdapter(_ServingFile).validate_python(data)
     except (OSError, ValueError, ValidationError) as error:
-        first = str(error).splitlines()[0]
         raise SpecError(
-            f"{file} holds no curves of a serving engine: {first}. Remove it; the engine measures "
-            "again."
+            f"{file} holds no curves of a serving engine: {reason(error)}. Remove it; the engine "
+            "measures again."
         ) from None
     if known.machine != cpu_model():
         raise SpecError(

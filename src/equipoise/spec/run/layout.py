@@ -121,13 +121,14 @@ class LayoutSpec:
     ] = 1
     pin: Annotated[bool, Field(description="pin each rank to a core of its own")] = False
     deadline_s: Annotated[
-        float,
+        float | None,
         Field(
             gt=0,
             le=36_000,
-            description="longest wait of one rank for another; the run then ends and says for whom",
+            description="longest wait of one rank for another; the ranks then end and say for "
+            "whom; ten steps and at least 30 s unless given, 600 s where saving or starting",
         ),
-    ] = 600.0
+    ] = None
 
     @property
     def sharing(self) -> int:

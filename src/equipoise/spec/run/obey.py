@@ -13,12 +13,11 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from equipoise.base.digest import digest
 from equipoise.base.errors import SpecError
 from equipoise.spec.plan import LOCK
 from equipoise.spec.run.keys import DEFAULT, build, keys, toml
 from equipoise.spec.run.render import value_of
-from equipoise.spec.run.resolve import ResolvedRun
+from equipoise.spec.run.resolve import ResolvedRun, digest_of
 
 
 def obey(run: ResolvedRun, decided: Mapping[str, Any], command: str) -> ResolvedRun:
@@ -58,7 +57,7 @@ def obey(run: ResolvedRun, decided: Mapping[str, Any], command: str) -> Resolved
         run,
         spec=spec,
         origins=run.origins | dict.fromkeys(decided, LOCK),
-        digest=digest({"spec": spec, "model": run.model}),
+        digest=digest_of(spec, run.model),
     )
 
 

@@ -54,6 +54,7 @@ _WORDS = """
     lora.alpha            lora_alpha
     lora.targets          lora_targets lora_target_modules target_modules lora_target_linear
     checkpoint.every_steps  save_steps save_interval save_every
+    checkpoint.rank_mtbf_hours  mtbf
     checkpoint.keep       save_total_limit keep_latest_k
     journal.wandb         use_wandb wandb_project enable_wandb report_to
     journal.tensorboard   tensorboard_dir enable_tensorboard use_tensorboard logger loggers sinks

@@ -30,7 +30,7 @@ def _effective(run: ResolvedRun, key: Key) -> Any:
     if key.section == "model":
         return getattr(run.model, key.field)
     if key.section == "eval":
-        return run.spec.checkpoint.every_steps
+        return run.spec.checkpoint.usual_steps
     if key.section == "layout":
         layout = run.spec.layout
         return layout.stages // layout.pp if key.field == "virtual" else layout.cp

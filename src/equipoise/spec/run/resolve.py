@@ -11,6 +11,7 @@ Kept true (tests/unit/spec/run/test_resolve.py, tests/unit/spec/run/test_load.py
     One mistake, one message.
 """
 
+import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,7 @@ from equipoise.spec.run.keys import DEFAULT, Fault, Given, Origin, build, keys, 
 from equipoise.spec.run.lora import FEED_FORWARD, TARGETS, LoraSpec
 from equipoise.spec.run.precision import judge_precision
 from equipoise.spec.run.resolve_model import resolve_model
-from equipoise.spec.run.spec import PYTHON_SOURCES, RunSpec
+from equipoise.spec.run.spec import PYTHON_SOURCES, CheckpointSpec, RunSpec
 from equipoise.spec.run.wish import Wish, nearest_multiples
 
 
@@ -40,9 +41,20 @@ class ResolvedRun:
     base: Path
     """The folder that relative paths refer to."""
     digest: str
-    """Digest of ``spec`` and ``model``, wherever their values came from."""
+    """``digest_of`` them, wherever their values came from."""
     notes: tuple[str, ...] = ()
     """Notes for the author of the run: a line for each key under its old name."""
+
+
+def digest_of(spec: RunSpec, model: ModelSpec) -> str:
+    """Digest of all that decides what a run computes and how fast.
+
+    Without ``fault``, which decides neither, so that digests of before it stay what they were.
+    """
+    tables = {each.name: getattr(spec, each.name) for each in dataclasses.fields(spec)}
+    return digest(
+        {"spec": {name: tables[name] for name in tables if name != "fault"}, "model": model}
+    )
 
 
 def resolve(
@@ -74,7 +86,7 @@ def resolve(
         model=model,
         origins={name: each.origin.label for name, each in wish.given.items()} | model_origins,
         base=base,
-        digest=digest({"spec": spec, "model": model}),
+        digest=digest_of(spec, model),
     )
     return run, wish.faults
 
@@ -103,6 +115,7 @@ def _judge_together(wish: Wish) -> None:
             )
     _judge_conversations(wish)
     _judge_evaluation(wish)
+    _judge_saves(wish)
     _judge_lora(wish)
     if wish.is_sound("pack.step_tokens", "pack.context_tokens"):
         step, window = wish["pack.step_tokens"], wish["pack.context_tokens"]
@@ -277,6 +290,21 @@ def _judge_evaluation(wish: Wish) -> None:
             "eval.source",
             f'"text" has no rows with columns, but {wish.cite("data.format")}. Set eval.source to '
             f'"jsonl", "parquet" or "datasets", or remove it.',
+        )
+
+
+def _judge_saves(wish: Wish) -> None:
+    """Refuse a number of steps that cannot be, and what only "auto" reads."""
+    if not wish.is_sound("checkpoint.every_steps", "checkpoint.rank_mtbf_hours"):
+        return
+    every, hours = wish["checkpoint.every_steps"], wish["checkpoint.rank_mtbf_hours"]
+    if every != "auto" and every < 1:
+        wish.tell("checkpoint.every_steps", f"{every} is too small; it must be at least 1.")
+    elif every != "auto" and hours != CheckpointSpec().rank_mtbf_hours:
+        wish.tell(
+            "checkpoint.rank_mtbf_hours",
+            f"{hours:g} is given, but {wish.cite('checkpoint.every_steps')} does not follow from "
+            f'it. Set checkpoint.every_steps = "auto", or remove it.',
         )
 
 

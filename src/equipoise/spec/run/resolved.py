@@ -57,6 +57,8 @@ class ResolvedFile:
     """Packing policies that compute every step one after the other; empty in an ordinary run."""
     eval_corpus: str = ""
     """Token cache of the held-out documents; empty where nothing is evaluated."""
+    second_checkpoints: str = ""
+    """The folder into which checkpoints are copied; empty where they are not."""
 
 
 def write_resolved(folder: Path, resolved: ResolvedFile) -> None:

@@ -98,13 +98,13 @@ def test_a_run_that_has_not_started_is_there(tmp_path: Path) -> None:
 def test_a_damaged_run_does_not_hide_the_others(journals: ModuleType, tmp_path: Path) -> None:
     journals.write_run(tmp_path / "whole", steps=2)
     damaged = journals.write_run(tmp_path / os.fsdecode(b"dam\xffaged"), steps=2, stop=False)
-    line = {"v": 1, "kind": "instant", "name": "start", "rank": 0, "t": 0.0, "spec": {"pack": 5}}
+    line = {"v": 99, "kind": "instant", "name": "start", "rank": 0, "t": 0.0}
     with (damaged / "journal/rank-00000.jsonl").open("a") as file:
         file.write(json.dumps(line) + "\n")
     listed = rows(Watch([tmp_path]))
     assert {row["state"] for row in listed.values()} == {"finished", "unreadable"}
     row = listed[damaged.name]
-    assert row["state_sentence"].startswith("Its journals are damaged: ")
+    assert "is of journal schema 99" in row["state_sentence"]
 
 
 def test_what_lies_in_a_run_is_no_run(journals: ModuleType, tmp_path: Path) -> None:

@@ -51,6 +51,11 @@ REFUSED = [
         'message 2 has no "content" among its keys (role, contents). Add it.',
     ),
     (
+        {"messages": [{"role": "user", "content": None}]},
+        'message 1 has null in "content". Write one, or remove the message.',
+    ),
+    ({}, "is an empty object. Write a row, or remove it."),
+    (
         {"messages": [{"content": "Hi"}]},
         'message 1 has no "role" among its keys (content). Add it.',
     ),

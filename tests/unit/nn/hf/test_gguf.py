@@ -205,6 +205,15 @@ def test_missing_and_surplus_tensors(tmp_path: Path) -> None:
     )
 
 
+def test_a_token_that_is_not_text(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.gguf", state_of(MODEL))
+    end = TOKENS[0].encode()
+    file.write_bytes(file.read_bytes().replace(end, b"\x80" * len(end)))
+    assert refused(lambda: read_gguf(file)) == (
+        f"{file} is not a GGUF file, or is damaged (a text in it is not UTF-8)."
+    )
+
+
 def test_no_file_and_no_gguf(tmp_path: Path) -> None:
     file = tmp_path / "a.gguf"
     assert refused(lambda: read_gguf(file)) == f"No such file: {file}"

@@ -34,8 +34,7 @@ def test_faults(tmp_path: Path) -> None:
     file.write_text(json.dumps(data))
     _refused(
         file,
-        f"{file} is not a device file: stream.copy.mid: input should be a valid number, unable to "
-        f"parse string as a number. {again}",
+        f"{file} is not a device file: stream.copy.mid must be a number. {again}",
     )
 
 

@@ -166,6 +166,19 @@ ONE_KEY: list[tuple[str, str]] = [
     ("layout.dp = 0", "run.toml:1  layout.dp: 0 is too small; it must be at least 1."),
     ("layout.cp = 0", "run.toml:1  layout.cp: 0 is too small; it must be at least 1."),
     (
+        "checkpoint.every_steps = 0",
+        "run.toml:1  checkpoint.every_steps: 0 is too small; it must be at least 1.",
+    ),
+    (
+        'checkpoint.every_steps = "often"',
+        'run.toml:1  checkpoint.every_steps: needs a whole number or "auto", got "often" (text). '
+        'Nearest: "auto".',
+    ),
+    (
+        "checkpoint.rank_mtbf_hours = 0",
+        "run.toml:1  checkpoint.rank_mtbf_hours: 0 is too small; it must be more than 0.",
+    ),
+    (
         'layout.strategy = "rings"',
         'run.toml:1  layout.strategy: "rings" is not one of "needed-kv", "all-gather", "ring", '
         '"double-ring", "pass-q", "token-ring", "gather-q", "ulysses", "usp". Nearest: "ring".',
@@ -189,6 +202,11 @@ def test_one_wrong_key(tmp_path: Path, text: str, message: str) -> None:
 
 
 BETWEEN_KEYS: list[tuple[str, str]] = [
+    (
+        "checkpoint.every_steps = 9\ncheckpoint.rank_mtbf_hours = 5",
+        "run.toml:2  checkpoint.rank_mtbf_hours: 5 is given, but checkpoint.every_steps = 9 "
+        '(run.toml:1) does not follow from it. Set checkpoint.every_steps = "auto", or remove it.',
+    ),
     (
         "train.steps = 50\ntrain.warmup_steps = 60",
         "run.toml:2  train.warmup_steps: 60 is more than train.steps = 50 (run.toml:1). "

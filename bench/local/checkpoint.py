@@ -1,0 +1,254 @@
+"""What a save costs: blocked seconds beside ``torch.save`` and DCP, steps that save, 2,000 saves.
+
+Two ranks each hold the state of a sharded decoder. In turn they write it with ``torch.save`` (each
+rank its own part, to a file, without a flush), with DCP's ``async_save`` and in the background;
+between saves each computes, and takes a step of the optimizer. Blocked is what the training's
+thread waited.
+"""
+
+import dataclasses
+import itertools
+import json
+import os
+import random
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint import FileSystemWriter, state_dict_saver
+from torch.distributed.tensor import DTensor
+
+from bench.lib.corpus import open_corpus
+from bench.lib.stamp import LoadStamp, environment, spread
+from equipoise.base.errors import FaultError
+from equipoise.checkpoint.background import Saver
+from equipoise.checkpoint.manifest import FORMAT, Manifest, newest_good
+from equipoise.checkpoint.places import live_state
+from equipoise.comm.group import Ranks
+from equipoise.comm.local import run_ranks
+from equipoise.nn.decoder import Decoder, initialize
+from equipoise.optim.adamw import make_adamw
+from equipoise.parallel.zero.shard import ShardedDecoder
+from equipoise.spec.model.presets import ModelSpec, preset
+from equipoise.spec.run.spec import TrainSpec
+
+ROUNDS = 12
+WINDOW_S = 0.4
+"""What stands for the forward and backward of a step."""
+SOAK, WARM = 2000, 200
+KILLS, KILL_WITHIN_S = 200, 0.15
+STEPS = 6
+"""Steps of a run of the demo's model; the first is left out."""
+
+
+def _build(
+    ranks: Ranks, model: ModelSpec
+) -> tuple[Decoder, torch.optim.Optimizer, Callable[[], None]]:
+    decoder = Decoder(model)
+    initialize(decoder, 0)
+    ShardedDecoder(decoder, ranks, zero=1, precision="fp32")
+    optimizer = make_adamw(decoder, TrainSpec())
+
+    def step() -> None:
+        for weight in decoder.parameters():
+            weight.grad = torch.ones_like(weight) * 1e-3
+        optimizer.step()
+
+    step()
+    return decoder, optimizer, step
+
+
+def _manifest(model: ModelSpec, step: int, world: int) -> Manifest:
+    sizes = dataclasses.asdict(model)
+    return Manifest(FORMAT, "bench", step, 0, world, sizes, "c" * 32, 0, 256, {})
+
+
+def _compute(seconds: float) -> None:
+    """Matrix products for about as long as asked."""
+    one, until = torch.ones(256, 256), time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        one = (one @ one).clamp_(max=1.0)
+
+
+def _own(state: Any) -> Any:
+    """This rank's part of a state."""
+    if isinstance(state, dict):
+        return {key: _own(value) for key, value in state.items()}
+    return state.to_local() if isinstance(state, DTensor) else state
+
+
+def blocked(ranks: Ranks, root: Path, name: str) -> dict[str, list[float]]:
+    """Blocked seconds of each way to save, in turn."""
+    model = preset(name)
+    decoder, optimizer, step = _build(ranks, model)
+    seconds: dict[str, list[float]] = {"torch.save": [], "DCP async_save": [], "background": []}
+    written: list[float] = []
+    size = 0
+    with Saver(root / "ours", decoder, optimizer, ranks, keep=2) as saver:
+        for turn in range(ROUNDS + 1):
+            ranks.barrier()
+            began = time.perf_counter()
+            state, _ = live_state(decoder, optimizer)
+            torch.save(_own(state), root / f"torch-{ranks.rank}.pt")
+            seconds["torch.save"].append(time.perf_counter() - began)
+            _compute(WINDOW_S)
+            step()
+
+            ranks.barrier()
+            folder = root / f"dcp-{turn}"
+            began = time.perf_counter()
+            state, _ = live_state(decoder, optimizer)
+            future = state_dict_saver.async_save(state, storage_writer=FileSystemWriter(folder))
+            seconds["DCP async_save"].append(time.perf_counter() - began)
+            _compute(WINDOW_S)
+            step()
+            future.result()
+            ranks.barrier()
+            if ranks.rank == 0:
+                shutil.rmtree(folder)
+
+            ranks.barrier()
+            saver.begin(_manifest(model, turn + 1, ranks.world), {})
+            _compute(WINDOW_S)
+            step()
+            while not saver.has_news and ranks.rank == 0:
+                time.sleep(0.01)  # later steps; ranks settle when the save has ended
+            ranks.barrier()
+            saved = saver.settle()
+            assert saved is not None
+            seconds["background"].append(saved.times.blocked_s)
+            written.append(saved.times.written_s)
+            size = saved.size_bytes
+    return (
+        {name: each[1:] for name, each in seconds.items()}
+        | {  # the first allocates
+            "written": written[1:],
+            "bytes": [float(size)],
+        }
+    )
+
+
+def soak(ranks: Ranks, root: Path) -> dict[str, Any]:
+    """What 2,000 saves of a small model leave behind in this process."""
+    model = ModelSpec(layers=1, hidden=32, heads=2, kv_heads=1, ffn=48, vocab=320, head_width=16)
+    decoder, optimizer, step = _build(ranks, model)
+    uses = []
+    with Saver(root, decoder, optimizer, ranks, keep=2) as saver:
+        for number in range(1, WARM + SOAK + 1):
+            saver.begin(_manifest(model, number, ranks.world), {})
+            step()
+            saver.settle()
+            if number in (WARM, WARM + SOAK):
+                pages = int(Path("/proc/self/statm").read_text().split()[1])
+                uses.append(
+                    {
+                        "descriptors": len(list(Path("/proc/self/fd").iterdir())),
+                        "threads": len(list(Path("/proc/self/task").iterdir())),
+                        "resident_kib": pages * 4,
+                    }
+                )
+    before, after = uses
+    growth = (after["resident_kib"] - before["resident_kib"]) / (SOAK / 100)
+    return {"after 200": before, "after 2,200": after, "KiB per 100 saves (goal 1,024)": growth}
+
+
+def save_until_killed(ranks: Ranks, root: Path, first: int, after_s: float) -> None:
+    """Save step after step; be killed some time after the second save of this session began."""
+    model = preset("2m")
+    decoder, optimizer, step = _build(ranks, model)
+    with Saver(root, decoder, optimizer, ranks, keep=2) as saver:
+        for number in range(first, first + 1000):
+            if number == first + 1:
+                kill = os.getpid(), signal.SIGKILL
+                threading.Timer(after_s, os.kill, kill).start()
+            saver.begin(_manifest(model, number, ranks.world), {})
+            step()
+            saver.settle()
+            (root / "last").write_text(str(number))
+
+
+def kills(root: Path) -> dict[str, int]:
+    """Kill one run of saves again and again, each time going on where it was."""
+    draw, whole, lost, newest = random.Random(0), 0, 0, 0
+    for _ in range(KILLS):
+        try:
+            run_ranks(1, save_until_killed, root, newest + 1, draw.uniform(0, KILL_WITHIN_S))
+        except FaultError as error:
+            assert "SIGKILL" in str(error), error
+        good = newest_good(root)
+        assert good is not None
+        _, manifest, torn = good
+        whole += not torn
+        said = (root / "last").read_text()  # torn itself if the kill came then
+        lost += manifest.step < int(said or 0)
+        newest = manifest.step
+    return {"kills": KILLS, "newest whole and verified": whole, "published and lost": lost}
+
+
+def _step_s(folder: Path, every: int) -> list[float]:
+    """Seconds from each step's end to the next one's, in a run of the demo's model."""
+    command = [
+        *(sys.executable, "-m", "equipoise.cli.main", "train", "--out", str(folder), "--quiet"),
+        *("--model.preset", "2m", "--pack.context_tokens", "16384", "--layout.dp", "2"),
+        *("--train.steps", str(STEPS), "--train.warmup_steps", "1"),
+        *("--checkpoint.every_steps", str(every)),
+    ]
+    subprocess.run(command, check=True)
+    ends = [
+        event["t"]
+        for line in (folder / "journal" / "rank-00000.jsonl").read_text().splitlines()
+        if (event := json.loads(line))["kind"] == "scalar" and event["name"] == "step"
+    ]
+    return [later - earlier for earlier, later in itertools.pairwise(ends)]
+
+
+def measure() -> dict[str, Any]:
+    """All three."""
+    open_corpus()
+    stamp = LoadStamp()
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        rows = run_ranks(2, blocked, root, "7m")
+        slowest = {
+            way: [max(each) for each in zip(*(row[way] for row in rows), strict=True)]
+            for way in rows[0]
+        }
+        size = sum(row["bytes"][0] for row in rows)
+        del slowest["bytes"]
+        median = {way: statistics.median(each) for way, each in slowest.items()}
+        killed = kills(root / "killed")
+        (soaked,) = run_ranks(1, soak, root / "soak")
+        steps: dict[int, list[float]] = {1: [], 1000: []}
+        for turn in range(3):
+            for every in (1, 1000) if turn % 2 else (1000, 1):
+                steps[every] += _step_s(root / f"run-{turn}-{every}", every)
+    own = median["background"]
+    ratio = statistics.median(steps[1]) / statistics.median(steps[1000])
+    return {
+        "what": "saves of a 7M decoder by two ranks, slowest rank (measured)",
+        "state_bytes": size,
+        "blocked_s": {way: spread(each) for way, each in slowest.items() if way != "written"},
+        "background: until written and verified": spread(slowest["written"]),
+        "blocked over torch.save (goal 0.1)": own / median["torch.save"],
+        "blocked over DCP async_save (goal 0.5)": own / median["DCP async_save"],
+        "step_s, saving every step": spread(steps[1]),
+        "step_s, saving none": spread(steps[1000]),
+        "step that saves over one that does not (goal 1.05)": ratio,
+        "2,000 saves": soaked,
+        "killed while saving": killed,
+        "other_load_cores": stamp.other_load(),
+        "environment": environment(),
+    }
+
+
+if __name__ == "__main__":
+    json.dump(measure(), sys.stdout, indent=1)

@@ -1,0 +1,1 @@
+"""Faults of a run: what follows them, and how they are noticed."""

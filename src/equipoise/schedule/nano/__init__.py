@@ -1,0 +1,1 @@
+"""Schedules in which nano-batches of one iteration overlap on lanes."""

@@ -1,0 +1,1 @@
+"""Nano-batches of one iteration, overlapped on the cores of this machine."""

@@ -1,0 +1,301 @@
+"""Measure what overlapping nano-batches is worth on this machine, and overlap where it pays.
+
+What it decides
+    A layer's operations are timed on all cores, on one lane's, and on one lane beside each other
+    kind on the other lane: two lanes share memory, caches and Python's lock, and what that costs is
+    not assumed. From these times an order is searched for each kind of iteration. Where one is
+    predicted to gain, it runs round by round beside the iteration as a whole, on some layers of
+    the model; the median of the rounds' ratios is the measured gain.
+
+Kept true (tests/unit/serve/nano/test_measure.py)
+    Engines that cannot overlap say why; what was kept is not measured again.
+"""
+
+import statistics
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from equipoise.observe.journal import EventSink
+from equipoise.observe.machine import busy_core_s
+from equipoise.schedule.batching.iteration import PageRun, ServeChunk
+from equipoise.schedule.nano.graph import Resource
+from equipoise.serve.engine.calibrate import DTYPES
+from equipoise.serve.engine.forward import ChunkPass, PagedDecoder
+from equipoise.serve.engine.jit import can_run_together
+from equipoise.serve.nano.choice import (
+    KINDS,
+    LEAST_GAIN,
+    WINDOW,
+    LaneCosts,
+    NanoChoice,
+    NanoCosts,
+    NanoOrder,
+    NanoSizes,
+)
+from equipoise.serve.nano.lanes import LANES, Lanes
+from equipoise.serve.nano.report import (
+    NanoGain,
+    NanoReport,
+    as_fields,
+    keep_report,
+    read_reports,
+)
+from equipoise.serve.nano.run import NanoBatches, run_order
+from equipoise.spec.device.serving import serving_name
+
+_ROWS = (1, 16, 64, 256)
+_DECODES, _CONTEXTS = 8, (64, 1024)
+_PROMPTS = (64, 256)
+_BUSY_CORES = 0.3
+"""An operator on two cores waits for the one that another process uses; a lane does not. What is
+measured then is the other process."""
+_LAYERS = 6
+_ROUNDS = 5
+_RUN_S, _LEAST_RUNS, _MOST_RUNS = 0.02, 3, 15
+"""Time for the runs of one operation [s], and how many."""
+_CLOSE = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
+"""Largest difference of hidden states over their largest value: products of other shapes round
+otherwise."""
+
+
+def open_nano(paged: PagedDecoder, file: Path, sink: EventSink | None = None) -> NanoReport:
+    """Let a decoder overlap nano-batches where that pays here; what was found is journaled.
+
+    Args:
+        paged: With a pool that nobody uses yet.
+        file: Where reports are kept.
+        sink: Gets the decision.
+    """
+    report = NanoReport(reason=_refuse(paged))
+    if not report.reason:
+        lanes = Lanes(torch.get_num_threads())
+        key = _key(paged)
+        kept = read_reports(file).get(key)
+        report = kept or measure_nano(paged, lanes)
+        if kept is None and report.costs is not None:
+            keep_report(file, key, report)
+        if report.costs is not None and report.kinds:
+            choice = NanoChoice(paged.layers, report.costs)
+            paged.overlap = NanoBatches(paged, choice, lanes, report.kinds)
+        else:
+            lanes.close()
+    (sink or EventSink()).write("decision", "nano", report=as_fields(report))
+    return report
+
+
+def measure_nano(
+    paged: PagedDecoder, lanes: Lanes, *, most_busy_cores: float = _BUSY_CORES
+) -> NanoReport:
+    """Time operations and orders: about a second.
+
+    Args:
+        paged: With a pool that nobody uses yet.
+        lanes: Of the calling thread.
+        most_busy_cores: If other processes use more cores meanwhile, nothing is known afterwards.
+    """
+    probe = NanoProbe(paged, lanes)
+    begin_s, begin_busy_s = time.perf_counter(), busy_core_s() - time.process_time()
+    costs = probe.costs()
+    if not can_run_together():
+        return NanoReport(reason="numba runs one kernel at a time here")
+    layers = min(_LAYERS, paged.layers) // WINDOW * WINDOW
+    choice = NanoChoice(layers, costs)
+    gains = list[NanoGain]()
+    for kind in KINDS:
+        chunks = probe.iteration(kind)
+        order = choice.choose(chunks)
+        if order is None or order.gain < LEAST_GAIN:
+            gains.append(NanoGain(kind, 1.0 if order is None else order.gain))
+        else:
+            gains.append(probe.compare(kind, order, chunks, layers))
+    others_s = busy_core_s() - time.process_time() - begin_busy_s
+    cores = others_s / (time.perf_counter() - begin_s)
+    if cores > most_busy_cores:
+        return NanoReport(reason=f"not measured: others used {cores:.1f} cores")
+    return NanoReport(tuple(gains), costs=costs)
+
+
+def _refuse(paged: PagedDecoder) -> str:
+    if paged.pool.device.type != "cpu":
+        return "lanes are of CPU cores"
+    if paged.ranks > 1:
+        return "not over several ranks"
+    if torch.get_num_threads() < LANES:
+        return "one core"
+    if paged.layers < WINDOW:
+        return "one layer"
+    tokens = paged.pool.pages * paged.pool.page_tokens
+    if paged.pool.pages < 4 * _DECODES or tokens < 2 * _PROMPTS[0]:
+        return f"a cache of {tokens:,} tokens is too small to tell"
+    return ""
+
+
+def _key(paged: PagedDecoder) -> str:
+    dtype, threads = DTYPES[paged.pool.dtype], torch.get_num_threads()
+    return f"{serving_name(paged.decoder.model)}-{dtype}-{threads}-{paged.tile_rows}"
+
+
+@dataclass
+class NanoProbe:
+    """Chunks of nobody, on the pool of an engine that nobody uses yet."""
+
+    paged: PagedDecoder
+    lanes: Lanes
+
+    def costs(self) -> NanoCosts:
+        """Seconds of one layer's operations."""
+        both, one = self._lane_costs(LANES), self._lane_costs(1)
+        calls: dict[Resource, Callable[[], Callable[[], None]]] = {
+            "compute": lambda: self._dense(self._prompt(self._most_rows(_ROWS))),
+            "memory": lambda: self._attend(self._tokens(_DECODES, self._contexts()[-1])),
+        }
+        beside = tuple(
+            (name, other, self._slowdown(call(), also()))
+            for name, call in calls.items()
+            for other, also in calls.items()
+        )
+        return NanoCosts(both, one, beside)
+
+    def _lane_costs(self, lanes: int) -> LaneCosts:
+        self.lanes.use(lanes)
+        rows = [self._prompt(each) for each in self._fitting(_ROWS)]
+        decodes = [self._tokens(_DECODES, each) for each in self._contexts()]
+        prompts = [self._prompt(each) for each in self._fitting(_PROMPTS)]
+        costs = LaneCosts(
+            tuple((NanoSizes.of(x).rows, _typical_s(self._dense(x))) for x in rows),
+            tuple((NanoSizes.of(x).kv_tokens, _typical_s(self._attend(x))) for x in decodes),
+            tuple((NanoSizes.of(x).pairs, _typical_s(self._attend(x))) for x in prompts),
+        )
+        self.lanes.use(LANES)
+        return costs
+
+    def _slowdown(self, call: Callable[[], None], also: Callable[[], None]) -> float:
+        """How many times longer a call takes on one lane while the other lane repeats another."""
+        self.lanes.use(1)
+        alone_s, taken = _typical_s(call), list[float]()
+        stop = threading.Event()
+
+        def first() -> None:
+            try:
+                taken.append(_typical_s(call))
+            finally:
+                stop.set()
+
+        def second() -> None:
+            while not stop.is_set():
+                also()
+
+        self.lanes.together(first, second)
+        return max(1.0, taken[0] / alone_s)
+
+    def _dense(self, chunks: Sequence[ServeChunk]) -> Callable[[], None]:
+        """Everything of a layer but attention."""
+        one = self._begun(chunks)
+        one.attend(0)
+        x_tD = one.x_tD
+
+        def call() -> None:
+            one.x_tD = x_tD
+            one.end(0)
+            one.begin(1)
+
+        return torch.no_grad()(call)
+
+    def _attend(self, chunks: Sequence[ServeChunk]) -> Callable[[], None]:
+        one = self._begun(chunks)
+        return torch.no_grad()(lambda: one.attend(0))
+
+    @torch.no_grad()
+    def _begun(self, chunks: Sequence[ServeChunk]) -> ChunkPass:
+        one = ChunkPass(self.paged, chunks, _some_tokens(chunks))
+        one.begin(0)
+        return one
+
+    def iteration(self, kind: str) -> list[ServeChunk]:
+        """Chunks of a kind, each on pages of its own."""
+        context, prompt = self._contexts()[-1], self._most_rows(_PROMPTS)
+        if kind == "tokens":
+            return self._tokens(2 * _DECODES, context)
+        half = self._prompt(prompt // 2)
+        if kind == "prompts":
+            return [*half, *self._prompt(prompt // 2, self._pages(prompt // 2))]
+        return [*self._tokens(_DECODES, context), *self._prompt(prompt, self.paged.pool.pages // 2)]
+
+    def compare(
+        self, kind: str, order: NanoOrder, chunks: Sequence[ServeChunk], layers: int
+    ) -> NanoGain:
+        """Both sides, round by round."""
+        tokens = _some_tokens(chunks)
+
+        def whole() -> Tensor:
+            return ChunkPass(self.paged, chunks, tokens).run(layers)
+
+        def parts() -> Tensor:
+            return run_order(self.paged, self.lanes, order, chunks, tokens, layers=layers)
+
+        with torch.no_grad():
+            wanted, given = whole(), parts()
+            ratios = [time_call(whole) / time_call(parts) for _ in range(_ROUNDS)]
+        if self.paged.tile_rows:
+            is_equal = torch.equal(wanted, given)
+        else:
+            apart = (wanted - given).abs().max() / wanted.abs().max()
+            is_equal = bool(apart <= _CLOSE.get(wanted.dtype, 1e-3))
+        return NanoGain(kind, order.gain, statistics.median(ratios), is_equal)
+
+    def _prompt(self, tokens: int, first: int = 0) -> list[ServeChunk]:
+        return [_chunk(0, tokens, first, self._pages(tokens))]
+
+    def _tokens(self, sequences: int, context: int) -> list[ServeChunk]:
+        pages = self._pages(context)
+        return [_chunk(context - 1, 1, at * pages, pages) for at in range(sequences)]
+
+    def _pages(self, tokens: int) -> int:
+        return -(-tokens // self.paged.pool.page_tokens)
+
+    def _contexts(self) -> tuple[int, int]:
+        """A short context and a long one, for which the pool has room."""
+        pool = self.paged.pool
+        most = pool.pages // (2 * _DECODES) * pool.page_tokens
+        return min(_CONTEXTS[0], most // 2), min(_CONTEXTS[1], most)
+
+    def _fitting(self, sizes: Sequence[int]) -> list[int]:
+        """Those of these numbers of tokens for which half of the pool has room."""
+        return [each for each in sizes if 2 * each <= self.paged.pool.pages * self._size]
+
+    def _most_rows(self, sizes: Sequence[int]) -> int:
+        return self._fitting(sizes)[-1]
+
+    @property
+    def _size(self) -> int:
+        return self.paged.pool.page_tokens
+
+
+def _chunk(start: int, tokens: int, first: int, pages: int) -> ServeChunk:
+    return ServeChunk("", start, tokens, (PageRun(first, pages),), samples=False, logits=0)
+
+
+def _some_tokens(chunks: Sequence[ServeChunk]) -> list[int]:
+    return [at % 7 for at in range(sum(each.tokens for each in chunks))]
+
+
+def time_call(call: Callable[[], object]) -> float:
+    """Seconds of one call."""
+    begin_s = time.perf_counter()
+    call()
+    return time.perf_counter() - begin_s
+
+
+def _typical_s(call: Callable[[], object]) -> float:
+    """The median time of some calls after one that warms up [s]."""
+    call()
+    taken = list[float]()
+    while len(taken) < _LEAST_RUNS or (sum(taken) < _RUN_S and len(taken) < _MOST_RUNS):
+        taken.append(time_call(call))
+    return statistics.median(taken)

@@ -1,0 +1,1 @@
+"""When a run saves, what it says of it, and what it resumes from."""

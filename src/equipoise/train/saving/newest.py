@@ -1,0 +1,85 @@
+"""Load the newest checkpoint that is whole.
+
+What it decides
+    Rank 0 looks for the newest checkpoint whose manifest is sound, and ranks verify its blocks
+    while they load them, each what it needs. If one finds damage, all go on to the checkpoint
+    before it, which replaces whatever was loaded.
+
+Kept true (tests/multi/train/test_train.py, tests/multi/checkpoint/test_damage.py)
+    A torn checkpoint is passed over with a sentence that names the file and the tensor.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from equipoise.base.errors import CheckpointError
+from equipoise.checkpoint.manifest import Manifest, newest_good, open_manifest
+from equipoise.checkpoint.store import load
+from equipoise.comm.group import Ranks
+from equipoise.observe.journal import Journal
+
+Newest = tuple[Path, Manifest, list[str]]
+"""A checkpoint, its manifest, and a sentence for each torn one that was passed over."""
+
+
+def load_newest(
+    root: Path,
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    ranks: Ranks,
+    journal: Journal,
+    require: Callable[[Path, Manifest], None],
+    *,
+    second: Path | None = None,
+) -> Newest | None:
+    """Fill a model and its optimizer from the newest whole checkpoint, if there is any.
+
+    Args:
+        root: Folder of the run's checkpoints.
+        module: Sharded weights.
+        optimizer: Its moments.
+        ranks: All ranks; each of them calls this.
+        journal: This rank's.
+        require: Refuses a checkpoint that is not the run's, by a ``CheckpointError``.
+        second: Another folder of its checkpoints.
+
+    Raises:
+        CheckpointError: none is whole, or the newest is refused.
+    """
+    torn: dict[Path, str] = {}
+    while (newest := _newest(root, torn, ranks, require, second)) is not None:
+        path, manifest, _ = newest
+        try:
+            with journal.span("load", step=manifest.step):
+                load(path, module, optimizer, manifest=manifest, ranks=ranks)
+        except CheckpointError as error:
+            torn[path] = str(error)
+        else:
+            break
+    return newest
+
+
+def _newest(
+    root: Path,
+    torn: dict[Path, str],
+    ranks: Ranks,
+    require: Callable[[Path, Manifest], None],
+    second: Path | None,
+) -> Newest | None:
+    """What rank 0 finds."""
+    newest: Newest | None = None
+    fault = ""
+    if ranks.rank == 0:
+        try:
+            newest = newest_good(root, read=open_manifest, torn=torn, second=second)
+            if newest is not None:
+                require(newest[0], newest[1])
+        except CheckpointError as error:
+            fault = str(error)
+    heard: tuple[str, Newest | None] = ranks.gather_objects((fault, newest))[0]
+    if heard[0]:
+        raise CheckpointError(heard[0])
+    return heard[1]

@@ -1,0 +1,323 @@
+"""Runs whose ranks are killed, fail or are taken over while they train: they go on, or say why not.
+
+Each test proves that its fault was injected: by the process that it ended, or by what it left.
+"""
+
+import hashlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from equipoise.observe.reader import read_run
+from support.make_run import write_run
+from support.read_run import EXACT, events
+
+STEPS = 24
+RESUME = "Run the same command again to resume from the last checkpoint."
+DEADLINE_S = 120.0
+
+
+@pytest.fixture
+def run_toml(texts: Path, cache: Path, tmp_path: Path) -> Path:
+    return write_run(tmp_path, texts, cache, steps=STEPS, every_steps=6, layout="dp = 2")
+
+
+def start(*words: object, **env: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-m", "equipoise.cli.main", "train", *map(str, words)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **env},
+    )
+
+
+def end_of(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=DEADLINE_S)
+    return process.returncode, out, err
+
+
+def wait_until(is_so: Callable[[], object]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not is_so():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.01)
+
+
+def ranks_of(folder: Path) -> dict[int, int]:
+    """Process of each rank of a run's folder that is alive."""
+    alive = {}
+    for entry in Path("/proc").iterdir():
+        try:
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+            if b"equipoise.train.worker" not in words or str(folder).encode() not in words:
+                continue
+            environment = (entry / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        rank = [word for word in environment if word.startswith(b"RANK=")]
+        if rank:  # the agent has none
+            alive[int(rank[0].removeprefix(b"RANK="))] = int(entry.name)
+    return alive
+
+
+def lines_of(folder: Path, name: str) -> int:
+    return len(events(folder, name))
+
+
+def weights(folder: Path) -> str:
+    """A digest of every byte of the last checkpoint's weights and moments."""
+    state = hashlib.sha256()
+    for file in sorted((folder / "checkpoint" / f"step-{STEPS:06}").glob("shard-*")):
+        state.update(file.read_bytes())
+    return state.hexdigest()
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory, texts: Path, cache: Path) -> Path:
+    """The folder of a run that nobody disturbed; others take its price curve from the cache."""
+    root = tmp_path_factory.mktemp("straight")
+    path = write_run(root, texts, cache, steps=STEPS, every_steps=6, layout="dp = 2")
+    code, _, err = end_of(start(path, "--out", root / "run"))
+    assert code == 0, err
+    return root / "run"
+
+
+def same_curve(straight: Path, folder: Path) -> None:
+    """Give a run the price curve of the undisturbed one, which may not be in the cache."""
+    folder.mkdir()
+    subprocess.run(["cp", "-r", str(straight / "curves"), str(folder)], check=True)
+
+
+def test_killed_ranks_are_replaced_and_the_weights_are_those_of_an_undisturbed_run(
+    run_toml: Path, straight: Path, tmp_path: Path
+) -> None:
+    """Three starts of two ranks: killed before the first step, and at two steps between saves."""
+    folder = tmp_path / "run"
+    same_curve(straight, folder)
+    process = start(run_toml, "--out", folder)
+    killed = []
+    for rank, starts, steps in ((0, 0, 0), (1, 1, 4), (0, 2, 14)):
+        wait_until(
+            lambda starts=starts, steps=steps: (
+                lines_of(folder, "start") >= starts
+                and lines_of(folder, "step") >= steps
+                and len(ranks_of(folder)) == 2
+            )
+        )
+        killed.append((rank, ranks_of(folder)[rank]))
+        os.kill(killed[-1][1], signal.SIGKILL)
+        wait_until(lambda: lines_of(folder, "recovery") == len(killed))
+    code, out, err = end_of(process)
+    assert code == 0, err
+    assert weights(folder) == weights(straight)
+    lines = [line for line in err.splitlines() if "start again" in line]
+    assert lines == [
+        f"Rank {rank} of 2 (pid {process}) was ended by SIGKILL; it left no traceback. All ranks "
+        f"start again from the newest whole checkpoint (restart {number} of at most 8)."
+        for number, (rank, process) in enumerate(killed, start=1)
+    ]
+    begun = events(folder, "start")
+    assert [event["epoch"] for event in begun] == sorted({event["epoch"] for event in begun})
+    assert "Resuming after step " in out
+    record = read_run(folder)
+    assert [(each.number, each.fault, each.rank) for each in record.recoveries] == [
+        (number, "killed", rank) for number, (rank, _) in enumerate(killed, start=1)
+    ]
+    assert record.recoveries[0].action == "restart"
+    assert record.stop is not None and record.stop.reason == "done"
+    found = [fault for fault in record.faults if fault.name == "killed"]
+    assert sorted(fault.rank for fault in found) == [0, 0, 1]
+    assert ranks_of(folder) == {}
+
+
+DIE_AT_STEP_8 = """
+import os
+if os.environ.get("RANK") == "1" and os.environ["WORLD_SIZE"] == "2":
+    import signal
+    from equipoise.train.step import StepRunner
+
+    update = StepRunner.update
+
+    def die(self, made, **more):
+        if more["step"] == 8:
+            {what}
+        return update(self, made, **more)
+
+    StepRunner.update = die
+"""
+
+
+def test_a_rank_that_dies_at_the_same_step_again_and_again_ends_the_run(
+    run_toml: Path, tmp_path: Path
+) -> None:
+    kill = "os.kill(os.getpid(), signal.SIGKILL)"
+    (tmp_path / "sitecustomize.py").write_text(DIE_AT_STEP_8.format(what=kill))
+    folder = tmp_path / "run"
+    code, _, err = end_of(start(run_toml, "--out", folder, PYTHONPATH=str(tmp_path)))
+    assert code == 6
+    *_, last = err.splitlines()
+    assert re.fullmatch(
+        "Rank 1 of 2 \\(pid \\d+\\) was ended by SIGKILL; it left no traceback. The same happened "
+        f"3 times in a row after step [78], so starting again does not help. {re.escape(RESUME)}",
+        last,
+    )
+    assert [each["action"] for each in events(folder, "recovery")] == ["restart"] * 2 + ["stop"]
+    assert [each["resumed_step"] for each in events(folder, "start")] == [0, 6, 6]
+
+
+def test_where_a_rank_dies_again_and_again_fewer_go_on_with_the_same_batches(
+    run_toml: Path, straight: Path, tmp_path: Path
+) -> None:
+    kill = "os.kill(os.getpid(), signal.SIGKILL)"
+    (tmp_path / "sitecustomize.py").write_text(DIE_AT_STEP_8.format(what=kill))
+    folder = tmp_path / "run"
+    words = (run_toml, "--out", folder, "--fault.least_dp", 1)
+    code, _, err = end_of(start(*words, PYTHONPATH=str(tmp_path)))
+    assert code == 0, err
+    assert (
+        "It repeats, so the run goes on from its newest whole checkpoint with layout.dp = 1."
+        in (err)
+    )
+    decided = events(folder, "recovery")
+    assert [each["action"] for each in decided] == ["restart", "restart", "shrink"]
+    assert [each["world"] for each in events(folder, "start")] == [2, 2, 2, 1]
+    ours, theirs = read_run(folder), read_run(straight)
+    assert ours.loss == pytest.approx(theirs.loss, rel=EXACT)
+    assert ours.tokens_seen.tolist() == theirs.tokens_seen.tolist()
+
+
+def test_an_exception_is_tried_once_more(run_toml: Path, tmp_path: Path) -> None:
+    bad = 'raise ValueError("a bad card")'
+    (tmp_path / "sitecustomize.py").write_text(DIE_AT_STEP_8.format(what=bad))
+    folder = tmp_path / "run"
+    code, _, err = end_of(start(run_toml, "--out", folder, "--quiet", PYTHONPATH=str(tmp_path)))
+    assert code == 6
+    first, *_, last = err.splitlines()
+    assert re.fullmatch(
+        "Rank 1 of 2 failed: ValueError: a bad card The same happened 2 times in a row after step "
+        f"[78], so starting again does not help. {re.escape(RESUME)}",
+        first,
+    )
+    assert last == "ValueError: a bad card"
+
+
+def test_a_run_without_restarts_ends_at_the_first_fault(run_toml: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    process = start(run_toml, "--out", folder, "--fault.restarts", 0)
+    wait_until(lambda: lines_of(folder, "step") >= 8)
+    killed = ranks_of(folder)[1]
+    os.kill(killed, signal.SIGKILL)
+    code, _, err = end_of(process)
+    assert code == 6
+    assert err.splitlines()[-1] == (
+        f"Rank 1 of 2 (pid {killed}) was ended by SIGKILL; it left no traceback. {RESUME}"
+    )
+    assert [each["action"] for each in events(folder, "recovery")] == ["stop"]
+
+
+def test_ctrl_c_between_a_fault_and_its_restart_ends_the_run(
+    run_toml: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    process = start(run_toml, "--out", folder)
+    wait_until(lambda: lines_of(folder, "step") >= 8)
+    killed = ranks_of(folder)[1]
+    os.kill(ranks_of(folder)[0], signal.SIGSTOP)  # so that nothing ends before the signals come
+    process.send_signal(signal.SIGINT)
+    wait_until(lambda: (folder / "stop").exists())
+    os.kill(killed, signal.SIGKILL)
+    os.kill(ranks_of(folder)[0], signal.SIGCONT)
+    code, _, err = end_of(process)
+    assert code == 6
+    assert err.splitlines()[-1] == (
+        f"Rank 1 of 2 (pid {killed}) was ended by SIGKILL; it left no traceback. {RESUME}"
+    )
+    assert ranks_of(folder) == {}
+
+
+def test_ranks_whose_folder_newer_ones_have_taken_write_nothing_more(
+    run_toml: Path, tmp_path: Path
+) -> None:
+    """The older ranks are stopped, as with their machine, and wake up when others have begun."""
+    folder = tmp_path / "run"
+    process = start(run_toml, "--out", folder, "--train.steps", 5000)
+    wait_until(lambda: lines_of(folder, "step") >= 8)
+    for rank in ranks_of(folder).values():
+        os.kill(rank, signal.SIGSTOP)
+    time.sleep(0.2)  # until both have stopped
+    (epoch,) = [event["epoch"] for event in events(folder, "start")]
+    (folder / ".lock").write_text(f"{epoch + 1:020d}")
+
+    def everything() -> dict[str, bytes]:
+        files = [*(folder / "journal").iterdir(), *(folder / "checkpoint").rglob("*")]
+        return {str(file): file.read_bytes() for file in files if file.is_file()}
+
+    before = everything()
+    for rank in ranks_of(folder).values():
+        os.kill(rank, signal.SIGCONT)
+    code, _, err = end_of(process)
+    assert code == 6
+    assert err.splitlines()[-1] == (
+        f"Newer ranks have taken over the run's folder {folder}. The steps since the last "
+        "checkpoint are lost. They go on from the newest whole checkpoint."
+    )
+    assert everything() == before
+
+
+def test_the_report_says_what_followed(run_toml: Path, tmp_path: Path) -> None:
+    """Reads the journals that a launcher and ranks have written together."""
+    folder = tmp_path / "run" / "journal"
+    folder.mkdir(parents=True)
+    begun = {"kind": "instant", "name": "start", "world": 1, "resumed_step": 0}
+    again = {"kind": "decision", "name": "recovery", "action": "restart", "fault": "killed"}
+    lines = [begun, again | {"fault_rank": 0, "number": 1, "step": 3, "message": "Killed."}, begun]
+    text = "".join(json.dumps({"v": 1, "t": 1.0, "rank": 0, **line}) + "\n" for line in lines)
+    (folder / "rank-00000.jsonl").write_text(text)
+    (recovery,) = read_run(tmp_path / "run").recoveries
+    assert (recovery.fault, recovery.step, recovery.message) == ("killed", 3.0, "Killed.")
+
+
+def test_a_pause_is_named_and_ends_nothing_and_a_hang_starts_the_ranks_again(
+    run_toml: Path, straight: Path, tmp_path: Path
+) -> None:
+    """Rank 1 is stopped for 5 s, then for good: some 25 s, most of them waiting."""
+    folder = tmp_path / "run"
+    same_curve(straight, folder)
+    process = start(run_toml, "--out", folder, "--layout.deadline_s", 8)
+    wait_until(lambda: lines_of(folder, "step") >= 4)
+    stopped = ranks_of(folder)[1]
+    os.kill(stopped, signal.SIGSTOP)
+    began = time.monotonic()
+    wait_until(lambda: lines_of(folder, "late") == 1)
+    time.sleep(max(0.0, began + 5 - time.monotonic()))
+    os.kill(stopped, signal.SIGCONT)
+    wait_until(lambda: lines_of(folder, "came") == 1)
+    done = lines_of(folder, "step")
+    wait_until(lambda: lines_of(folder, "step") > done)
+    assert ranks_of(folder)[1] == stopped
+    os.kill(stopped, signal.SIGSTOP)
+    code, _, err = end_of(process)
+    assert code == 0, err
+    late, *_ = events(folder, "late")
+    assert (late["culprits"], late["waiting_rank"]) == ([1], 0)
+    assert late["waited_s"] < 5
+    assert late["stacks"]["1"]
+    named, came = err.splitlines()[:2]
+    assert named == late["message"]
+    assert named.startswith("Rank 0 has waited ") and "rank 1 has not come: it " in named
+    assert named.endswith(" If this lasts 8 s, the ranks are ended.")
+    assert re.fullmatch(
+        "The wait for rank 1 \\([a-z ]+\\d+\\) has ended, and the run goes on.", came
+    )
+    (decided,) = events(folder, "recovery")
+    assert (decided["fault"], decided["action"]) == ("hung", "restart")
+    assert weights(folder) == weights(straight)
