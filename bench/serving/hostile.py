@@ -196,7 +196,7 @@ async def beside_attacks(server: ServerProcess, seconds: float, rounds: int) -> 
 
 
 def percentiles(gaps_s: list[float]) -> dict[str, float]:
-    """Of gaps between tokens."""
+    """Median and 99th percentile of the gaps between tokens."""
     if not gaps_s:
         return {"gaps": 0, "p50_s": float("inf"), "p99_s": float("inf")}
     p50, p99 = (float(x) for x in np.percentile(gaps_s, [50, 99]))

@@ -75,7 +75,7 @@ class Seen:
 
 
 def usage_of(answer: Answer) -> Json | None:
-    """Of a whole answer, or of a stream's last event; None if it ended before."""
+    """What a whole answer, or a stream's last event, counts; None if it ended before."""
     if not answer.body.startswith(b"data: ") and not answer.body.startswith(b": "):
         whole: Json = answer.json["usage"]
         return whole

@@ -145,7 +145,7 @@ class ContextDecoder(PagedDecoder):
         return x_TD
 
     def _work(self, chunks: Sequence[ServeChunk], tokens: Sequence[int]) -> RankWork:
-        """What all ranks are told."""
+        """What all ranks are to do."""
         texts = tuple(
             Text(
                 each.start,

@@ -154,7 +154,7 @@ def price_nano(
         precision: Of products.
         work: ``pairs`` are those of prompts, ``kv_tokens`` those that single tokens read.
     """
-    part = _Part(model, machine.at(precision), layout, precision)
+    part = _LayerCosts(model, machine.at(precision), layout, precision)
     whole = _graph([part.layer(work, 1.0)], 1)
     best, best_s = (whole, search_order(whole)), whole.sequential_s
     for share in _SHARES:
@@ -180,7 +180,7 @@ _Layer = list[tuple[str, Resource, float, tuple[int, ...]]]
 layer's first."""
 
 
-class _Part:
+class _LayerCosts:
     """What one device computes of a layer."""
 
     def __init__(
