@@ -323,7 +323,8 @@ def test_events_go_where_the_client_wants_them_on_the_engines_thread() -> None:
         (
             lambda: GenerateRequest((1,), most_tokens=0),
             SpecError,
-            "An answer of 0 tokens needs scores_prompt: there is nothing else to compute.",
+            "An answer of 0 tokens needs scores_prompt or embeds: there is nothing else to "
+            "compute.",
         ),
     ],
 )
