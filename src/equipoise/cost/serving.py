@@ -28,6 +28,9 @@ from dataclasses import dataclass
 from equipoise.spec.device.serving import Points, ServingCurve
 from equipoise.spec.serving import IterationWork, chunk_pairs
 
+_STEP, _FASTEST = 0.05, 16.0
+"""How far one iteration moves the pace of a price, and how far all of them may."""
+
 _FILLED_DECODES = 32
 """Sequences that decode together in a well-filled iteration."""
 
@@ -128,6 +131,38 @@ class CurvePrice:
 
     def _head_s(self, rows: int) -> float:
         return read_points(self.curve.logits, rows)
+
+
+class PacedPrice:
+    """A price whose iterations follow those that were measured.
+
+    A curve may have been measured while others used the cores, or be used while they do. Shares of
+    tenants stay as they are: charges must add up, and fairness compares them with each other.
+
+    >>> price = PacedPrice(CurvePrice(ServingCurve(((1, 1.0),), ((1, 0.0),), 0.0, 0.0, 0.0, 0.0)))
+    >>> work = IterationWork(tokens=1, pairs=0, kv_tokens=0, sequences=0, logits=0)
+    >>> for _ in range(40):
+    ...     price.note(price.iteration_s(work), 3.0)
+    >>> round(price.iteration_s(work), 3)
+    3.0
+    """
+
+    def __init__(self, price: CurvePrice) -> None:
+        self._price, self._pace = price, 1.0
+        self.prompt_s, self.output_s, self.swap_s = price.prompt_s, price.output_s, price.swap_s
+
+    def iteration_s(self, work: IterationWork) -> float:
+        """One whole iteration [s]."""
+        return self._pace * self._price.iteration_s(work)
+
+    def note(self, predicted_s: float, measured_s: float) -> None:
+        """An iteration's seconds, as predicted by this and as measured.
+
+        Each moves the pace by a twentieth at most: one that something else held up counts little.
+        """
+        if predicted_s > 0:
+            moved = min(1 + _STEP, max(1 / (1 + _STEP), measured_s / predicted_s))
+            self._pace = min(_FASTEST, max(1 / _FASTEST, self._pace * moved))
 
 
 @dataclass(frozen=True, slots=True)

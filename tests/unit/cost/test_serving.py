@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.cost.serving import CurvePrice, read_points
+from equipoise.cost.serving import CurvePrice, PacedPrice, read_points
 from equipoise.spec.device.serving import ServingCurve
 from equipoise.spec.serving import IterationWork
 
@@ -25,6 +25,19 @@ def test_points_are_met() -> None:
     assert PRICE.iteration_s(IterationWork(4096, 0, 0, 0, 64)) == pytest.approx(0.2 + 4e-4)
     assert PRICE.iteration_s(IterationWork(0, 5, 7, 3, 0)) == pytest.approx(5e-8 + 7e-7 + 3e-5)
     assert PRICE.swap_s(10) == 1e-6
+
+
+def test_a_pace_follows_what_is_measured_and_passes_over_one_stall() -> None:
+    price, work = PacedPrice(PRICE), IterationWork(64, 0, 0, 0, 0)
+    for _ in range(60):
+        price.note(price.iteration_s(work), 5e-2)
+    assert price.iteration_s(work) == pytest.approx(5e-2)
+    price.note(price.iteration_s(work), 100.0)
+    assert price.iteration_s(work) == pytest.approx(5e-2, rel=0.051)
+    for _ in range(100):
+        price.note(price.iteration_s(work), 1e9)
+    assert price.iteration_s(work) == pytest.approx(16 * PRICE.iteration_s(work))
+    assert price.prompt_s(0, 64) == PRICE.prompt_s(0, 64)
 
 
 def test_a_single_point_grows_in_proportion() -> None:

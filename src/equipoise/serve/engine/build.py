@@ -15,7 +15,7 @@ import torch
 
 from equipoise.base.errors import FitError, ModelError, SpecError
 from equipoise.base.units import format_bytes
-from equipoise.cost.serving import CurvePrice
+from equipoise.cost.serving import CurvePrice, PacedPrice
 from equipoise.nn.decoder import Decoder
 from equipoise.observe.journal import EventSink
 from equipoise.observe.machine import available_bytes
@@ -134,11 +134,17 @@ def open_engine(
     )
     paged = _paged(served, limits, settings, sink)
     try:
-        price = CurvePrice(curve or kept_curve(paged, serving_file()))
+        price = PacedPrice(CurvePrice(curve or kept_curve(paged, serving_file())))
         scheduler = Scheduler(limits, price, policy)
         nano = open_nano(paged, nano_file(), sink)
         return EngineLoop(
-            paged, prompts, scheduler, context_tokens=context_tokens, sink=sink, nano=nano
+            paged,
+            prompts,
+            scheduler,
+            context_tokens=context_tokens,
+            sink=sink,
+            nano=nano,
+            price=price,
         )
     except BaseException:
         paged.close()

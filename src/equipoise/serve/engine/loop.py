@@ -23,6 +23,7 @@ from itertools import count
 import numpy as np
 
 from equipoise.base.errors import FaultError, SpecError
+from equipoise.cost.serving import PacedPrice
 from equipoise.observe.journal import EventSink
 from equipoise.schedule.batching.iteration import BatchSchedule, ServeChunk, ServeOutcome
 from equipoise.schedule.batching.request import ServeRequest
@@ -63,6 +64,7 @@ class EngineLoop:
         context_tokens: int,
         sink: EventSink | None = None,
         nano: NanoReport | None = None,
+        price: PacedPrice | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Take a model and its scheduler; nothing runs before ``start``.
@@ -74,12 +76,14 @@ class EngineLoop:
             context_tokens: Most tokens of a prompt and its answer together.
             sink: Where each iteration's predicted and measured seconds go.
             nano: What overlapping nano-batches was worth.
+            price: The scheduler's, if it is to follow the measured seconds.
             clock: Seconds, as the scheduler counts them.
         """
         self.prompts, self.context_tokens = prompts, context_tokens
         self.nano = nano or NanoReport(reason="not measured")
         self._decoder, self._scheduler, self._clock = decoder, scheduler, clock
         self._tally = Tally(sink or EventSink())
+        self._price = price
         self._answers = dict[str, LiveAnswer]()
         self._computing = frozenset[str]()
         """Requests of the iteration at hand."""
@@ -239,6 +243,8 @@ class EngineLoop:
                 if lost is not None:
                     self._lose(lost, end)
                 self._tally.add(schedule, end - begin)
+                if self._price is not None and lost is None:
+                    self._price.note(schedule.predicted_s, end - begin)
                 self._scheduler.done(self._outcomes(answers, failed), end)
                 if lost is not None:
                     self._scheduler.forget_cache()
