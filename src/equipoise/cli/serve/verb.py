@@ -161,6 +161,11 @@ def _open(
     args: argparse.Namespace, source: Path, tenants: "Tenants"
 ) -> tuple["ServedModel", "TrainedModel"]:
     """The model behind the server, and where it is from."""
+    from equipoise.serve.engine.ahead import compile_ahead
+
+    # A first start compiles kernels while it imports torch and reads the model.
+    dtype = args.dtype or ("fp32" if args.model is None else None)
+    compiling = None if dtype is None or args.device == "cuda" else compile_ahead(dtype)
     import torch
 
     from equipoise.serve.engine.build import EngineSettings, open_engine
@@ -171,6 +176,8 @@ def _open(
     if device == "cuda" and not torch.cuda.is_available():
         raise SpecError("--device cuda: there is none here, or torch cannot use it. Give cpu.")
     trained = open_model(source)
+    if compiling is not None:
+        compiling.wait()
     settings = EngineSettings(
         dtype=args.dtype,
         device=device,

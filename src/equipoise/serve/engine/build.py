@@ -23,7 +23,8 @@ from equipoise.schedule.batching.fair.table import DEFAULT_POLICY, find_policy
 from equipoise.schedule.batching.fair.watch import watch
 from equipoise.schedule.batching.scheduler import Scheduler
 from equipoise.schedule.batching.settings import BatchSettings, page_tokens_of
-from equipoise.serve.engine.calibrate import kept_curve
+from equipoise.serve.engine.ahead import compile_ahead
+from equipoise.serve.engine.calibrate import DTYPES, kept_curve
 from equipoise.serve.engine.forward import PagedDecoder
 from equipoise.serve.engine.fused import FusedDecoder, Packs, ServedDecoder
 from equipoise.serve.engine.loop import EngineLoop
@@ -117,9 +118,7 @@ def open_engine(
     decoder = build_decoder(trained, _DTYPES[settings.dtype] if settings.dtype else None)
     decoder = decoder.to(torch.device(settings.device))
     page_bytes = settings.page_tokens * token_bytes(trained.model, decoder.embed.weight.dtype)
-    served = (
-        decoder if settings.device != "cpu" else FusedDecoder(decoder, _packs(decoder, settings))
-    )
+    served = decoder if settings.device != "cpu" else _fuse(decoder, settings)
     pages = _pages(settings, context_tokens, page_bytes)
     limits = BatchSettings(
         pages,
@@ -172,6 +171,15 @@ def _paged(
         )
     pool = PoolSizes(limits.pages, limits.page_tokens, limits.swap_pages).allocate(decoder)
     return PagedDecoder(decoder, pool, is_invariant=settings.is_invariant)
+
+
+def _fuse(decoder: Decoder, settings: EngineSettings) -> FusedDecoder:
+    """The decoder for answering alone; its kernels are compiled meanwhile."""
+    compiling = compile_ahead(DTYPES[decoder.embed.weight.dtype])
+    fused = FusedDecoder(decoder, _packs(decoder, settings))
+    if compiling is not None:
+        compiling.wait()
+    return fused
 
 
 def _packs(decoder: Decoder, settings: EngineSettings) -> Packs:

@@ -73,14 +73,22 @@ class KeptKernel:
         """Call it; all arrays are contiguous."""
         kinds = given[0].dtype, given[1].dtype
         if kinds not in self._ready:
-            self._prepare(tuple(map(self._run.typeof_pyval, given)))
+            self._prepare(self.kinds(*given))
             self._ready.add(kinds)
         return self._run(*given)
 
+    def kinds(self, *given: Any) -> tuple[Any, ...]:
+        """The types of some arguments."""
+        return tuple(map(self._run.typeof_pyval, given))
+
+    def is_kept(self, kinds: tuple[Any, ...]) -> bool:
+        """Whether the cache has code for arguments of these types."""
+        # numba has no public way to ask without compiling.
+        return self._run._cache.load_overload(kinds, self._run.targetctx) is not None
+
     def _prepare(self, kinds: tuple[Any, ...]) -> None:
         """Have another process compile it if the cache has no code for such arguments."""
-        # numba has no public way to ask without compiling.
-        if self._run._cache.load_overload(kinds, self._run.targetctx) is None:
+        if not self.is_kept(kinds):
             words = base64.b64encode(pickle.dumps(kinds)).decode()
             command = [sys.executable, "-m", __name__, *self._place, words]
             subprocess.run(command, check=False, stderr=subprocess.DEVNULL)

@@ -1,0 +1,57 @@
+"""Compile the kernels that an engine will call, in another process, while its model is read.
+
+Why
+    A first start compiles for seconds. Another core can do that meanwhile, and numba's cache hands
+    the code over.
+
+Kept true (tests/unit/serve/engine/test_ahead.py)
+    What was compiled ahead is what an engine calls: nothing is compiled again.
+"""
+
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+
+from equipoise.serve.engine.jit import KeptKernel
+from equipoise.serve.engine.kernel import attend_rows
+from equipoise.serve.engine.rows import gate_rows, head_rows, norm_rows
+
+
+def compile_ahead(dtype: str) -> "subprocess.Popen[bytes] | None":
+    """Start compiling what the cache lacks; None if it lacks nothing.
+
+    Args:
+        dtype: What the engine will compute in: fp32 or bf16.
+    """
+    if not _lacking(dtype):
+        return None
+    command = [sys.executable, "-m", __name__, dtype]
+    return subprocess.Popen(command, stderr=subprocess.DEVNULL)
+
+
+def _lacking(dtype: str) -> list[tuple[KeptKernel, tuple[Any, ...]]]:
+    calls = [(kernel, kernel.kinds(*given)) for kernel, given in _calls(dtype)]
+    return [(kernel, kinds) for kernel, kinds in calls if not kernel.is_kept(kinds)]
+
+
+def _calls(dtype: str) -> list[tuple[KeptKernel, tuple[Any, ...]]]:
+    """Each kernel with the smallest arrays of the types that an engine gives it."""
+    wide, kind = np.float32, np.uint16 if dtype == "bf16" else np.float32
+    x, scales, eps = np.zeros((1, 4), kind), np.ones((2, 4), wide), np.float32(1)
+    heads, table = np.zeros((1, 1, 4), kind), np.zeros((2, 1, 1, 2), kind)
+    q, parts = np.zeros((1, 1, 4), wide), np.zeros((1, 1, 1, 6), wide)
+    whole, rows = np.zeros((1, 1), np.int32), np.zeros(1, np.int32)
+    kernels: list[tuple[Any, tuple[Any, ...]]] = [
+        (attend_rows, (q, heads, heads, whole, 1, rows, np.zeros((1, 4), np.int32), parts, q)),
+        (head_rows, (x, table, False, scales, eps, heads, heads, heads)),
+        (norm_rows, (x, scales[0], eps, x)),
+        (gate_rows, (x, x)),
+    ]
+    return [(kernel, given) for kernel, given in kernels if isinstance(kernel, KeptKernel)]
+
+
+if __name__ == "__main__":
+    for lacking, types in _lacking(sys.argv[1]):
+        lacking.compile(types)

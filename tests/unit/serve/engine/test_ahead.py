@@ -1,0 +1,37 @@
+"""Kernels that are compiled before an engine calls them."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = """
+import torch
+from equipoise.serve.engine.ahead import compile_ahead
+from equipoise.serve.engine.fused import FusedDecoder
+from support.serving.paged import PLAIN, built, chunk_of, paged
+import sys, os, pathlib
+
+def kept():
+    return sorted(path.name for path in pathlib.Path(os.environ["NUMBA_CACHE_DIR"]).rglob("*.nbc"))
+
+child = compile_ahead(sys.argv[1])
+assert child.wait() == 0
+before = kept()
+dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[sys.argv[1]]
+engine = paged(FusedDecoder(built(PLAIN, dtype)), pages=8)
+engine.run([chunk_of("a", range(8), 0, 5)], [1, 2, 3, 4, 5])
+assert kept() == before and before
+assert compile_ahead(sys.argv[1]) is None
+"""
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_what_was_compiled_ahead_is_what_an_engine_calls(dtype: str, tmp_path: Path) -> None:
+    # Compiling takes about ten seconds; there is no shorter way to see an empty cache filled.
+    given = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": "tests"}
+    command = [sys.executable, "-c", PROGRAM, dtype]
+    done = subprocess.run(command, env=given, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
