@@ -35,7 +35,7 @@ VERBS = {
     "pack": "show how evenly each policy would pack a corpus; needs no torch",
     "explain": "show who computes or sends what: attention, pipelines, tensors; needs no torch",
     "simulate": "say how long a step, or a trace's requests, take on a cluster; needs no torch",
-    "plan": "search the layout that trains a model fastest on a cluster; needs no torch",
+    "plan": "search the layout that trains a model, or serves a trace, best; needs no torch",
     "train": "train a model; the same command again resumes",
     "report": "write runs as one HTML page: predicted beside measured, and each rank's timeline",
     "dash": "show runs and a server live in a browser, predicted beside measured",

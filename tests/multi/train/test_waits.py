@@ -22,6 +22,7 @@ AT_THE_ENDS = {
     " parallel/pipeline/pipeline.py",  # whether all ranks have one schedule
     " train/pipeline.py",  # losses
     " train/step.py",
+    " comm/group.py",  # whether the norm is finite on every rank
     "wait comm/group.py",
     "reduce train/step.py",  # the norm
     "optimizer train/step.py",  # what routers chose

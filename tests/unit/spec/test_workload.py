@@ -329,8 +329,8 @@ def test_no_such_file_and_no_such_text(tmp_path, message):
     )
     file.write_bytes(b"3\n\xff\xfe\n")
     assert message(read_lengths, file) == (
-        f"{file} cannot be read as text ('utf-8' codec can't decode byte 0xff in position 2: "
-        "invalid start byte). Give CSV, JSON lines, Parquet, or one whole number per line."
+        f"{file} cannot be read as text (a text in it is not UTF-8). Give CSV, JSON lines, "
+        "Parquet, or one whole number per line."
     )
 
 

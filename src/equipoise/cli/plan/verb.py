@@ -23,7 +23,7 @@ from equipoise.cli.step_arguments import add_sources_argument, add_step_argument
 if TYPE_CHECKING:
     from equipoise.plan.request import PlanAnswer, PlanRequest, RunPlanRequest
 
-HELP = "search the layout that trains a model, or serves a trace, best on a cluster; needs no torch"
+HELP = "search the layout that trains a model, or serves a trace, best; needs no torch"
 
 EXAMPLES = """\
 examples:
