@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING
 from equipoise.base.disk import writing
 from equipoise.base.errors import SpecError
 from equipoise.cli.run_arguments import add_run_arguments, run_from
-from equipoise.cli.serving.arguments import (
+from equipoise.cli.step_arguments import (
     SERVING,
     SHARED,
     add_serving_arguments,
+    add_sources_argument,
+    add_step_arguments,
     read_objectives,
     require_of_serving,
 )
-from equipoise.cli.step_arguments import add_sources_argument, add_step_arguments
 
 if TYPE_CHECKING:
     from equipoise.plan.request import PlanAnswer, PlanRequest, RunPlanRequest

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING
 
 from equipoise.base.disk import writing
 from equipoise.base.errors import SpecError
-from equipoise.cli.serving.arguments import (
+from equipoise.cli.step_arguments import (
     SERVING,
     SHARED,
     add_serving_arguments,
+    add_sources_argument,
+    add_step_arguments,
     read_objectives,
     require_of_serving,
 )
-from equipoise.cli.step_arguments import add_sources_argument, add_step_arguments
 from equipoise.cli.written import require_folder_of, require_kind
 
 if TYPE_CHECKING:

@@ -1,1 +1,0 @@
-"""Flags of serving a trace, shared by verbs."""
