@@ -24,14 +24,19 @@ Kept true (tests/unit/serve/engine/test_pool.py)
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from equipoise.base.errors import FitError
 from equipoise.base.units import format_bytes
+from equipoise.observe.machine import available_bytes
 from equipoise.schedule.batching.iteration import PageRun, Swap
 from equipoise.serve.engine.fused import ServedDecoder
 from equipoise.spec.model.presets import ModelSpec
+
+_LINE = 64
+"""Alignment of a pool's memory [bytes]."""
 
 
 def token_bytes(model: ModelSpec, dtype: torch.dtype) -> int:
@@ -78,14 +83,21 @@ class KvPool:
     ) -> Tensor:
         """Zeros: rows that nobody wrote are multiplied by 0, and 0 times NaN would be NaN."""
         shape = model.layers, 2, pages * self._page_rows, model.kv_heads, model.head_width
+        size = pages * self._page_rows * token_bytes(model, dtype)
         try:
-            return torch.zeros(shape, dtype=dtype, device=device)
-        except RuntimeError:
-            size = format_bytes(pages * self._page_rows * token_bytes(model, dtype))
-            raise FitError(
-                f"A cache of {pages:,} pages of {self.page_tokens} tokens needs {size}, and "
-                f"{device} does not have that. Give it fewer pages."
-            ) from None
+            if device.type != "cpu":
+                return torch.zeros(shape, dtype=dtype, device=device)
+            if size <= available_bytes():
+                # The system's own zeros: memory is taken when rows are first written.
+                held = torch.from_numpy(np.zeros(size + _LINE, dtype=np.uint8))
+                begin = -held.data_ptr() % _LINE
+                return held[begin : begin + size].view(dtype).view(shape)
+        except (RuntimeError, MemoryError):
+            pass
+        raise FitError(
+            f"A cache of {pages:,} pages of {self.page_tokens} tokens needs {format_bytes(size)}, "
+            f"and {device} does not have that. Give it fewer pages."
+        )
 
     @property
     def dtype(self) -> torch.dtype:
