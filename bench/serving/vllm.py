@@ -33,7 +33,7 @@ import numpy as np
 from bench.lib.stamp import LoadStamp, environment, spread
 from bench.serving.engine import smollm2
 
-ROUNDS, REQUESTS, AT_ONCE, IN, OUT, LONG = 3, 16, 8, 256, 32, 8000
+ROUNDS, REQUESTS, AT_ONCE, IN, OUT, LONG = 2, 16, 8, 256, 32, 8000
 START_S = 240.0
 GOALS = {"throughput": 1.2, "p99_over_p50": 3.0, "first_token": 1.8}
 
@@ -141,6 +141,11 @@ def both(sides: dict[str, dict[str, Any]]) -> dict[str, Any]:
             seconds = asyncio.run(throughput(side, number))
             gaps, beside_s = asyncio.run(beside(side, number))
             first_s = asyncio.run(first(side, number))
+            sys.stderr.write(
+                f"round {number}, {name}: {REQUESTS * OUT / seconds:.0f} tokens/s, gaps "
+                f"{np.median(gaps):.3f} and {np.percentile(gaps, 99):.3f} s, first token after "
+                f"{first_s:.2f} s\n"
+            )
             if number:
                 taken[name]["throughput"].append(REQUESTS * OUT / seconds)
                 taken[name]["gaps"] += gaps
