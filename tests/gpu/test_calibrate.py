@@ -42,7 +42,7 @@ pytestmark = [
 ]
 
 MODEL = ModelSpec(layers=7, hidden=1024, heads=16, kv_heads=4, ffn=2816, vocab=8192, head_width=64)
-"""Of a depth that nobody timed."""
+"""Its number of layers is none of those that were timed."""
 
 TOKENS, CONTEXT = 8192, 4096
 

@@ -26,3 +26,20 @@ def events(folder: Path, name: str = "", rank: int = 0) -> list[dict]:
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     parsed = [json.loads(line) for line in lines if line.endswith("}\n")]
     return [event for event in parsed if name in ("", event["name"])]
+
+
+def ranks_of(folder: Path) -> dict[int, int]:
+    """Process of each rank of a run's folder that is alive."""
+    alive = {}
+    for entry in Path("/proc").iterdir():
+        try:
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+            if b"equipoise.train.worker" not in words or str(folder).encode() not in words:
+                continue
+            environment = (entry / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        rank = [word for word in environment if word.startswith(b"RANK=")]
+        if rank:  # the agent has none
+            alive[int(rank[0].removeprefix(b"RANK="))] = int(entry.name)
+    return alive

@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from equipoise.base.errors import SpecError
 
@@ -192,6 +192,22 @@ def require_of_serving(
                 f"{shown} describes a step to train and changes nothing for --requests. Leave it "
                 "out."
             )
+
+
+def serving_of(args: argparse.Namespace) -> dict[str, Any]:
+    """What is asked of serving a trace, as arguments of a request.
+
+    Raises:
+        SpecError: as ``read_objectives``.
+    """
+    from equipoise.schedule.batching.fair.table import DEFAULT_POLICY
+
+    return {
+        "precision": args.precision,
+        "fair": args.fair or DEFAULT_POLICY,
+        "objectives": read_objectives(args.slo or []),
+        "expert_skew": args.expert_skew,
+    }
 
 
 def read_objectives(texts: Sequence[str]) -> "dict[str, Objective]":

@@ -18,7 +18,7 @@ import pytest
 
 from equipoise.observe.reader import read_run
 from support.make_run import write_run
-from support.read_run import EXACT, events
+from support.read_run import EXACT, events, ranks_of
 
 STEPS = 24
 RESUME = "Run the same command again to resume from the last checkpoint."
@@ -50,23 +50,6 @@ def wait_until(is_so: Callable[[], object]) -> None:
     while not is_so():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.01)
-
-
-def ranks_of(folder: Path) -> dict[int, int]:
-    """Process of each rank of a run's folder that is alive."""
-    alive = {}
-    for entry in Path("/proc").iterdir():
-        try:
-            words = (entry / "cmdline").read_bytes().split(b"\0")
-            if b"equipoise.train.worker" not in words or str(folder).encode() not in words:
-                continue
-            environment = (entry / "environ").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        rank = [word for word in environment if word.startswith(b"RANK=")]
-        if rank:  # the agent has none
-            alive[int(rank[0].removeprefix(b"RANK="))] = int(entry.name)
-    return alive
 
 
 def lines_of(folder: Path, name: str) -> int:

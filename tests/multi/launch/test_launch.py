@@ -18,7 +18,7 @@ from equipoise.checkpoint.manifest import find_checkpoints
 from equipoise.cli.main import main
 from equipoise.observe.event import SCHEMA_VERSION
 from support.make_run import write_run
-from support.read_run import EXACT, events
+from support.read_run import EXACT, events, ranks_of
 
 STEPS = 24
 RESUME = "Run the same command again to resume from the last checkpoint."
@@ -73,23 +73,6 @@ def steps_done(folder: Path) -> int:
 
 def checkpoints(folder: Path) -> list[str]:
     return sorted(path.name for path in (folder / "checkpoint").glob("*"))
-
-
-def ranks_of(folder: Path) -> dict[int, int]:
-    """Process of each rank of a run's folder that is alive."""
-    found = {}
-    for entry in Path("/proc").iterdir():
-        try:
-            words = (entry / "cmdline").read_bytes().split(b"\0")
-            if b"equipoise.train.worker" not in words or str(folder).encode() not in words:
-                continue
-            environment = (entry / "environ").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        rank = [e for e in environment if e.startswith(b"RANK=")]
-        if rank:  # the agent has none
-            found[int(rank[0].removeprefix(b"RANK="))] = int(entry.name)
-    return found
 
 
 def undisturbed(out: str) -> str:

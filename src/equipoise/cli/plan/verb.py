@@ -17,8 +17,8 @@ from equipoise.cli.step_arguments import (
     add_serving_arguments,
     add_sources_argument,
     add_step_arguments,
-    read_objectives,
     require_of_serving,
+    serving_of,
 )
 
 if TYPE_CHECKING:
@@ -195,10 +195,7 @@ def _serve(args: argparse.Namespace) -> int:
         args.model,
         args.cluster,
         args.layout,
-        precision=args.precision,
-        fair=args.fair or "uwfq",
-        objectives=read_objectives(args.slo or []),
-        expert_skew=args.expert_skew,
+        **serving_of(args),
         seconds=SECONDS if args.seconds is None else args.seconds,
     )
     answer = plan_serving(request, progress=make_progress(args.quiet or args.json))

@@ -15,8 +15,8 @@ from equipoise.cli.step_arguments import (
     add_serving_arguments,
     add_sources_argument,
     add_step_arguments,
-    read_objectives,
     require_of_serving,
+    serving_of,
 )
 from equipoise.cli.written import require_folder_of, require_kind
 
@@ -205,11 +205,8 @@ def _serve(args: argparse.Namespace) -> int:
         args.model,
         args.cluster,
         args.layout,
-        precision=args.precision,
-        fair=args.fair or "uwfq",
-        objectives=read_objectives(args.slo or []),
         decode_layout=args.decode_layout,
-        expert_skew=args.expert_skew,
+        **serving_of(args),
     )
     progress = make_progress(args.quiet or args.json)
     answer = simulate_serving(request, progress)

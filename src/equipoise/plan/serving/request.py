@@ -20,7 +20,7 @@ from equipoise.data.progress import Progress, SilentProgress
 from equipoise.plan.search.deadline import Deadline
 from equipoise.plan.serving.search import KEPT, ServingOutcome, ServingSearch, Simulated
 from equipoise.plan.serving.space import ServingChoice, read_fixed
-from equipoise.schedule.batching.fair.table import find_policy
+from equipoise.schedule.batching.fair.table import DEFAULT_POLICY, find_policy
 from equipoise.sim.serve.answer import Objective, ServingAnswer
 from equipoise.sim.serve.request import open_site, read_trace
 from equipoise.spec.cluster.spec import ClusterSpec
@@ -48,7 +48,7 @@ class ServingPlanRequest:
     layout: str | None = None
     """Degrees that every replica has, as ``tp=4,cp=1``."""
     precision: Precision = "bf16"
-    fair: str = "uwfq"
+    fair: str = DEFAULT_POLICY
     """Policy of fairness between tenants."""
     objectives: Mapping[str, Objective] = field(default_factory=dict)
     """By tenant; "" for those not named."""

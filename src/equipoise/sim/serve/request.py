@@ -21,7 +21,7 @@ from equipoise.base.errors import LayoutError, SpecError
 from equipoise.base.nearest import nearest
 from equipoise.cost.step.request import Precision
 from equipoise.data.progress import Progress
-from equipoise.schedule.batching.fair.table import find_policy
+from equipoise.schedule.batching.fair.table import DEFAULT_POLICY, find_policy
 from equipoise.schedule.batching.settings import BatchSettings, page_tokens_of
 from equipoise.sim.machine import Machine
 from equipoise.sim.serve.answer import Objective, ServingAnswer
@@ -56,7 +56,7 @@ class ServingRequest:
     layout: str | Layout
     """``tp=4,dp=2``: dp replicas of pp x cp x tp devices each."""
     precision: Precision = "bf16"
-    fair: str = "uwfq"
+    fair: str = DEFAULT_POLICY
     """Policy of fairness between tenants."""
     objectives: Mapping[str, Objective] = field(default_factory=dict)
     """By tenant; "" for those not named."""
