@@ -1,8 +1,19 @@
-"""Verbs, run in this process: their exit code, and what they wrote to stdout and stderr."""
+"""Verbs: their exit code, and what they wrote to stdout and stderr.
+
+``start`` is ``equipoise train`` in a process of its own; others run in this one.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 
 import pytest
 
 from equipoise.cli.main import main
+
+DEADLINE_S = 120.0
 
 
 def run(capsys: pytest.CaptureFixture[str], *argv: object) -> tuple[int, str, str]:
@@ -13,3 +24,29 @@ def run(capsys: pytest.CaptureFixture[str], *argv: object) -> tuple[int, str, st
 
 def plan(capsys: pytest.CaptureFixture[str], *argv: object) -> tuple[int, str, str]:
     return run(capsys, "plan", *argv)
+
+
+def command(*words: object) -> list[str]:
+    return [sys.executable, "-m", "equipoise.cli.main", "train", *map(str, words)]
+
+
+def start(*words: object, **env: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        command(*words),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **env},
+    )
+
+
+def end_of(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=DEADLINE_S)
+    return process.returncode, out, err
+
+
+def wait_until(is_so: Callable[[], object]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not is_so():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.01)

@@ -9,9 +9,7 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,37 +17,15 @@ import pytest
 from equipoise.observe.reader import read_run
 from support.make_run import write_run
 from support.read_run import EXACT, events, ranks_of
+from support.verbs import end_of, start, wait_until
 
 STEPS = 24
 RESUME = "Run the same command again to resume from the last checkpoint."
-DEADLINE_S = 120.0
 
 
 @pytest.fixture
 def run_toml(texts: Path, cache: Path, tmp_path: Path) -> Path:
     return write_run(tmp_path, texts, cache, steps=STEPS, every_steps=6, layout="dp = 2")
-
-
-def start(*words: object, **env: str) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [sys.executable, "-m", "equipoise.cli.main", "train", *map(str, words)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **env},
-    )
-
-
-def end_of(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
-    out, err = process.communicate(timeout=DEADLINE_S)
-    return process.returncode, out, err
-
-
-def wait_until(is_so: Callable[[], object]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not is_so():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
 
 
 def lines_of(folder: Path, name: str) -> int:

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,10 +18,10 @@ from equipoise.cli.main import main
 from equipoise.observe.event import SCHEMA_VERSION
 from support.make_run import write_run
 from support.read_run import EXACT, events, ranks_of
+from support.verbs import DEADLINE_S, end_of, start, wait_until
 
 STEPS = 24
 RESUME = "Run the same command again to resume from the last checkpoint."
-DEADLINE_S = 90.0
 
 
 @pytest.fixture
@@ -30,34 +29,8 @@ def run_toml(texts: Path, cache: Path, tmp_path: Path) -> Path:
     return write_run(tmp_path, texts, cache, steps=STEPS, every_steps=6, layout="dp = 2")
 
 
-def command(*words: object) -> list[str]:
-    return [sys.executable, "-m", "equipoise.cli.main", "train", *map(str, words)]
-
-
-def start(*words: object, **env: str) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        command(*words),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **env},
-    )
-
-
-def end_of(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
-    out, err = process.communicate(timeout=DEADLINE_S)
-    return process.returncode, out, err
-
-
 def train(*words: object, **env: str) -> tuple[int, str, str]:
     return end_of(start(*words, **env))
-
-
-def wait_until(is_so: Callable[[], object]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not is_so():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
 
 
 def losses(folder: Path) -> list[float]:
