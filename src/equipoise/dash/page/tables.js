@@ -47,6 +47,11 @@ function runsTable() {
     const of = (one) => data.comparisons.find((each) => each.label === one.label);
     const isSame = data.comparisons.every((each) => each.is_same_documents);
     rows.unshift([`Speed over ${data.comparisons[0].baseline}`, ["measured", (one) => formatTimes(of(one)?.measured)], ["predicted", (one) => formatTimes(of(one)?.predicted)]]);
+    if (data.comparisons.some((each) => isKnown(each.low))) {
+      const interval = (low, high) => (isKnown(low) ? `${decimals(low, 2)}–${decimals(high, 2)}` : missing);
+      rows[0].splice(2, 0, ["90% interval", (one) => interval(of(one)?.low, of(one)?.high)]);
+      rows[0].push(["processor time", (one) => formatTimes(of(one)?.busy)]);
+    }
     if (!isSame) rows.splice(1, 0, ["On the same documents", ["", (one) => (of(one) ? (of(one).is_same_documents ? "yes" : "no") : missing)]]);
   }
   const lines = ([name, ...shown]) => shown.map(([kind, format], index) => element(

@@ -1,0 +1,1 @@
+"""Embedding tables onto ranks: whole, by rows, by columns, inside a host, or everywhere."""

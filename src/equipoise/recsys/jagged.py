@@ -1,0 +1,115 @@
+"""Batches of ids: for each feature and sample a bag of any length.
+
+Why
+    Lengths, not offsets, go over the wire: a slice of lengths means the same wherever it stands,
+    and offsets are rebuilt by one cumulative sum::
+
+        feature "genre", 3 samples      lengths   2 0 1
+        [4, 1] [] [7]                   values    4 1 7
+
+Kept true (tests/multi/recsys/test_tables.py, tests/unit/recsys/test_jagged.py)
+    Ids beyond their table, negative ids and lengths that do not add up are refused by name.
+
+Sources
+    The wire format: Neo, arXiv:2104.05158; torchrec's KeyedJaggedTensor.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from equipoise.base.errors import DataError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeyedJagged:
+    """F features of B samples."""
+
+    keys: tuple[str, ...]
+    lengths: Tensor
+    """Ids of each bag, int32 [F, B]."""
+    values: Tensor
+    """All ids, feature by feature and sample by sample, int64 [sum of lengths]."""
+
+    def __post_init__(self) -> None:
+        if self.lengths.ndim != 2 or len(self.lengths) != len(self.keys):
+            raise DataError(
+                f"Lengths of {len(self.keys)} features must have a row for each, and have shape "
+                f"{list(self.lengths.shape)}."
+            )
+        if len(set(self.keys)) < len(self.keys):
+            raise DataError("Two features have one key. Rename one.")
+        total = int(self.lengths.sum())
+        if (self.lengths < 0).any() or total != len(self.values):
+            raise DataError(
+                f"Lengths add up to {total:,} and there are {len(self.values):,} ids. Lengths "
+                "must not be negative, and must add up to the number of ids."
+            )
+
+    @classmethod
+    def from_bags(cls, bags: Mapping[str, Sequence[Sequence[int]]]) -> "KeyedJagged":
+        """From lists: for each feature, for each sample, its ids.
+
+        >>> KeyedJagged.from_bags({"genre": [[4, 1], [], [7]]}).lengths.tolist()
+        [[2, 0, 1]]
+        """
+        lengths = [[len(bag) for bag in rows] for rows in bags.values()]
+        if len({len(row) for row in lengths}) > 1:
+            counts = ", ".join(f"{key} {len(rows)}" for key, rows in bags.items())
+            raise DataError(f"Features have bags for different numbers of samples: {counts}.")
+        values = [each for rows in bags.values() for bag in rows for each in bag]
+        return cls(
+            tuple(bags),
+            torch.tensor(lengths, dtype=torch.int32).reshape(len(bags), -1),
+            torch.tensor(values, dtype=torch.int64),
+        )
+
+    @property
+    def samples(self) -> int:
+        """Number of samples."""
+        return self.lengths.shape[1]
+
+    def bags(self, key: str) -> tuple[Tensor, Tensor]:
+        """One feature's lengths, int32 [B], and ids, int64.
+
+        Raises:
+            DataError: there is no such feature.
+        """
+        if key not in self.keys:
+            raise DataError(
+                f"The batch has no feature {key}; it has {', '.join(self.keys)}. Add it, or drop "
+                "its table."
+            )
+        index = self.keys.index(key)
+        sums = self.lengths.sum(dim=1).tolist()
+        begin = sum(sums[:index])
+        return self.lengths[index], self.values[begin : begin + sums[index]]
+
+    def select(self, begin: int, end: int) -> "KeyedJagged":
+        """The samples ``begin:end``."""
+        offsets = torch.nn.functional.pad(self.lengths.flatten().cumsum(0), (1, 0)).tolist()
+        count = self.samples
+        parts = [
+            self.values[offsets[index * count + begin] : offsets[index * count + end]]
+            for index in range(len(self.keys))
+        ]
+        values = torch.cat(parts) if parts else self.values
+        return KeyedJagged(self.keys, self.lengths[:, begin:end].contiguous(), values)
+
+
+def require_ids(key: str, lengths: Tensor, values: Tensor, rows: int) -> None:
+    """Refuse ids that no row of a table has.
+
+    Raises:
+        DataError: names the feature, the sample and the id.
+    """
+    if not len(values) or (int(values.min()) >= 0 and int(values.max()) < rows):
+        return
+    at = int(torch.nonzero((values < 0) | (values >= rows))[0])
+    sample = int(torch.searchsorted(lengths.cumsum(0), at, right=True))
+    bad = int(values[at])
+    what = "is negative" if bad < 0 else f"is beyond its table of {rows:,} rows"
+    fix = "Ids begin at 0." if bad < 0 else f"Map it to one of 0 to {rows - 1:,}."
+    raise DataError(f"Feature {key}: id {bad:,} of sample {sample:,} {what}. {fix}")

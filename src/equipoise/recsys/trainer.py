@@ -1,0 +1,243 @@
+"""Train DLRM on this rank: batches, tables, dense part, scores, and what the journal gets.
+
+What it decides
+    A step's global batch is the same samples in the same order on any number of ranks; ranks take
+    consecutive shares. The loss is a sum over the global batch, divided by its size once. The
+    dense part is copied to all ranks, its gradients are summed. After each epoch the validation
+    split is scored, and the weights of the best epoch so far score the test split.
+
+Kept true (tests/multi/recsys/test_train.py)
+    Two ranks equal one; a resumed run equals one that was not interrupted; sent bytes are the
+    predicted ones.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from equipoise.base.arrays import Floats, Ints
+from equipoise.base.errors import NonFiniteError
+from equipoise.observe.journal import EventSink
+from equipoise.recsys.dlrm import DLRM
+from equipoise.recsys.embedding import ShardedTables
+from equipoise.recsys.exchange import TableExchange
+from equipoise.recsys.metrics import measure_auc, measure_entropy
+from equipoise.recsys.optimizer import SparseStep
+from equipoise.recsys.samples import Samples
+from equipoise.recsys.store import RankSaved, load_newest, save
+from equipoise.schedule.tables.placement import TablePlan
+from equipoise.schedule.tables.traffic import STAGES
+from equipoise.spec.recommend import RecommendSpec
+
+
+@dataclass(slots=True)
+class Scores:
+    """How well a split is ranked."""
+
+    epoch: int
+    step: int
+    auc: float
+    entropy: float
+    test_auc: float
+    test_entropy: float
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What this rank's tables did, summed over steps since it started."""
+
+    steps: int = 0
+    ids: int = 0
+    sent: dict[str, Ints] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Trained:
+    """How a run ended."""
+
+    step: int
+    losses: list[float]
+    best: Scores | None
+    traffic: Traffic
+
+
+class RankTrainer:
+    """One rank of a run."""
+
+    def __init__(
+        self,
+        folder: Path,
+        spec: RecommendSpec,
+        samples: Samples,
+        plan: TablePlan,
+        journal: EventSink,
+        exchange: TableExchange,
+    ) -> None:
+        self.folder, self.spec, self.samples, self.plan = folder, spec, samples, plan
+        self.journal, self.exchange = journal, exchange
+        step = SparseStep(spec.tables.optimizer, lr=spec.tables.lr)
+        wire = spec.tables.wire
+        self.tables = ShardedTables(
+            plan, exchange, step, seed=spec.train.seed, forward=wire, backward=wire
+        )
+        self.dense = DLRM(
+            [each.table for each in plan.placements],
+            samples.numbers.shape[1],
+            bottom=spec.model.bottom,
+            top=spec.model.top,
+            seed=spec.train.seed,
+        )
+        self.optimizer = torch.optim.Adam(
+            self.dense.parameters(), lr=spec.train.lr, weight_decay=spec.train.weight_decay
+        )
+        self.step = 0
+        self.losses: list[float] = []
+        self.traffic = Traffic(sent={stage: np.zeros(exchange.ranks, np.int64) for stage in STAGES})
+        self.best: Scores | None = None
+
+    @property
+    def epoch_steps(self) -> int:
+        """Steps of an epoch; the last batch may be short."""
+        return -(-self.samples.edges[1] // self.spec.train.batch)
+
+    @property
+    def steps(self) -> int:
+        """Steps of the run."""
+        return self.spec.train.epochs * self.epoch_steps
+
+    def resume(self) -> int:
+        """Go on from the newest whole checkpoint, of any plan and number of ranks; its step."""
+        saved = load_newest(self.folder, self.tables, self.dense, self.optimizer)
+        if saved is not None:
+            self.step, self.losses = saved.step, saved.losses
+            self.best = None if saved.best is None else Scores(**saved.best)
+        return self.step
+
+    def run(self, show: Callable[[str], None], stop_at: int | None = None) -> Trained:
+        """Train to the end, or to a step.
+
+        Raises:
+            NonFiniteError: the loss is not a number.
+        """
+        while self.step < min(self.steps, self.steps if stop_at is None else stop_at):
+            began = time.perf_counter()
+            loss, count = self._train_step()
+            self.step += 1
+            self.losses.append(loss)
+            took = time.perf_counter() - began
+            self.journal.write(
+                "scalar",
+                "recommend",
+                step=self.step,
+                loss=loss,
+                samples=count,
+                step_s=took,
+                ids=int(sum(each.sum() for each in self.tables.ids_received.values())),
+                sent_bytes={s: int(each.sum()) for s, each in self.exchange.sent.items()},
+            )
+            is_epoch = self.step % self.epoch_steps == 0
+            if is_epoch:
+                self._score(show)
+            if is_epoch or self.step % self.spec.checkpoint.every_steps == 0:
+                self._save()
+        return Trained(self.step, self.losses, self.best, self.traffic)
+
+    def _save(self) -> None:
+        best = None if self.best is None else _fields(self.best)
+        save(
+            self.folder,
+            self.tables,
+            self.dense,
+            self.optimizer,
+            RankSaved(self.step, self.losses, best),
+        )
+
+    def _share(self, index: Ints) -> Ints:
+        ranks, rank = self.exchange.ranks, self.exchange.rank
+        return index[rank * len(index) // ranks : (rank + 1) * len(index) // ranks]
+
+    def _order(self, epoch: int) -> Ints:
+        source = np.random.Generator(np.random.Philox(key=[self.spec.train.seed, epoch]))
+        return source.permutation(self.samples.edges[1])
+
+    def _train_step(self) -> tuple[float, int]:
+        epoch, within = divmod(self.step, self.epoch_steps)
+        batch = self.spec.train.batch
+        index = self._order(epoch)[within * batch : (within + 1) * batch]
+        jagged, numbers, labels = self.samples.batch(self._share(index))
+        self.exchange.clear()
+        logits = self.dense(self.tables(jagged), numbers)
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, labels, reduction="sum")
+        self.optimizer.zero_grad()
+        (loss / len(index)).backward()
+        total = self._sum(loss.detach().double().reshape(1) / len(index))
+        if not bool(torch.isfinite(total)):
+            raise NonFiniteError(
+                f"The loss of step {self.step + 1:,} is not a number. Lower train.lr or tables.lr; "
+                "the last checkpoint is whole."
+            )
+        self._sum_dense()
+        self.optimizer.step()
+        self.tables.step()
+        self.traffic.steps += 1
+        self.traffic.ids += int(sum(each.sum() for each in self.tables.ids_received.values()))
+        for stage, sent in self.exchange.sent.items():
+            self.traffic.sent[stage] = self.traffic.sent[stage] + sent
+        return float(total), len(index)
+
+    def _sum(self, tensor: Tensor) -> Tensor:
+        if self.exchange.ranks > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+    def _sum_dense(self) -> None:
+        grads = [p.grad for p in self.dense.parameters() if p.grad is not None]
+        flat = self._sum(torch.cat([grad.flatten() for grad in grads]))
+        for grad, part in zip(grads, flat.split([each.numel() for each in grads]), strict=True):
+            grad.copy_(part.view_as(grad))
+
+    def _score(self, show: Callable[[str], None]) -> None:
+        epoch = self.step // self.epoch_steps
+        (auc, entropy), (test_auc, test_entropy) = (
+            self.score(split) for split in ("validation", "test")
+        )
+        scores = Scores(epoch, self.step, auc, entropy, test_auc, test_entropy)
+        if self.best is None or entropy < self.best.entropy:
+            self.best = scores
+        self.journal.write("scalar", "ranking", is_best=self.best is scores, **_fields(scores))
+        show(
+            f"epoch {epoch}: validation AUC {auc:.4f}, normalised entropy {entropy:.4f}; "
+            f"test AUC {test_auc:.4f}, {test_entropy:.4f}"
+        )
+
+    def score(self, split: str) -> tuple[float, float]:
+        """AUC and normalised entropy of a split, over all ranks' samples together."""
+        begin, end = self.samples.bounds(split)
+        logits = np.zeros(end - begin)
+        for at in range(begin, end, 8192):
+            index = np.arange(at, min(end, at + 8192))
+            logits[at - begin : at - begin + len(index)] = self._logits(index)
+        labels = self.samples.labels[begin:end].astype(np.float64)
+        return measure_auc(logits, labels), measure_entropy(logits, labels)
+
+    def _logits(self, index: Ints) -> Floats:
+        """Logits of samples, each computed by one rank."""
+        ranks, rank = self.exchange.ranks, self.exchange.rank
+        whole = torch.zeros(len(index), dtype=torch.float64)
+        jagged, numbers, _ = self.samples.batch(self._share(index))
+        with torch.no_grad():
+            begin = rank * len(index) // ranks
+            own = self.dense(self.tables(jagged), numbers)
+            whole[begin : begin + len(own)] = own.double()
+        return self._sum(whole).numpy()
+
+
+def _fields(scores: Scores) -> Mapping[str, Any]:
+    return {name: getattr(scores, name) for name in Scores.__slots__}

@@ -1,0 +1,139 @@
+"""The bytes that embedding tables make ranks exchange in a step: formulas, link by link.
+
+Why
+    What is sent must be what the plan says. A plan that gathered whole tables would compute the
+    same numbers; only its bytes would tell.
+
+What it decides
+    A step's stages in order, for a rank r with ``b[r]`` samples, D columns of a shard and ``e``
+    bytes of a float on the wire::
+
+        sizes       8 B to each rank
+        lengths     4 b[r] to the rank of each shard
+        ids         8 B of each id to the ranks of its shards
+        partial     table-row: sums of a bucket for 1/L of all samples, inside the host
+        pooled      b[s] D e from each shard to each source s; table-row: from one rank of the host
+        gradients   as pooled, the other way
+        spread      as partial, the other way
+        squares     column shards under row-wise AdaGrad: 4 B of each row touched
+        replicas    data-parallel: 8 B, and 8 + 4 D of each row that the rank's samples touch
+
+Kept true (tests/multi/recsys/test_tables.py)
+    Each number is what ranks sent, in each stage, on each link.
+
+Sources
+    Bytes by kind of sharding: Neo, arXiv:2104.05158, section 4.2.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, get_args
+
+import numpy as np
+
+from equipoise.base.arrays import Ints
+from equipoise.schedule.tables.placement import TablePlan
+
+Wire = Literal["fp32", "bf16", "fp16", "int8"]
+WIRES: tuple[Wire, ...] = get_args(Wire)
+STAGES = (
+    "sizes",
+    "lengths",
+    "ids",
+    "partial",
+    "pooled",
+    "gradients",
+    "spread",
+    "squares",
+    "replicas",
+)
+
+
+def wire_bytes(width: int, wire: Wire) -> int:
+    """Bytes of a row of some floats on the wire; int8 adds its scale.
+
+    >>> [wire_bytes(16, wire) for wire in ("fp32", "bf16", "fp16", "int8")]
+    [64, 32, 32, 20]
+    """
+    return {"fp32": 4 * width, "bf16": 2 * width, "fp16": 2 * width, "int8": width + 4}[wire]
+
+
+def count_traffic(
+    plan: TablePlan,
+    sizes: Sequence[int],
+    ids: Mapping[str, Ints],
+    touched: Mapping[str, Ints] | None = None,
+    *,
+    forward: Wire = "fp32",
+    backward: Wire = "fp32",
+    is_row_wise: bool = False,
+) -> dict[str, Ints]:
+    """Bytes from each rank to each other in each stage of a step.
+
+    Args:
+        plan: Where tables lie.
+        sizes: Samples of each rank.
+        ids: For each table, ids of each rank's samples by bucket of rows, int64 [ranks, buckets].
+        touched: For each data-parallel table, distinct rows of each rank's samples, int64 [ranks];
+            for each column-wise one, distinct rows of all, int64 [1]. None: a forward alone.
+        forward: How pooled rows travel.
+        backward: How their gradients travel.
+        is_row_wise: Whether the optimizer is row-wise AdaGrad.
+
+    Returns:
+        For each stage, int64 [from, to]; nothing is sent from a rank to itself.
+    """
+    ranks, size_R = plan.ranks, np.asarray(sizes, dtype=np.int64)
+    bytes_of = {stage: np.zeros((ranks, ranks), dtype=np.int64) for stage in STAGES}
+    bytes_of["sizes"] += 8
+    for each in plan.placements:
+        name, width = each.table.name, each.table.width
+        if each.kind == "data":
+            if touched is not None:
+                bytes_of["replicas"] += 8 + touched[name][:, None] * (8 + 4 * width)
+            continue
+        for shard, rank in enumerate(each.ranks):
+            begin, end = each.columns(shard)
+            bytes_of["lengths"][:, rank] += 4 * size_R
+            bytes_of["ids"][:, rank] += 8 * ids[name][:, each.row_shard(shard)]
+            if each.kind != "table-row":
+                bytes_of["pooled"][rank] += size_R * wire_bytes(end - begin, forward)
+                if touched is not None:
+                    bytes_of["gradients"][:, rank] += size_R * wire_bytes(end - begin, backward)
+        if each.kind == "table-row":
+            _count_two_hops(plan, each.ranks, size_R, bytes_of, "partial", "pooled", width, forward)
+            if touched is not None:
+                hops = ("spread", "gradients")
+                _count_two_hops(plan, each.ranks, size_R, bytes_of, *hops, width, backward)
+        if each.kind == "column" and is_row_wise and touched is not None:
+            held = np.bincount(each.ranks, minlength=ranks)
+            sent = 4 * int(touched[name][0]) * held
+            bytes_of["squares"] += sent[:, None] * (held > 0)[None, :]
+    for stage in STAGES:
+        np.fill_diagonal(bytes_of[stage], 0)
+    return bytes_of
+
+
+def _count_two_hops(
+    plan: TablePlan,
+    host: Sequence[int],
+    size_R: Ints,
+    bytes_of: Mapping[str, Ints],
+    inside: str,
+    across: str,
+    width: int,
+    wire: Wire,
+) -> None:
+    """Rank j of the table's host serves rank j of every host."""
+    row = wire_bytes(width, wire)
+    for place, rank in enumerate(host):
+        served = np.arange(place, plan.ranks, plan.per_host)
+        own = int(size_R[served].sum())
+        for peer in host:
+            if inside == "partial":
+                bytes_of[inside][peer, rank] += own * row
+            else:
+                bytes_of[inside][rank, peer] += own * row
+        if across == "pooled":
+            bytes_of[across][rank, served] += size_R[served] * row
+        else:
+            bytes_of[across][served, rank] += size_R[served] * row

@@ -1,0 +1,215 @@
+"""A run.toml with ``model.kind = "recommend"``: columns, tables, a model and its training.
+
+What it decides
+    Such a run has its own keys, since a recommender has neither tokens nor windows; the keys that
+    both kinds of runs have mean the same. All faults are reported at once, each at its line.
+
+Kept true (tests/unit/spec/test_recommend.py)
+    Unknown keys, wrong types and values out of range are refused by line; flags replace keys.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_type_hints
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
+from equipoise.base import read
+from equipoise.base.errors import SpecError
+from equipoise.base.nearest import nearest
+from equipoise.base.read import read_bytes
+from equipoise.spec.run.load import parse_toml
+from equipoise.spec.tables.table import SparseOptimizer
+
+KIND = "recommend"
+_STRICT = ConfigDict(strict=True, allow_inf_nan=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnsSpec:
+    """Which columns are read, and what each is."""
+
+    source: Literal["columns", "ml-100k"] = "columns"
+    path: str = ""
+    """A Parquet, CSV or TSV file; relative to run.toml."""
+    label: str = "label"
+    positive_from: float = 1.0
+    """Least value of the label that counts as positive."""
+    time: str = ""
+    """What rows are sorted by; in the file's order unless given."""
+    ids: tuple[str, ...] = ()
+    """Columns of one value each: a table each."""
+    bags: tuple[str, ...] = ()
+    """Columns of several values each, separated by blanks, or lists: a table each."""
+    numbers: tuple[str, ...] = ()
+    train_share: Annotated[float, Field(gt=0, lt=1)] = 0.8
+    """The earliest rows; validation and test halve the rest."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankModelSpec:
+    """DLRM's sizes."""
+
+    kind: Literal["recommend"] = "recommend"
+    width: Annotated[int, Field(ge=1, le=4096)] = 16
+    bottom: tuple[int, ...] = (32,)
+    top: tuple[int, ...] = (64, 32)
+    pooling: Literal["sum", "mean"] = "mean"
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedTablesSpec:
+    """How tables are placed, updated and exchanged."""
+
+    optimizer: SparseOptimizer = "adam"
+    lr: Annotated[float, Field(gt=0)] = 1e-3
+    kinds: tuple[Literal["table", "row", "table-row", "column", "data"], ...] = (
+        "table",
+        "row",
+        "column",
+        "data",
+    )
+    wire: Literal["fp32", "bf16", "fp16", "int8"] = "fp32"
+
+
+@dataclass(frozen=True, slots=True)
+class RankTrainSpec:
+    """The optimisation."""
+
+    epochs: Annotated[int, Field(ge=1, le=10_000)] = 3
+    batch: Annotated[int, Field(ge=1, le=1 << 24)] = 512
+    """Samples of a step, over all ranks."""
+    lr: Annotated[float, Field(gt=0)] = 1e-3
+    """The learning rate of the MLPs' Adam."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RankLayoutSpec:
+    """How many ranks."""
+
+    dp: Annotated[int, Field(ge=1, le=1024)] = 2
+
+
+@dataclass(frozen=True, slots=True)
+class RankSaveSpec:
+    """When to save."""
+
+    every_steps: Annotated[int, Field(ge=1)] = 200
+
+
+@dataclass(frozen=True, slots=True)
+class RecommendSpec:
+    """A whole run.toml of a recommender."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "recommend"
+    model: RankModelSpec = field(default_factory=RankModelSpec)
+    data: ColumnsSpec = field(default_factory=ColumnsSpec)
+    tables: PlacedTablesSpec = field(default_factory=PlacedTablesSpec)
+    train: RankTrainSpec = field(default_factory=RankTrainSpec)
+    layout: RankLayoutSpec = field(default_factory=RankLayoutSpec)
+    checkpoint: RankSaveSpec = field(default_factory=RankSaveSpec)
+
+
+def is_recommend(path: Path | None, overrides: Sequence[tuple[str, str]] = ()) -> bool:
+    """Whether a run.toml, or a flag, asks for a recommender; False where it cannot be read."""
+    kind = dict(overrides).get("model.kind")
+    if kind is not None or path is None:
+        return kind == KIND
+    try:
+        table, _ = parse_toml(read_bytes(path), path.name)
+    except (OSError, SpecError):
+        return False  # whoever reads it as a run says what is wrong
+    model = table.get("model")
+    return isinstance(model, dict) and model.get("kind") == KIND
+
+
+def read_recommend(
+    path: Path | None, overrides: Sequence[tuple[str, str]] = ()
+) -> tuple[RecommendSpec, Path]:
+    """The run that a file and flags describe, and the folder that its paths refer to.
+
+    Raises:
+        SpecError: every fault, a line each.
+    """
+    faults: list[tuple[int, str]] = []
+    given: dict[str, tuple[Any, str, int]] = {}
+    if path is not None:
+        table, lines = parse_toml(read_bytes(path), path.name)
+        for name, value in table.items():
+            entries = value.items() if isinstance(value, dict) else [("", value)]
+            for key, item in entries:
+                dotted = f"{name}.{key}" if key else name
+                line = lines[(name, key) if key else (name,)]
+                given[dotted] = (item, f"{path.name}:{line}  {dotted}", line)
+    for place, (name, text) in enumerate(overrides):
+        given[name] = (_value(name, text), f"--{name}", 1_000_000 + place)
+    sections: dict[str, dict[str, Any]] = {name: {} for name in ("", *_sections())}
+    for dotted, (value, label, line) in given.items():
+        section, _, key = dotted.rpartition(".")
+        hints = _hints().get(section, {})
+        if key not in hints:
+            names = [f"{s}.{k}".lstrip(".") for s, row in _hints().items() for k in row]
+            faults.append((line, f"{label}: no such key. Nearest: {nearest(dotted, names)}"))
+            continue
+        try:
+            judged = TypeAdapter(hints[key], config=_STRICT).validate_python(
+                tuple(value) if isinstance(value, list) else value
+            )
+        except ValidationError as error:
+            message = error.errors(include_url=False)[0]["msg"]
+            words = message[0].lower() + message[1:].replace("Input", "input")
+            faults.append((line, f"{label}: {words}, got {value!r}."))
+            continue
+        sections[section][key] = judged
+    if faults:
+        raise SpecError("\n".join(text for _, text in sorted(faults)))
+    kinds = _sections()
+    spec = RecommendSpec(
+        **sections[""], **{name: kind(**sections[name]) for name, kind in kinds.items()}
+    )
+    _require(spec)
+    return spec, Path.cwd() if path is None else path.absolute().parent
+
+
+def _require(spec: RecommendSpec) -> None:
+    if not (spec.data.ids or spec.data.bags):
+        raise SpecError(
+            "data.ids and data.bags are empty, so there is no table. List the columns of ids."
+        )
+    if spec.data.source == "columns" and not spec.data.path:
+        raise SpecError(
+            "data.path is missing. Set it to a Parquet, CSV or TSV file, or set data.source to "
+            '"ml-100k".'
+        )
+    doubled = [*spec.data.ids, *spec.data.bags]
+    if len(set(doubled)) < len(doubled):
+        raise SpecError("data.ids and data.bags name one column twice. Name each once.")
+
+
+def _sections() -> Mapping[str, Any]:
+    return {
+        each.name: each.default_factory
+        for each in dataclasses.fields(RecommendSpec)
+        if each.default_factory is not dataclasses.MISSING
+    }
+
+
+def _hints() -> dict[str, dict[str, Any]]:
+    """The type of each key, by section."""
+    hints = {name: get_type_hints(kind, include_extras=True) for name, kind in _sections().items()}
+    return {"": {"name": get_type_hints(RecommendSpec, include_extras=True)["name"]}, **hints}
+
+
+def _value(name: str, text: str) -> Any:
+    section, _, key = name.rpartition(".")
+    if _hints().get(section, {}).get(key) is str:
+        return text
+    try:
+        table = read.parse_toml(f"value = {text}")
+    except ValueError:
+        return text
+    return table["value"] if len(table) == 1 else text

@@ -1,0 +1,1 @@
+"""Embedding tables: their sizes and traffic, from names, files or draws."""

@@ -1,0 +1,114 @@
+"""Recommenders that train: two ranks equal one, resumed runs go on, reports show both sides."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from equipoise.base.errors import DataError
+from equipoise.cli.main import main
+from equipoise.comm.local import run_ranks
+from equipoise.recsys import request
+from equipoise.recsys.samples import read_samples
+from equipoise.spec.recommend import RecommendSpec, read_recommend
+
+RUN = """\
+name = "clicks"
+[model]
+kind = "recommend"
+width = 4
+top = [8]
+bottom = [4]
+[data]
+path = "clicks.csv"
+label = "click"
+time = "t"
+ids = ["user", "ad"]
+bags = ["words"]
+numbers = ["price"]
+[tables]
+lr = 0.05
+[train]
+epochs = 2
+batch = 64
+lr = 0.01
+[checkpoint]
+every_steps = 5
+"""
+
+
+@pytest.fixture(scope="module")
+def run_toml(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Clicks that follow from users and ads, so that they can be learned."""
+    folder = tmp_path_factory.mktemp("clicks")
+    source = np.random.default_rng(0)
+    rows = ["user,ad,words,price,t,click"]
+    taste, appeal = source.standard_normal(30), source.standard_normal(12)
+    for t in range(900):
+        user, ad = int(30 * source.random() ** 2), int(source.integers(12))
+        words = " ".join(f"w{w}" for w in source.integers(0, 9, int(source.integers(0, 4))))
+        price = source.standard_normal()
+        chance = 1 / (1 + np.exp(-2 * (taste[user] + appeal[ad] + 0.3 * price)))
+        rows.append(f"u{user},a{ad},{words},{price:.4f},{t},{int(source.random() < chance)}")
+    (folder / "clicks.csv").write_text("\n".join(rows) + "\n")
+    (folder / "run.toml").write_text(RUN)
+    return folder / "run.toml"
+
+
+def spec_of(run_toml: Path, *flags: tuple[str, str]) -> RecommendSpec:
+    return read_recommend(run_toml, flags)[0]
+
+
+def part(run_toml: Path, folder: Path, spec: RecommendSpec, stop_at: int | None = None) -> list:
+    """A run, or its first steps, on as many ranks as it asks for."""
+    plan = request.plan_samples(spec, read_samples(spec.data, run_toml.parent)).plan
+    arguments = (folder, spec, run_toml.parent, plan, True, stop_at)
+    return run_ranks(spec.layout.dp, request.train_rank, *arguments)
+
+
+def test_two_ranks_equal_one_and_a_run_goes_on_under_another_plan(
+    run_toml: Path, tmp_path: Path
+) -> None:
+    two, one = (spec_of(run_toml, ("layout.dp", ranks)) for ranks in ("2", "1"))
+    whole = part(run_toml, tmp_path / "two", two)
+    alone = part(run_toml, tmp_path / "one", one)
+    assert np.abs(np.subtract(whole[0]["losses"], alone[0]["losses"])).max() < 1e-5
+    assert whole[0]["best"]["test_auc"] == pytest.approx(alone[0]["best"]["test_auc"], abs=1e-3)
+    # Five steps on two ranks by rows, the rest on one: as if nothing had happened.
+    rows = spec_of(run_toml, ("tables.kinds", '["row"]'))
+    part(run_toml, tmp_path / "moved", rows, 5)
+    moved = part(run_toml, tmp_path / "moved", one)
+    assert moved[0]["measured"]["steps"] == len(alone[0]["losses"]) - 5
+    assert np.abs(np.subtract(moved[0]["losses"], alone[0]["losses"])).max() < 1e-5
+
+
+def test_a_command_trains_above_guessing_and_reports_both_sides(
+    run_toml: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    assert main(["train", str(run_toml), "--out", str(out), "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["best"]["test_auc"] > 0.6
+    for row in answer["traffic"]:
+        assert row["ids"] == pytest.approx(row["predicted_ids"], rel=0.15)
+        assert row["sent_bytes"] == pytest.approx(row["predicted_sent_bytes"], rel=0.1)
+    assert main(["report", str(out)]) == 0
+    assert capsys.readouterr().out.startswith("On later samples: AUC 0.")
+    page = (out / "report.html").read_text()
+    assert all(f"<td>{name}</td>" in page for name in ("user", "ad", "words"))
+    # Asked again, nothing is left to do; asked for another model, the run is refused.
+    assert main(["train", str(run_toml), "--out", str(out), "--quiet"]) == 0
+    assert main(["train", str(run_toml), "--out", str(out), "--model.width", "8"]) == 4
+    assert "holds a run with another model.width." in capsys.readouterr().err
+    assert main(["train", str(run_toml), "--compare", "in-order,by-work"]) == 2
+    assert '--compare: not for a run with model.kind = "recommend"' in capsys.readouterr().err
+
+
+def test_what_is_wrong_is_said_once(run_toml: Path, tmp_path: Path) -> None:
+    spec = spec_of(run_toml)
+    data = dataclasses.replace(spec.data, ids=("user", "adv"))
+    with pytest.raises(DataError, match='has no column "adv" among its 6'):
+        request.run(dataclasses.replace(spec, data=data), run_toml.parent, out=tmp_path / "bad")
+    assert not (tmp_path / "bad").exists()

@@ -1,0 +1,1 @@
+"""Embedding tables as tests train them: plans, batches, and what ranks run."""

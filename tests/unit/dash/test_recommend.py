@@ -1,0 +1,57 @@
+"""The page of a recommender's run."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from equipoise.base.errors import DataError
+from equipoise.dash.recommend.report import headline, read_record, render, write_report
+
+RECORD = {
+    "spec": {"name": "clicks"},
+    "samples": {"train": 80, "held_out": 20, "by_time": True},
+    "tables": [
+        {
+            "name": "<b>user",
+            "rows": 9,
+            "width": 4,
+            "ids_per_sample": 1.0,
+            "kind": "row",
+            "buckets": "by-cost",
+            "ranks": [0, 1],
+        }
+    ],
+    "losses": [0.7, 0.6, 0.5],
+    "best": {"epoch": 2, "test_auc": 0.7, "test_entropy": 0.9},
+    "traffic": [
+        {
+            "rank": rank,
+            "ids": 10.0 + rank,
+            "predicted_ids": 10,
+            "sent_bytes": 2048.0,
+            "predicted_sent_bytes": 2000,
+            "held_bytes": 4096,
+        }
+        for rank in range(2)
+    ],
+}
+
+
+def test_predicted_stands_beside_measured(tmp_path: Path) -> None:
+    page = render(RECORD)
+    assert "<td>rank 1</td><td>11</td><td>10</td><td>2.0 KiB</td>" in page
+    assert "&lt;b&gt;user" in page
+    assert "<b>user" not in page
+    assert headline(RECORD) == (
+        "On later samples: AUC 0.7000, normalised entropy 0.9000 (epoch 2); ids looked up by the "
+        "busiest rank are 1.048 times the mean."
+    )
+    assert headline(RECORD | {"best": None}).startswith("No epoch has ended yet;")
+    assert write_report(RECORD, tmp_path / "r.html").read_text() == page
+
+
+def test_a_damaged_record_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "recommend.json").write_text(json.dumps([1]))
+    with pytest.raises(DataError, match=r"is damaged. Run the same equipoise train again"):
+        read_record(tmp_path)

@@ -1,0 +1,106 @@
+"""Samples from columns: split by time, vocabularies of training alone, bad values refused."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from equipoise.base.errors import DataError
+from equipoise.recsys.samples import make_samples, read_columns
+from equipoise.spec.recommend import ColumnsSpec
+
+SPEC = ColumnsSpec(
+    path="x.csv", label="rating", positive_from=4.0, time="t", ids=("user",), bags=("genres",),
+    numbers=("age",), train_share=0.6,
+)  # fmt: skip
+
+
+def columns(rows: int = 10) -> dict[str, np.ndarray]:
+    return {
+        "user": np.array([f"u{i // 2}" for i in range(rows)]),
+        "genres": np.array([" ".join(["x", "y", "z"][: i % 4]) for i in range(rows)]),
+        "age": np.arange(rows).astype(str),
+        "rating": np.array([str(1 + i % 5) for i in range(rows)]),
+        "t": np.arange(rows)[::-1].astype(str),
+    }
+
+
+def test_training_is_the_past() -> None:
+    samples = make_samples(columns(), SPEC, "x.csv")
+    assert samples.edges == (0, 6, 8, 10)
+    assert samples.labels.tolist() == [float(1 + i % 5 >= 4) for i in range(10)][::-1]
+    # Users u4, u3, u2 trained; u1 and u0 are row 0.
+    assert samples.rows[0] == 4
+    assert samples.ids[0].tolist() == [3, 3, 2, 2, 1, 1, 0, 0, 0, 0]
+    assert samples.numbers[:6].mean() == pytest.approx(0, abs=1e-6)
+    assert samples.numbers[:6].std() == pytest.approx(1, abs=1e-6)
+
+
+def test_batches_hold_the_bags_of_their_samples() -> None:
+    samples = make_samples(columns(), SPEC, "x.csv")
+    jagged, numbers, labels = samples.batch(np.array([2, 0, 9]))
+    assert jagged.keys == ("user", "genres")
+    lengths, ids = jagged.bags("genres")
+    assert lengths.tolist() == [3, 1, 0]
+    assert len(set(ids.tolist()[:3])) == 3
+    assert numbers.shape == (3, 1)
+    assert labels.shape == (3,)
+    assert samples.row_counts()["user"].tolist() == [0, 2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        (
+            "age",
+            ["nan", *"123456789"],
+            "x.csv, column age: 1 of 10 rows are NaN or infinite, the first is row 1. Fill them or "
+            "leave these rows out.",
+        ),
+        (
+            "age",
+            ["1", "old", *"12345678"],
+            'x.csv, column age, row 2: "old" is not a number. Fix it, or list the column under '
+            "data.ids.",
+        ),
+        (
+            None,
+            [],
+            'x.csv has no column "age" among its 4 (user, genres, rating, t). Nearest: "user".',
+        ),
+    ],
+)
+def test_bad_columns_are_refused(name: str | None, values: list[str], message: str) -> None:
+    given = columns()
+    if name is None:
+        del given["age"]
+    else:
+        given[name] = np.array(values)
+    with pytest.raises(DataError) as error:
+        make_samples(given, SPEC, "x.csv")
+    said = str(error.value)
+    assert said == message or (name is None and said.startswith(message.split("Nearest")[0]))
+
+
+def test_files_are_read_alike(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    (tmp_path / "x.csv").write_text("user,genres,age\na,x y,3\nb,,4\n")
+    table = {"user": ["a", "b"], "genres": [["x", "y"], []], "age": [3, 4]}
+    parquet.write_table(pyarrow.table(table), tmp_path / "x.parquet")
+    one, other = read_columns(tmp_path / "x.csv"), read_columns(tmp_path / "x.parquet")
+    assert {k: v.astype(str).tolist() for k, v in one.items()} == {
+        k: v.astype(str).tolist() for k, v in other.items()
+    }
+    (tmp_path / "bad.csv").write_text("a,b\n1\n")
+    with pytest.raises(DataError, match=r"bad.csv:2  1 values under 2 columns. Write one for each"):
+        read_columns(tmp_path / "bad.csv")
+    (tmp_path / "none.csv").write_text("a,b\n")
+    with pytest.raises(DataError, match="holds no rows below its line of column names"):
+        read_columns(tmp_path / "none.csv")
+    with pytest.raises(DataError, match=r"No such file: .*gone.csv. Set data.path to a Parquet"):
+        read_columns(tmp_path / "gone.csv")
+    few = {name: values[:1] for name, values in columns().items()}
+    with pytest.raises(DataError, match="has 1 rows, too few for training, validation and test"):
+        make_samples(few, SPEC, "x.csv")
