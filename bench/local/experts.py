@@ -30,7 +30,7 @@ from equipoise.nn.moe.balance import collect_loads
 from equipoise.nn.moe.layer import MixtureOfExperts
 from equipoise.parallel.expert.exchange import spread_experts
 from equipoise.parallel.zero.shard import ShardedDecoder
-from equipoise.schedule.expert import load_skew
+from equipoise.schedule.expert.skew import load_skew
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.hf_config import hf_config
 from equipoise.spec.model.presets import preset

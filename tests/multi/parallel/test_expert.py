@@ -9,7 +9,7 @@ import torch
 
 from equipoise.base.errors import LayoutError
 from equipoise.comm.local import run_ranks
-from equipoise.schedule.expert import schedule_experts
+from equipoise.schedule.expert.schedule import schedule_experts
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.run.spec import Recompute

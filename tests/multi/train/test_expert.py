@@ -7,8 +7,12 @@ import numpy as np
 import pytest
 
 from equipoise.comm.local import run_ranks
+from equipoise.dash.findings import findings
+from equipoise.dash.summary import summarize
 from equipoise.data.cache.store import TokenStore
+from equipoise.observe.reader import read_run
 from equipoise.spec.run.resolved import ResolvedFile
+from equipoise.spec.run.spec import ExpertsSpec
 from support.make_run import MODEL, MakeRun
 from support.ranks import on_ranks
 from support.ranks.on_ranks import Ended
@@ -27,11 +31,18 @@ LAYOUTS = {
         "experts, zero 3": {"dp": 2, "ep": 2, "zero": 3, "recompute": "full"},
         "experts and context": {"dp": 1, "cp": 2, "ep": 2},
         "documents together": {"dp": 2, "ep": 2, "policy": "divided"},
+        "copies": {"dp": 2, "ep": 2, "experts": ExpertsSpec("exact", least_rows=1)},
         "narrow": {"dp": 2, "ep": 2, "precision": "bf16"},
     },
     4: {
         "two groups": {"dp": 4, "ep": 2, "zero": 2},
         "in two parts": {"dp": 4, "ep": 2, "etp": 2},
+        "copies by earlier steps": {
+            "dp": 4,
+            "ep": 2,
+            "zero": 3,
+            "experts": ExpertsSpec("hecate", slots=2, least_rows=1),
+        },
     },
 }
 
@@ -114,3 +125,20 @@ def test_a_run_goes_on_with_its_experts_elsewhere(tmp_path: Path, make_run: Make
     stayed = run_ranks(2, on_ranks.train, tmp_path / "stayed", alone, {})[0]
     assert moved.losses == pytest.approx(stayed.losses[4:], rel=EXACT)
     assert worst(moved, stayed) <= EXACT
+
+
+@pytest.mark.parametrize("name", ["copies", "copies by earlier steps"])
+def test_the_journal_says_what_copies_made_of_the_loads(runs: dict, name: str) -> None:
+    folder = runs[name][1]
+    for each in events(folder, "experts"):
+        assert len(each["owner_skew"]) == len(each["planned_skew"]) == SPARSE.layers
+        for before, after in zip(each["owner_skew"], each["planned_skew"], strict=True):
+            assert 1.0 <= after < before
+        assert min(each["copies"]) > 0
+        # Weights there twice, and gradients back.
+        expert_bytes = 3 * SPARSE.hidden * SPARSE.expert_ffn * 4
+        assert each["copied_bytes"] == [3 * copies * expert_bytes for copies in each["copies"]]
+    assert all(not each["copies"] for each in events(runs["experts, zero 1"][1], "experts"))
+    report = findings([read_run(folder)], [summarize(read_run(folder), name)])["work"]
+    assert "The fullest rank computes experts' rows of 1." in report
+    assert "if each expert stayed on its own rank." in report

@@ -16,8 +16,8 @@ from equipoise.optim.adamw import global_norm
 from equipoise.parallel.expert.exchange import ExpertExchange, spread_experts
 from equipoise.parallel.expert.split import ExpertSplit
 from equipoise.parallel.zero.shard import ShardedDecoder
-from equipoise.schedule.expert import split_experts
 from equipoise.spec.layout import Layout
+from equipoise.spec.model.experts import split_experts
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.run.spec import Recompute
 

@@ -5,8 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.base.errors import LayoutError
+from equipoise.base.errors import FitError, LayoutError
+from equipoise.base.units import format_bytes
+from equipoise.launch.doctor.gather import read_machine
+from equipoise.launch.doctor.needs import copy_bytes, needs_of, require_slots
+from equipoise.launch.forms import Nodes
 from equipoise.spec.run.load import read_run
+from equipoise.spec.run.obey import share_experts
 from equipoise.train.request import prepare
 
 
@@ -20,3 +25,37 @@ def test_ranks_that_would_share_no_experts(tmp_path: Path) -> None:
         "The model has no experts that 2 ranks could share. Set ep (layout.ep) = 1 and "
         "etp (layout.etp) = 1, or give the model experts."
     )
+
+
+def test_slots_that_memory_does_not_hold() -> None:
+    given = {"model.experts": "8", "experts.policy": "exact", "experts.slots": "6"}
+    run = share_experts(read_run(None, [*given.items(), ("layout.dp", "2")]), 2)
+    assert run.spec.layout.ep == 2
+    needs = needs_of(run.spec, run.model, 2, Nodes(1, 2, "none"))
+    one = copy_bytes(run.spec, run.model, 1)
+    assert one == 4 * 4 * run.model.expert_params and needs.terms["copies"] == 6 * one
+    all_bytes = 2 * needs.rank_bytes
+    fits = dataclasses.replace(read_machine(), memory_bytes=all_bytes)
+    require_slots(fits, needs, run.spec, run.model)
+    less = dataclasses.replace(fits, memory_bytes=all_bytes - 5 * one)
+    with pytest.raises(FitError) as caught:
+        require_slots(less, needs, run.spec, run.model)
+    assert str(caught.value) == (
+        f"experts.slots = 6 needs {format_bytes(6 * one)} for copies on each of 2 ranks, "
+        f"{format_bytes(5 * one)} more than is free here; 3 slots fit. Set experts.slots = 3."
+    )
+    # Where all slots together are not what is too much, other words are said.
+    tiny = dataclasses.replace(fits, memory_bytes=all_bytes - 13 * one)
+    require_slots(tiny, needs, run.spec, run.model)
+
+
+@pytest.mark.parametrize(
+    ("policy", "ranks", "ep"),
+    [("exact", 4, 4), ("eplb", 3, 1), ("fixed", 4, 1), ("hecate", 12, 6), ("exact", 1, 1)],
+)
+def test_as_many_ranks_share_experts_as_can(policy: str, ranks: int, ep: int) -> None:
+    flags = [("model.experts", "6" if ranks == 12 else "8"), ("experts.policy", policy)]
+    run = share_experts(read_run(None, flags), ranks)
+    assert run.spec.layout.ep == ep
+    given = share_experts(read_run(None, [*flags, ("layout.ep", "2")]), ranks)
+    assert given.spec.layout.ep == 2

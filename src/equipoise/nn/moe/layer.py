@@ -60,10 +60,21 @@ class Experts(nn.Module):
         self.up = ExpertMatrix(model.experts, model.expert_ffn, model.hidden)
         self.down = ExpertMatrix(model.experts, model.hidden, model.expert_ffn)
 
-    def forward(self, x_RD: Tensor, counts_X: Tensor) -> Tensor:
-        """Outputs [R, D]; rows are grouped by local expert, ``counts_X`` rows each."""
-        ends_X = counts_X.cumsum(0).to(torch.int32)
-        return expert_swiglu(x_RD, ends_X, self.gate.local, self.up.local, self.down.local)
+    def forward(
+        self, x_RD: Tensor, counts_X: Tensor, compute: "ExpertProducts | None" = None
+    ) -> Tensor:
+        """Outputs [R, D]; rows are grouped by local expert, ``counts_X`` rows each.
+
+        ``compute`` instead of ``expert_swiglu`` where rows of other ranks' experts are among them.
+        """
+        weights = self.gate.local, self.up.local, self.down.local
+        if compute is not None:
+            return compute(x_RD, counts_X, *weights)
+        return expert_swiglu(x_RD, counts_X.cumsum(0).to(torch.int32), *weights)
+
+
+ExpertProducts = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+"""From rows [R, D], the rows per place and this rank's gates, up and down projections to [R, D]."""
 
 
 Exchange = Callable[[Tensor, Tensor, Experts], Tensor]

@@ -84,25 +84,53 @@ class _ExpertSwiGlu(torch.autograd.Function):
         up_XFD: Tensor,
         down_XDF: Tensor,
     ) -> Tensor:
-        gate_RF = multiply_rows(x_RD, gate_XFD.transpose(1, 2), ends_X)
-        up_RF = multiply_rows(x_RD, up_XFD.transpose(1, 2), ends_X)
+        y_RD, gate_RF, up_RF = swiglu_forward(x_RD, ends_X, gate_XFD, up_XFD, down_XDF)
         ctx.save_for_backward(x_RD, ends_X, gate_RF, up_RF, gate_XFD, up_XFD, down_XDF)
-        return multiply_rows(silu(gate_RF).mul_(up_RF), down_XDF.transpose(1, 2), ends_X)
+        return y_RD
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x_RD, ends_X, gate_RF, up_RF, gate_XFD, up_XFD, down_XDF = ctx.saved_tensors
-        grad_RD = grads[0].contiguous()
-        grad_hidden = multiply_rows(grad_RD, down_XDF, ends_X)
-        silu_RF = silu(gate_RF)
-        grad_down = multiply_columns(grad_RD, silu_RF * up_RF, ends_X)
-        grad_up = torch.mul(grad_hidden, silu_RF, out=silu_RF)
-        grad_gate = torch.ops.aten.silu_backward(grad_hidden.mul_(up_RF), gate_RF)
-        grad_x = multiply_rows(grad_gate, gate_XFD, ends_X)
-        grad_x += multiply_rows(grad_up, up_XFD, ends_X)
-        grad_gate_w = multiply_columns(grad_gate, x_RD, ends_X)
-        grad_up_w = multiply_columns(grad_up, x_RD, ends_X)
-        return grad_x, None, grad_gate_w, grad_up_w, grad_down
+        x_RD, ends_X, gate_RF, up_RF, *weights = ctx.saved_tensors
+        grad_x, *of_weights = swiglu_backward(grads[0], x_RD, ends_X, gate_RF, up_RF, *weights)
+        return grad_x, None, *of_weights
+
+
+def swiglu_forward(
+    x_RD: Tensor, ends_X: Tensor, gate_XFD: Tensor, up_XFD: Tensor, down_XDF: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """``expert_swiglu`` outside of autograd: outputs, and what its backward needs of gate and up.
+
+    Returns:
+        [R, D], [R, F] and [R, F].
+    """
+    gate_RF = multiply_rows(x_RD, gate_XFD.transpose(1, 2), ends_X)
+    up_RF = multiply_rows(x_RD, up_XFD.transpose(1, 2), ends_X)
+    y_RD = multiply_rows(silu(gate_RF).mul_(up_RF), down_XDF.transpose(1, 2), ends_X)
+    return y_RD, gate_RF, up_RF
+
+
+def swiglu_backward(
+    grad_RD: Tensor,
+    x_RD: Tensor,
+    ends_X: Tensor,
+    gate_RF: Tensor,
+    up_RF: Tensor,
+    gate_XFD: Tensor,
+    up_XFD: Tensor,
+    down_XDF: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of ``x``, gates, up and down projections; ``swiglu_forward`` kept the rest."""
+    grad_RD = grad_RD.contiguous()
+    grad_hidden = multiply_rows(grad_RD, down_XDF, ends_X)
+    silu_RF = silu(gate_RF)
+    grad_down = multiply_columns(grad_RD, silu_RF * up_RF, ends_X)
+    grad_up = torch.mul(grad_hidden, silu_RF, out=silu_RF)
+    grad_gate = torch.ops.aten.silu_backward(grad_hidden.mul_(up_RF), gate_RF)
+    grad_x = multiply_rows(grad_gate, gate_XFD, ends_X)
+    grad_x += multiply_rows(grad_up, up_XFD, ends_X)
+    grad_gate_w = multiply_columns(grad_gate, x_RD, ends_X)
+    grad_up_w = multiply_columns(grad_up, x_RD, ends_X)
+    return grad_x, grad_gate_w, grad_up_w, grad_down
 
 
 def expert_swiglu(

@@ -24,7 +24,7 @@ What it decides
 Kept true (tests/multi/parallel/test_expert.py)
     Loss and every gradient equal one rank's in fp64, at every ZeRO stage, with experts and ranks
     that no token chose, and numbers of experts that ranks do not divide; what is dropped for want
-    of capacity is the same; the bytes sent are those of ``schedule.expert``.
+    of capacity is the same; the bytes sent are those of ``schedule.expert.schedule``.
 
 Sources
     GShard: arXiv:2006.16668. Folding over the ranks of attention: arXiv:2504.14960.
@@ -89,7 +89,9 @@ class ExpertExchange:
     def compute(self, rows: Tensor, here_NX: Tensor, experts: Experts) -> Tensor:
         """Outputs of rows that lie by rank and then by expert, in the same order."""
         order = sort_arrivals(here_NX, len(rows))
-        return _permute(experts(_permute(rows, order), here_NX.sum(0)), torch.argsort(order))
+        return permute_rows(
+            experts(permute_rows(rows, order), here_NX.sum(0)), torch.argsort(order)
+        )
 
     def send(self, rows: Tensor, sent: list[int], received: list[int]) -> Tensor:
         """As ``move``, and gradients come back."""
@@ -164,7 +166,8 @@ class _Permute(torch.autograd.Function):
         return grads[0][torch.argsort(order)], None
 
 
-def _permute(rows: Tensor, order: Tensor) -> Tensor:
+def permute_rows(rows: Tensor, order: Tensor) -> Tensor:
+    """``rows[order]``, differentiable."""
     out: Tensor = _Permute.apply(rows, order)  # type: ignore[no-untyped-call]
     return out
 
@@ -191,7 +194,7 @@ def spread_experts(module: nn.Module, mesh: Mesh, *, policy: MixedPrecisionPolic
     layout = mesh.layout
     if layout.ep * layout.etp == 1:
         return []
-    layers = [each for each in module.modules() if isinstance(each, MixtureOfExperts)]
+    layers = sparse_layers(module)
     peers, sharers, weights = mesh.peers("ep"), mesh.peers("etp"), _experts_mesh(mesh)
     split = ExpertSplit(sharers) if sharers.count > 1 else None
     is_copied = REPLICATE_AXIS in (weights.mesh_dim_names or ())
@@ -217,6 +220,11 @@ def spread_experts(module: nn.Module, mesh: Mesh, *, policy: MixedPrecisionPolic
         ledgers.append(Ledger(peers.count))
         layer.exchange = ExpertExchange(peers, tuple(shares), ledgers[-1], split)
     return ledgers
+
+
+def sparse_layers(module: nn.Module) -> list[MixtureOfExperts]:
+    """The layers with experts, in order."""
+    return [each for each in module.modules() if isinstance(each, MixtureOfExperts)]
 
 
 def _units(ffn: int, sharers: Peers) -> range:

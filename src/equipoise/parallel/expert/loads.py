@@ -7,7 +7,8 @@ Why
 
 What it decides
     One table of all sparse layers of the model; a rank has zeros in rows of layers that it does
-    not hold. Counts are integers, so one sum over all ranks is exact whatever the layout.
+    not hold. Counts are integers, so one sum over all ranks is exact whatever the layout. Beside
+    them stands what schedules of experts did, which one rank of each that share experts adds.
 
 Kept true (tests/multi/parallel/test_pipeline_experts.py)
     Counts, balance and auxiliary loss of stages are those of one rank.
@@ -19,9 +20,10 @@ from torch import Tensor
 from equipoise.comm.group import Ranks
 from equipoise.nn.decoder import Decoder
 from equipoise.nn.moe.balance import balances
+from equipoise.parallel.expert.balanced import PLANNED, balanced_exchanges
 
 
-def settle_experts(decoder: Decoder, ranks: Ranks) -> tuple[Tensor, Tensor]:
+def settle_experts(decoder: Decoder, ranks: Ranks) -> tuple[Tensor, Tensor, Tensor]:
     """Sum the counts of all ranks, and balance the next step by them; every rank calls it.
 
     Args:
@@ -29,20 +31,29 @@ def settle_experts(decoder: Decoder, ranks: Ranks) -> tuple[Tensor, Tensor]:
         ranks: All of them.
 
     Returns:
-        Tokens that chose each expert of each sparse layer of the model, int64 [layers, X]; and
-        the auxiliary loss, summed over tokens and layers, a float64 scalar.
+        Tokens that chose each expert of each sparse layer of the model, int64 [layers, X]; the
+        auxiliary loss, summed over tokens and layers, a float64 scalar; and ``PlannedLoads`` of
+        each layer, int64 [layers, 5], zeros where every expert stays on its own rank.
     """
     model = decoder.model
     sparse = [at for at in range(model.layers) if model.is_sparse(at)]
-    rows = [(row, balances(decoder.layers[at])) for row, at in enumerate(sparse)]
-    held = [(row, mine[0]) for row, mine in rows if mine]
-    loads = torch.zeros(len(sparse), model.experts, dtype=torch.int64, device=ranks.device)
+    held = [(row, decoder.layers[at]) for row, at in enumerate(sparse)]
+    held = [(row, layer) for row, layer in held if balances(layer)]
+    width = model.experts + PLANNED
+    table = torch.zeros(len(sparse), width, dtype=torch.int64, device=ranks.device)
     penalty = torch.zeros((), dtype=torch.float64, device=ranks.device)
-    for row, each in held:
-        loads[row] = each.loads_X
+    for row, layer in held:
+        (each,) = balances(layer)
+        table[row, : model.experts] = each.loads_X
         penalty += each.penalty
-    ranks.sum_(loads)
+        for exchange in balanced_exchanges(layer):
+            planned = torch.tensor(exchange.take(), device=ranks.device)
+            table[row, model.experts :] = planned * (exchange.base.peers.rank == 0)
+    ranks.sum_(table)
     ranks.sum_(penalty)
-    for row, each in held:
-        each.settle(loads[row])
-    return loads, penalty
+    loads = table[:, : model.experts].contiguous()
+    for row, layer in held:
+        balances(layer)[0].settle(loads[row])
+        for exchange in balanced_exchanges(layer):
+            exchange.seen = loads[row].numpy(force=True).copy()
+    return loads, penalty, table[:, model.experts :]

@@ -9,7 +9,7 @@ What it decides
     Tokens choose experts independently and evenly, unless a skew says otherwise; ranks are taken to
     be independent of each other, which they nearly are.
 
-Kept true (tests/unit/sim/serve/test_experts.py)
+Kept true (tests/unit/sim/serve/test_memory.py)
     Never below the mean, nor above all; equal to drawing it many times.
 """
 

@@ -4,7 +4,7 @@ What it decides
     Runs of ``ceil(n / ranks)``, the last one shorter, as torch splits a dim. A rank without any
     would hold nothing and wait for all, so such a layout is refused.
 
-Kept true (tests/unit/schedule/test_expert.py)
+Kept true (tests/unit/schedule/expert/test_schedule.py)
     Every expert is on one rank, and no rank is without any.
 """
 

@@ -6,7 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.base.errors import LayoutError
-from equipoise.schedule.expert import layer_skews, load_skew, schedule_experts, split_experts
+from equipoise.schedule.expert.schedule import schedule_experts
+from equipoise.schedule.expert.skew import layer_skews, load_skew
+from equipoise.spec.model.experts import split_experts
 
 
 @given(st.integers(1, 12), st.integers(1, 60))

@@ -1,0 +1,1 @@
+"""Which ranks compute which expert's rows: policies, planners, proven bounds, workloads."""

@@ -1,0 +1,126 @@
+"""What a policy of experts is asked, and what all policies answer with.
+
+What it decides
+    From rows for each place to a schedule: each source rank's own rows stay with it as far as its
+    places take them, the rest go to the other places in the order of ranks.
+
+Kept true (tests/unit/balance/expert/test_policies.py, by Hypothesis)
+    Whatever a policy answers passes ``check_experts``.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from equipoise.balance.expert.loops import share
+from equipoise.base.arrays import Ints
+from equipoise.base.errors import LayoutError
+from equipoise.schedule.compiled import run_loop
+from equipoise.schedule.expert.schedule import ExpertSchedule, add_by, owners_of
+
+TOLERANCE = 0.015
+"""By how much the fullest rank may exceed the mean before a copy is made to lower it: less than
+the 2% to which plans of one slot are held, and every copy that it saves is bytes saved."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExpertRequest:
+    """Rows that routers chose, and what a rank may hold beside its own experts."""
+
+    rows: Ints
+    """Rows that each rank has for each expert, int64 [ranks, X]."""
+    slots: int = 1
+    """Most copies of experts on a rank."""
+    least_rows: int = 1
+    """Fewest rows that a copy is made for: below them its bytes cost more than it saves."""
+    seen: Ints | None = None
+    """Earlier loads of each expert, in any unit, int64 [X]; None before the first step."""
+    tolerance: float = TOLERANCE
+    """Share of the mean by which the fullest rank may exceed it."""
+
+    def __post_init__(self) -> None:
+        ranks, experts = self.rows.shape
+        if len(self.rows) == 0 or (self.rows < 0).any():
+            raise LayoutError(
+                f"Rows of {experts} experts on {ranks} ranks must be counts of at least 0, of at "
+                f"least one rank."
+            )
+        if self.slots < 0:
+            raise LayoutError(f"{self.slots} slots for copies cannot be. Give 0 or more.")
+        if self.seen is not None and self.seen.shape != (experts,):
+            raise LayoutError(
+                f"Earlier loads of {self.seen.size} experts do not match {experts} experts. Give "
+                f"one for each."
+            )
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks share the experts."""
+        return len(self.rows)
+
+    @property
+    def loads(self) -> Ints:
+        """Rows of each expert, int64 [X]."""
+        total: Ints = self.rows.sum(axis=0)
+        return total
+
+    @property
+    def owners(self) -> Ints:
+        """The rank that keeps each expert, int64 [X]."""
+        return owners_of(self.rows.shape[1], ranks=self.ranks)
+
+
+ExpertPolicy = Callable[[ExpertRequest], ExpertSchedule]
+"""Writes a schedule that ``check_experts`` accepts, the same on every rank."""
+
+
+def write_schedule(
+    policy: str, request: ExpertRequest, places: Ints, place_rows: Ints
+) -> ExpertSchedule:
+    """The schedule of places that compute given numbers of rows.
+
+    Args:
+        policy: Its name.
+        request: What it was asked.
+        places: Expert and rank of each, int64 [places, 2], ascending.
+        place_rows: Rows that each computes, int64 [places]; by expert they sum to its load.
+    """
+    ranks, experts = request.rows.shape
+    quotas = np.zeros(len(places) * ranks, dtype=np.int64)
+    tables = (first_places(places, experts), places[:, 1], place_rows, request.rows.T)
+    run_loop(
+        share,
+        4 * len(places) * ranks,
+        *(np.array(table, dtype=np.int64, order="C").reshape(-1) for table in tables),
+        quotas,
+    )
+    by_rank = np.ascontiguousarray(quotas.reshape(len(places), ranks).T)
+    return ExpertSchedule(policy, request.rows, request.owners, places, by_rank)
+
+
+def first_places(places: Ints, experts: int) -> Ints:
+    """The first place of each expert, and the number of places, int64 [X + 1]."""
+    return np.searchsorted(places[:, 0], np.arange(experts + 1)).astype(np.int64)
+
+
+def with_copies(request: ExpertRequest, kept: Ints, copies: Ints) -> tuple[Ints, Ints]:
+    """Places of owners and copies in order, and their rows.
+
+    Args:
+        request: For its owners.
+        kept: Rows that each owner computes, int64 [X].
+        copies: Expert, rank and rows of each copy, int64 [n, 3].
+
+    Returns:
+        Places int64 [X + n, 2], and their rows int64 [X + n].
+    """
+    own = np.stack((np.arange(len(kept)), request.owners, kept), axis=1)
+    every = np.concatenate((own, copies.reshape(-1, 3)))
+    every = every[np.lexsort((every[:, 1], every[:, 0]))]
+    return np.ascontiguousarray(every[:, :2]), np.ascontiguousarray(every[:, 2])
+
+
+def heights_of(request: ExpertRequest, places: Ints, place_rows: Ints) -> Ints:
+    """Rows that each rank computes, int64 [ranks]."""
+    return add_by(places[:, 1], place_rows, request.ranks)

@@ -1,0 +1,1 @@
+"""Where experts lie and where their rows are computed: schedules, a checker, and their bytes."""
