@@ -19,6 +19,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ ROUNDS = 12
 WINDOW_S = 0.4
 """What stands for the forward and backward of a step."""
 SOAK, WARM = 2000, 200
-KILLS, KILL_WITHIN_S = 200, 0.15
+KILLS, KILL_WITHIN_S, JUST_AFTER_S = 200, 0.15, 0.006
 STEPS = 6
 """Steps of a run of the demo's model; the first is left out."""
 
@@ -152,6 +153,7 @@ def soak(ranks: Ranks, root: Path) -> dict[str, Any]:
                 uses.append(
                     {
                         "descriptors": len(list(Path("/proc/self/fd").iterdir())),
+                        "shared memory": Path("/proc/self/maps").read_text().count("/dev/shm/"),
                         "threads": len(list(Path("/proc/self/task").iterdir())),
                         "resident_kib": pages * 4,
                     }
@@ -161,29 +163,55 @@ def soak(ranks: Ranks, root: Path) -> dict[str, Any]:
     return {"after 200": before, "after 2,200": after, "KiB per 100 saves (goal 1,024)": growth}
 
 
-def save_until_killed(ranks: Ranks, root: Path, first: int, after_s: float) -> None:
-    """Save step after step; be killed some time after the second save of this session began."""
+def save_until_killed(ranks: Ranks, root: Path, first: int, stage: str, after_s: float) -> None:
+    """Save every step twice, so that the second replaces the first; be killed during a save.
+
+    Args:
+        ranks: One of them.
+        root: Folder of the checkpoints.
+        first: The first step.
+        stage: What the second step's first save has reached when the clock starts.
+        after_s: How long after that the process is killed [s].
+    """
     model = preset("2m")
     decoder, optimizer, step = _build(ranks, model)
-    with Saver(root, decoder, optimizer, ranks, keep=2) as saver:
+    now, reached_by = 0, os.open(root / "reached", os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+
+    def reached(name: str) -> None:
+        os.pwrite(reached_by, f"{name:16}".encode(), 0)
+        if now == first + 1 and name == stage:
+            threading.Timer(after_s, os.kill, (os.getpid(), signal.SIGKILL)).start()
+
+    with Saver(root, decoder, optimizer, ranks, keep=2, reached=reached) as saver:
         for number in range(first, first + 1000):
-            if number == first + 1:
-                kill = os.getpid(), signal.SIGKILL
-                threading.Timer(after_s, os.kill, kill).start()
-            saver.begin(_manifest(model, number, ranks.world), {})
-            step()
-            saver.settle()
-            (root / "last").write_text(str(number))
+            for _ in range(2):
+                now = number
+                reached("begun")
+                saver.begin(_manifest(model, number, ranks.world), {})
+                step()
+                saver.settle()
+                (root / "last").write_text(str(number))
 
 
-def kills(root: Path) -> dict[str, int]:
-    """Kill one run of saves again and again, each time going on where it was."""
+def kills(root: Path, count: int = KILLS) -> dict[str, Any]:
+    """Kill one run of saves again and again, each time going on where it was.
+
+    Half of the kills come at any time of a save, the others just after a stage of it: before and
+    while a checkpoint gets its name, or takes another one's, and while older ones are deleted.
+    """
+    root.mkdir()
     draw, whole, lost, newest = random.Random(0), 0, 0, 0
-    for _ in range(KILLS):
+    places: Counter[str] = Counter()
+    for number in range(count):
+        stage = ("begun", "staged", "begun", "written", "begun", "collected", "begun", "published")[
+            number % 8
+        ]
+        after_s = draw.uniform(0, KILL_WITHIN_S if stage == "begun" else JUST_AFTER_S)
         try:
-            run_ranks(1, save_until_killed, root, newest + 1, draw.uniform(0, KILL_WITHIN_S))
+            run_ranks(1, save_until_killed, root, newest + 1, stage, after_s)
         except FaultError as error:
             assert "SIGKILL" in str(error), error
+        places[(root / "reached").read_text().strip()] += 1
         good = newest_good(root)
         assert good is not None
         _, manifest, torn = good
@@ -191,7 +219,12 @@ def kills(root: Path) -> dict[str, int]:
         said = (root / "last").read_text()  # torn itself if the kill came then
         lost += manifest.step < int(said or 0)
         newest = manifest.step
-    return {"kills": KILLS, "newest whole and verified": whole, "published and lost": lost}
+    return {
+        "kills": count,
+        "newest whole and verified": whole,
+        "published and lost": lost,
+        "the last stage reached before the kill": dict(places),
+    }
 
 
 def _step_s(folder: Path, every: int) -> list[float]:

@@ -10,7 +10,7 @@ What it decides
     accidents, not against forgers.
 
 Kept true (tests/unit/checkpoint/test_blocks.py)
-    A byte changed anywhere is noticed by the read that touches its block, and by no other.
+    A byte changed anywhere is noticed by the read of its block, and by no other.
 
 Sources
     XXH3: github.com/Cyan4973/xxHash.
@@ -80,7 +80,7 @@ class SummedFile:
 
 
 class BlockReader:
-    """Reads parts of a file and verifies every block that they touch, once.
+    """Reads and verifies blocks of a file.
 
     Args:
         path: The file.
@@ -90,54 +90,34 @@ class BlockReader:
     def __init__(self, path: Path, summed: SummedFile) -> None:
         self._name, self._summed = path.name, summed
         self._file = path.open("rb", buffering=0)
-        self._held: tuple[int, bytes] = (-1, b"")
-        self.verified: set[int] = set()
-        """Numbers of the blocks that were as they were written."""
 
-    def read(self, start: int, size_bytes: int) -> bytearray:
-        """Bytes ``[start, start + size_bytes)``.
+    def read(self, number: int) -> memoryview:
+        """A block's bytes.
 
         Raises:
-            DamagedBlockError: a block that they touch was changed, or the file is shorter.
+            DamagedBlockError: it has changed, or the file is shorter.
         """
-        data, done = bytearray(size_bytes), 0
-        while done < size_bytes:
-            number, inside = divmod(start + done, BLOCK_BYTES)
-            block = self._block(number)
-            part = block[inside : inside + size_bytes - done]
-            if not part:
-                raise DamagedBlockError(self._name, start, start + size_bytes)
-            data[done : done + len(part)] = part
-            done += len(part)
-        return data
+        start = number * BLOCK_BYTES
+        stop = min(start + BLOCK_BYTES, self._summed.size_bytes)
+        self._file.seek(start)
+        data = read_whole(self._file, max(0, stop - start))
+        sums = self._summed.sums
+        if number >= len(sums) or sum_block(data) != sums[number]:
+            raise DamagedBlockError(self._name, start, stop)
+        return memoryview(data)
 
-    def verify_rest(self) -> None:
-        """Verify the blocks that nobody read.
+    def verify(self) -> None:
+        """Verify every block.
 
         Raises:
             DamagedBlockError: one was changed.
         """
         for number in range(len(self._summed.sums)):
-            if number not in self.verified:
-                self._block(number)
+            self.read(number)
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
-
-    def _block(self, number: int) -> memoryview:
-        held, data = self._held
-        if held != number:
-            start = number * BLOCK_BYTES
-            stop = min(start + BLOCK_BYTES, self._summed.size_bytes)
-            self._file.seek(start)
-            data = read_whole(self._file, max(0, stop - start))
-            sums = self._summed.sums
-            if number >= len(sums) or sum_block(data) != sums[number]:
-                raise DamagedBlockError(self._name, start, stop)
-            self.verified.add(number)
-            self._held = number, data
-        return memoryview(data)
 
     def __enter__(self) -> Self:
         return self

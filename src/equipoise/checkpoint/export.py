@@ -15,6 +15,7 @@ import logging
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from pydantic import TypeAdapter
@@ -143,8 +144,30 @@ def read_checkpoint_adapters(folder: Path) -> dict[str, Tensor]:
 
 def _read(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
     weights = {name: torch.empty(shape) for name, shape in shapes.items()}
-    _load(folder, weights)
+    _load(folder, {"model": weights})
     return weights
+
+
+def read_moments(folder: Path) -> dict[str, dict[str, Tensor]]:
+    """AdamW's state of each weight of a verified checkpoint, by the weight's name, on the CPU.
+
+    Returns:
+        ``exp_avg`` and ``exp_avg_sq`` in the weight's shape, and ``step``, a scalar; empty where
+        the checkpoint has none.
+
+    Raises:
+        CheckpointError: they could not be read.
+    """
+    start = "optimizer.state."
+    moments: dict[str, dict[str, Tensor]] = {}
+    for key, stored in read_any_index(folder).items():
+        if key.startswith(start):
+            name, _, kind = key.removeprefix(start).rpartition(".")
+            empty = torch.empty(stored.shape, dtype=getattr(torch, stored.dtype))
+            moments.setdefault(name, {})[kind] = empty
+    if moments:
+        _load(folder, {"optimizer": {"state": moments}})
+    return moments
 
 
 def read_other_weights(folder: Path, prefix: str) -> dict[str, Tensor]:
@@ -166,12 +189,12 @@ def read_other_weights(folder: Path, prefix: str) -> dict[str, Tensor]:
         for name, stored in read_any_index(folder).items()
         if name.startswith(start)
     }
-    _load(folder, weights)
+    _load(folder, {"model": weights})
     return {name.removeprefix(prefix): weight for name, weight in weights.items()}
 
 
-def _load(folder: Path, weights: dict[str, Tensor]) -> None:
-    """Fill tensors from a checkpoint, by the names of a model's weights."""
+def _load(folder: Path, state: dict[str, Any]) -> None:
+    """Fill the tensors of a state from a checkpoint, by their names there."""
     reader = ShardReader(folder)
     log = logging.getLogger("torch.distributed.checkpoint")
     level = log.level
@@ -181,13 +204,14 @@ def _load(folder: Path, weights: dict[str, Tensor]) -> None:
         with warnings.catch_warnings():
             # torch warns about no_dist, which is intended.
             warnings.filterwarnings("ignore", message="torch.distributed is", category=UserWarning)
-            load({"model": weights}, storage_reader=reader, no_dist=True)
+            load(state, storage_reader=reader, no_dist=True)
     except (CheckpointException, Exception) as error:  # the former does not derive from Exception
         raise CheckpointError(
             f"The weights of {folder} could not be read ({_cause(error)})."
         ) from error
     finally:
         log.setLevel(level)
+        reader.close()
 
 
 def _cause(error: BaseException) -> str:

@@ -19,7 +19,7 @@ import dataclasses
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,15 +95,15 @@ def read_manifest(folder: Path) -> Manifest:
     manifest = open_manifest(folder)
     index = parse_index(folder) if manifest.blocks else {}
     for name in manifest.blocks:
-        verify_rest(folder, manifest, index, name)
+        _verify_blocks(folder, manifest, index, name)
     return manifest
 
 
 def open_manifest(folder: Path) -> Manifest:
     """Read a checkpoint's manifest and verify every file but the blocks of its shards.
 
-    Those are verified as they are read (``checkpoint.shards``), or by ``verify_rest``. Shards of
-    formats that have no blocks are verified here.
+    Those are verified as they are read (``checkpoint.parts``). Shards of formats that have no
+    blocks are verified here.
 
     Raises:
         CheckpointError: as ``read_manifest``.
@@ -154,10 +154,8 @@ _LATER = ("run", "engine", "blocks")
 """Fields that the first versions did not write."""
 
 
-def verify_rest(
-    folder: Path, manifest: Manifest, index: Index, name: str, verified: Iterable[int] = ()
-) -> None:
-    """Verify the blocks of a shard, but for those that somebody has verified.
+def _verify_blocks(folder: Path, manifest: Manifest, index: Index, name: str) -> None:
+    """Verify the blocks of a shard.
 
     Raises:
         CheckpointError: names the bytes that have changed, and the tensors in them.
@@ -167,8 +165,7 @@ def verify_rest(
         return
     try:
         with BlockReader(folder / name, summed) as reader:
-            reader.verified.update(verified)
-            reader.verify_rest()
+            reader.verify()
     except DamagedBlockError as error:
         raise damaged(folder, index, error) from error
     except OSError as error:

@@ -5,8 +5,9 @@ What it decides
     writes and reads its own names. Tensors come from the checkpoint, the optimizer's settings from
     the run that loads it.
 
-    Every byte is verified: what a rank loads as it is read, what no rank loads after that, divided
-    over the ranks. Damage anywhere is an error on all ranks.
+    A rank reads the bytes that it needs. Every byte is verified all the same, divided over the
+    ranks (``checkpoint.reading``). Damage anywhere is an error on all ranks, and so is a tensor
+    that is missing, left over, or of another shape or dtype.
 
 Kept true (tests/multi/train/test_checkpoint.py)
     Saved on 2 ranks and loaded on 1 or 3, every tensor is bitwise the same; a failed save leaves
@@ -27,8 +28,10 @@ from torch.distributed.checkpoint.state_dict import (
 
 from equipoise.base.errors import CheckpointError
 from equipoise.checkpoint.background import Saver
-from equipoise.checkpoint.manifest import Manifest, folder_name, verify_rest
+from equipoise.checkpoint.manifest import Manifest, folder_name
 from equipoise.checkpoint.places import live_state
+from equipoise.checkpoint.reading import ReadCounts
+from equipoise.checkpoint.same import require_same_tensors
 from equipoise.checkpoint.shards import ShardReader
 from equipoise.comm.group import Ranks
 
@@ -70,7 +73,7 @@ def load(
     *,
     manifest: Manifest | None = None,
     ranks: Ranks | None = None,
-) -> None:
+) -> ReadCounts:
     """Fill a sharded module and its optimizer from a checkpoint, in place.
 
     Args:
@@ -79,9 +82,13 @@ def load(
         optimizer: Its moments.
         manifest: As ``open_manifest`` returned it, to verify every byte; without one all of them
             were verified before.
-        ranks: All ranks, with a manifest; each of them calls this.
+        ranks: All ranks; each of them calls this. One alone unless given.
+
+    Returns:
+        What this rank has read.
 
     Raises:
+        OtherTensorsError: on every rank, if it holds other tensors; nothing has been filled.
         CheckpointError: on every rank, if it could not be read, or is torn. Tensors may have been
             filled in part.
     """
@@ -90,9 +97,11 @@ def load(
         for group in optimizer.param_groups
     ]
     state, groups = live_state(module, optimizer)
-    reader = ShardReader(folder, manifest)
+    reader = _open(folder, manifest, ranks)
+    require_same_tensors(folder, reader.index, state, ranks)
     try:
         state_dict_loader.load(state, storage_reader=reader)
+        reader.settle()
     except (Exception, CheckpointException) as error:  # the latter is not an Exception
         cause = _root_cause(error)
         if isinstance(cause, CheckpointError):
@@ -101,28 +110,33 @@ def load(
         raise CheckpointError(f"{folder} could not be loaded ({lines[-1]}).") from error
     finally:
         reader.close()
-    if manifest is not None and ranks is not None:
-        _verify_rest(folder, manifest, reader, ranks)
     state["optimizer"]["param_groups"] = groups
     set_model_state_dict(module, state["model"])
     set_optimizer_state_dict(module, optimizer, state["optimizer"])
     for group, own in zip(optimizer.param_groups, settings, strict=True):
         group.update(own)
+    return reader.counts
 
 
-def _verify_rest(folder: Path, manifest: Manifest, reader: ShardReader, ranks: Ranks) -> None:
-    """Verify what no rank has read, shards divided over ranks."""
-    seen, fault = ranks.gather_objects(reader.verified), ""
-    for number, name in enumerate(sorted(manifest.blocks)):
-        if number % ranks.world == ranks.rank and not fault:
-            verified = {block for each in seen for block in each.get(name, ())}
-            try:
-                verify_rest(folder, manifest, reader.index, name, verified)
-            except CheckpointError as error:
-                fault = str(error)
-    faults = [each for each in ranks.gather_objects(fault) if each]
-    if faults:
-        raise CheckpointError(faults[0])
+def _open(folder: Path, manifest: Manifest | None, ranks: Ranks | None) -> ShardReader:
+    """Read the index; where one rank cannot, none waits for it.
+
+    Raises:
+        CheckpointError: on every rank.
+    """
+    reader, fault = None, ""
+    try:
+        reader = ShardReader(folder, manifest, ranks)
+    except CheckpointError as error:
+        fault = str(error)
+    except OSError as error:
+        fault = f"{folder} could not be loaded ({error.strerror}: {error.filename})."
+    faults = [fault] if ranks is None else ranks.gather_objects(fault)
+    for each in faults:
+        if each:
+            raise CheckpointError(each)
+    assert reader is not None  # noqa: S101
+    return reader
 
 
 def _root_cause(error: BaseException) -> BaseException:

@@ -93,6 +93,7 @@ def run(args: argparse.Namespace) -> int:
         interface=args.interface,
         prepare=asked.prepare,
         restarts=asked.spec.fault.restarts if "killed" in asked.spec.fault.on else 0,
+        wait_s=asked.spec.fault.wait_s,
     )
     text = _write(args, job, asked)
     submitted, answer = _submit(args, job, text) if args.submit else (None, None)

@@ -24,6 +24,7 @@ from equipoise.comm.meet import Facts, meet, open_store
 from equipoise.comm.patience import WaitLimits
 from equipoise.comm.standstill import Standstill
 from equipoise.comm.watchdog import Watchdog
+from equipoise.observe.links import Links
 
 TIMEOUT = timedelta(days=1)
 """torch's own deadline, which names no rank: longer than any of ``comm.watchdog``."""
@@ -45,6 +46,13 @@ class Ranks:
         """Every rank's row of numbers, float64 [world, len(values)]; also a barrier."""
         mine = torch.tensor(values, dtype=torch.float64, device=self.device)
         rows = mine.new_empty(self.world * len(values))  # gloo wants ranks laid end to end
+        dist.all_gather_single(rows, mine)
+        return rows.view(self.world, -1).cpu()
+
+    def gather_integers(self, values: list[int]) -> torch.Tensor:
+        """Every rank's row of 64-bit numbers, int64 [world, len(values)]; also a barrier."""
+        mine = torch.tensor(values, dtype=torch.int64, device=self.device)
+        rows = mine.new_empty(self.world * len(values))
         dist.all_gather_single(rows, mine)
         return rows.view(self.world, -1).cpu()
 
@@ -116,6 +124,7 @@ def join_from_environment(
     deadline_s: float | None,
     tell: Callable[[Standstill], None],
     tell_late: Callable[[Standstill], None] | None = None,
+    hear_links: Callable[[Links], object] | None = None,
 ) -> Iterator[tuple[Ranks, Watchdog]]:
     """Join as the rank that ``torchrun`` assigned, under a watchdog, while the block lasts.
 
@@ -124,6 +133,7 @@ def join_from_environment(
         deadline_s: The longest wait of one rank for another [s]; follows the steps unless given.
         tell: Called before a standstill ends the process.
         tell_late: As for ``Watchdog``.
+        hear_links: Likewise.
 
     Raises:
         LayoutError: not started by ``torchrun``, or ranks would run different things.
@@ -144,7 +154,15 @@ def join_from_environment(
     device = choose_device(int(os.environ.get("LOCAL_RANK", rank)))
     with ExitStack() as stack:
         watchdog = stack.enter_context(
-            Watchdog(store, rank, world, deadline_s=deadline_s, tell=tell, tell_late=tell_late)
+            Watchdog(
+                store,
+                rank,
+                world,
+                deadline_s=deadline_s,
+                tell=tell,
+                tell_late=tell_late,
+                hear_links=hear_links,
+            )
         )
         with watchdog.phase("start"):
             ranks = stack.enter_context(join(store, rank, world, device))

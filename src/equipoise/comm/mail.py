@@ -35,6 +35,7 @@ import torch
 import torch.distributed as dist
 
 from equipoise.base.errors import FaultError
+from equipoise.comm.meter import WaitMeter
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,11 +60,13 @@ class Ledger:
     sent_bytes: npt.NDArray[np.int64] = field(init=False)
     sent_messages: npt.NDArray[np.int64] = field(init=False)
     received_bytes: npt.NDArray[np.int64] = field(init=False)
+    meter: WaitMeter = field(init=False)
 
     def __post_init__(self) -> None:
         self.sent_bytes, self.sent_messages, self.received_bytes = (
             np.zeros(self.ranks, dtype=np.int64) for _ in range(3)
         )
+        self.meter = WaitMeter()
 
     def count(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> None:
         """Count messages as they are posted."""
@@ -153,9 +156,10 @@ class Mail:
 
     def wait(self, due: int) -> None:
         """Wait until all messages due then have been sent and received."""
-        for work, parcels in self._under_way.pop(due, ()):
-            work.wait()
-            del parcels  # ``comm.progress`` reads it from outside during the wait
+        with self.ledger.meter.wait():
+            for work, parcels in self._under_way.pop(due, ()):
+                work.wait()
+                del parcels  # ``comm.progress`` reads it from outside during the wait
 
     def _op(self, parcel: Parcel, *, is_sent: bool) -> dist.P2POp:
         return dist.P2POp(

@@ -20,10 +20,11 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
 
-from equipoise.base.errors import EquipoiseError, FaultError, LayoutError
+from equipoise.base.errors import FaultError, HungError, LayoutError
 
 _NAMED_FACTS = 6
 """Most differences that a message names."""
@@ -90,7 +91,7 @@ def meet(store: dist.Store, rank: int, world: int, facts: Facts, *, deadline_s: 
 
     Raises:
         LayoutError: facts differ; names the ranks and the values.
-        FaultError: some rank did not arrive in time.
+        HungError: some rank did not arrive in time.
 
     Cost: two reads of the store; on rank 0 one for each rank.
     """
@@ -106,14 +107,16 @@ def meet(store: dist.Store, rank: int, world: int, facts: Facts, *, deadline_s: 
         with suppress(dist.DistNetworkError):
             store.set(f"read/{rank}", "")
     else:
-        verdict = ["missing", _missing([0], world, rank, deadline_s)]
-    kind, text = verdict
-    if kind != "same":
-        error: type[EquipoiseError] = LayoutError if kind == "differ" else FaultError
-        raise error(text)
+        verdict = ["missing", _missing([0], world, rank, deadline_s), [0]]
+    kind, text, missing = verdict
+    if kind == "differ":
+        raise LayoutError(text)
+    if kind == "missing":
+        raise HungError(text, tuple(missing), missing[0] if len(missing) == 1 else None)
 
 
-def _judge(store: dist.Store, world: int, facts: Facts, deadline_s: float) -> list[str]:
+def _judge(store: dist.Store, world: int, facts: Facts, deadline_s: float) -> list[Any]:
+    """``same``, ``differ`` or ``missing``; a sentence; the missing ranks."""
     end = time.monotonic() + deadline_s
     for rank in range(1, world):
         came = _waited(store, [f"facts/{rank}"], max(0.001, end - time.monotonic()))
@@ -123,9 +126,10 @@ def _judge(store: dist.Store, world: int, facts: Facts, deadline_s: float) -> li
         present = [r for r in range(1, world) if store.check([f"facts/{r}"])]
         others = {r: json.loads(store.get(f"facts/{r}")) for r in present}
         if text := tell_differences(others, facts):
-            return ["differ", text]
-        return ["missing", _missing(sorted({*range(1, world)} - {*present}), world, 0, deadline_s)]
-    return ["same", ""]
+            return ["differ", text, []]
+        missing = sorted({*range(1, world)} - {*present})
+        return ["missing", _missing(missing, world, 0, deadline_s), missing]
+    return ["same", "", []]
 
 
 def _waited(store: dist.Store, keys: list[str], seconds: float) -> bool:

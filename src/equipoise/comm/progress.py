@@ -7,28 +7,36 @@ Why
 
 What it decides
     Nothing is noted. torch's flight recorder counts every collective in C++ anyway, by group,
-    on gloo as on NCCL. It lacks messages between two ranks, so the training thread's stack is
-    searched for ``Mail.wait``, and for torch's functions that meet before there is a group. One
-    look takes some two milliseconds, and only the watchdog looks.
+    on gloo as on NCCL, and has what the last ones were (``comm.signature``). It lacks messages
+    between two ranks, so the training thread's stack is searched for ``Mail.wait``, and for
+    torch's functions that meet before there is a group. One look takes some two milliseconds, and
+    only the watchdog looks.
 
 Kept true (tests/multi/comm/test_watchdog.py)
     Waits in our collectives, in those of ``fully_shard``, and for messages are named.
 """
 
+import dataclasses
 import json
 import os
 import sys
+import threading
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import _dump_fr_trace_json  # type: ignore[attr-defined]
 from torch.distributed import distributed_c10d
+from torch.distributed.distributed_c10d import GroupName
 
 import equipoise
 from equipoise.comm.mail import Mail
+from equipoise.comm.signature import Trail, read_call
+from equipoise.observe.stack import StackReader
 
 _RECORDED = "TORCH_FR_BUFFER_SIZE"
 _KEPT_CALLS = 64
@@ -38,6 +46,7 @@ _KEPT_LINES = 12
 """Lines of a stack to keep."""
 
 _PACKAGE = str(Path(equipoise.__file__).parent) + os.sep
+_TORCH = str(Path(torch.__file__).parent) + os.sep
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +74,8 @@ class Standing:
     """Innermost line of this package that runs: ``train/step.py:151 (_compute)``."""
     stack: tuple[str, ...] = ()
     """Innermost lines that run, of any package, innermost first."""
+    core_s: float = 0.0
+    """Processor time of the thread so far [s]: a thread that is blocked takes none."""
 
 
 def keep_few_calls() -> None:
@@ -79,6 +90,11 @@ class Looker:
         self.thread, self.world = thread, world
         self._names: dict[str, str] = {}
         """Group names by torch's number, since old calls drop out of the record."""
+        self.trail = Trail()
+        """What the thread's collectives were; read it under ``lock``."""
+        self.lock = threading.Lock()
+        self._clock = time.pthread_getcpuclockid(thread)
+        self._reader = StackReader(thread)
 
     def look(self) -> Standing:
         """Where the thread is now."""
@@ -90,40 +106,66 @@ class Looker:
             for number, status in record.get("pg_status", {}).items()
             if number in self._names
         }
-        place, stack, stacked = self._stack()
+        place, caller, stack, stacked = self._stack()
         under_way = [each for each in entries if not each["retired"]]
+        self._note(entries, caller)
         wait = _collective(under_way[0]) if under_way else stacked
-        return Standing(wait, calls, place, stack)
+        return Standing(wait, calls, place, stack, time.clock_gettime(self._clock))
 
-    def _stack(self) -> tuple[str, tuple[str, ...], Wait | None]:
-        """The innermost line of the package, all innermost lines, the wait that they show."""
-        place, wait = "", None
+    def _note(self, entries: list[dict[str, Any]], caller: str) -> None:
+        """Add what is recorded to the trail; the last call under way is the one that runs."""
+        calls = [each for each in entries if not each["is_p2p"]]
+        running = next((each for each in reversed(calls) if not each["retired"]), None)
+        with self.lock:
+            for entry in calls:
+                group, number = entry["process_group"][0], int(entry["collective_seq_id"])
+                if number in self.trail.calls[group] and entry is not running:
+                    continue
+                call = read_call(entry)
+                if entry is running:
+                    call = dataclasses.replace(call, place=caller)
+                self.trail.note(group, _members(group), number, call)
+
+    def _stack(self) -> tuple[str, str, tuple[str, ...], Wait | None]:
+        """Innermost line of the package, and outside of torch; all lines; the wait they show."""
+        place, caller, wait = "", "", self._message()
         stack: list[str] = []
-        frame = sys._current_frames().get(self.thread)
-        while frame is not None:
-            file = frame.f_code.co_filename
+        for at in self._reader.read():
             if len(stack) < _KEPT_LINES:
-                stack.append(f"{file}:{frame.f_lineno} ({frame.f_code.co_name})")
-            if not place and file.startswith(_PACKAGE):
-                name = frame.f_code.co_name
-                place = f"{file.removeprefix(_PACKAGE)}:{frame.f_lineno} ({name})"
-            if frame.f_code is Mail.wait.__code__:
-                wait = _messages(frame)
-            elif file == distributed_c10d.__file__ and (wait is None or not wait.call):
-                wait = Wait(frame.f_code.co_name, tuple(range(self.world)))
-            frame = frame.f_back
-        return place, tuple(stack), wait
+                stack.append(f"{at.file}:{at.line} ({at.name})")
+            if not place and at.file.startswith(_PACKAGE):
+                place = f"{at.file.removeprefix(_PACKAGE)}:{at.line} ({at.name})"
+            if not caller and not at.file.startswith(_TORCH):
+                within = at.file.removeprefix(_PACKAGE)
+                short = within if within != at.file else str(Path(*Path(at.file).parts[-2:]))
+                caller = f"{short}:{at.line} ({at.name})"
+            if at.file == distributed_c10d.__file__ and (wait is None or not wait.call):
+                wait = Wait(at.name, tuple(range(self.world)))
+        return place, caller, tuple(stack), wait
+
+    def _message(self) -> Wait | None:
+        """What a thread in ``Mail.wait`` waits for; its innermost frame is that one."""
+        frame = sys._current_frames().get(self.thread)
+        return _messages(frame) if frame and frame.f_code is Mail.wait.__code__ else None
 
 
 def _collective(entry: dict[str, Any]) -> Wait:
     group, call = entry["process_group"][0], int(entry["collective_seq_id"])
     name = entry["profiling_name"].partition(":")[2] or entry["profiling_name"]
-    try:
-        members = dist.get_process_group_ranks(distributed_c10d._resolve_process_group(group))
-    except (RuntimeError, KeyError, ValueError):  # the group is gone
-        members = []
+    members = _members(group)
     listed = f" of ranks {', '.join(map(str, members))}" if members else ""
-    return Wait(f"{name}{listed}", tuple(members), group, call)
+    return Wait(f"{name}{listed}", members, group, call)
+
+
+def _members(group: str) -> tuple[int, ...]:
+    """Ranks of a group; none if it is gone."""
+    try:
+        ranks = dist.get_process_group_ranks(
+            distributed_c10d._resolve_process_group(GroupName(group))
+        )
+    except (RuntimeError, KeyError, ValueError):
+        return ()
+    return tuple(ranks)
 
 
 def _messages(frame: FrameType) -> Wait | None:

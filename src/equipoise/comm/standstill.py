@@ -19,6 +19,7 @@ from typing import Any
 
 from equipoise.comm.meet import name_ranks
 from equipoise.comm.progress import Standing, Wait
+from equipoise.comm.signature import CALL_ALIKE
 
 _MOST_NAMED = 6
 """Most ranks whose state a message gives."""
@@ -63,6 +64,8 @@ class Standstill:
     text: str
     stacks: dict[str, list[str]] = field(default_factory=dict)
     """Where the named ranks were last seen, by rank; innermost line first."""
+    calls: dict[str, str] = field(default_factory=dict)
+    """What each rank called, if the ranks' collectives do not match."""
 
     @classmethod
     def read(cls, data: dict[str, Any]) -> "Standstill":
@@ -106,6 +109,53 @@ def judge(
     text = f"{begin}: {states}{more}. {advice}"
     stacks = {str(each): [*beats[each].standing.stack] for each in named if each in beats}
     return Standstill(rank, wait.what, phase, waited_s, missing, culprits, text, stacks)
+
+
+def find_circle(rank: int, beats: Mapping[int, Beat], silent: set[int]) -> tuple[int, ...]:
+    """Ranks that wait in collectives for each other, this one among them; empty if none do.
+
+    Each has entered a collective that another one of them has not, so it cannot end, unless a rank
+    has entered it without waiting: that shows in the processor time that it goes on taking.
+    """
+    seen, left = {rank}, [rank]
+    while left:
+        at = left.pop()
+        beat = beats.get(at)
+        wait = None if beat is None else beat.standing.wait
+        if wait is None or not wait.group:
+            return ()
+        missing = _not_come(at, wait, beats, silent)
+        if not missing or any(_is_free(each, beats, silent) for each in missing):
+            return ()
+        left += [each for each in missing if each not in seen]
+        seen.update(missing)
+    return tuple(sorted(seen))
+
+
+def tell_circle(
+    waits: Mapping[int, Wait | None], calls: Mapping[str, str], name: Mapping[int, str]
+) -> str:
+    """A sentence on ranks that wait for each other in collectives of several groups.
+
+    Args:
+        waits: What each waits for.
+        calls: What each called there, by rank.
+        name: What each was doing.
+    """
+    sides = []
+    for rank, wait in waits.items():
+        if wait is None:
+            continue
+        phase = f" ({name[rank]})" if name.get(rank) else ""
+        group = ", ".join(map(str, wait.ranks))
+        sides.append(
+            f"rank {rank} in collective {wait.call} of ranks {group}, {calls[str(rank)]}{phase}"
+        )
+    return (
+        f"Ranks {', '.join(map(str, waits))} wait for each other, each in a collective that "
+        f"another has not entered: {'; '.join(sides)}. That cannot end, so the ranks do. "
+        f"{CALL_ALIKE}"
+    )
 
 
 def judge_alone(rank: int, wait: Wait, waited_s: float, phase: str) -> Standstill:

@@ -14,10 +14,15 @@ What it decides
     The looking thread never touches the store, whose host may be what has stopped. If the other
     thread is still blocked at the deadline, the rank ends with what it knows.
 
+    Ranks whose collectives do not match (``comm.signature``), or that wait in collectives for each
+    other in a circle, can only go wrong, so they end as soon as that is seen. Where gloo meets
+    other sizes than it expects, it aborts the process; the abort is held up (``comm.abort``) until
+    both sides have been named.
+
     A rank whose process was stopped and then continued starts over: it must not blame those who
     waited for it.
 
-Kept true (tests/multi/comm/test_watchdog.py)
+Kept true (tests/multi/comm/test_watchdog.py, tests/multi/comm/test_mismatch.py)
     A rank that is stopped, or sleeps, in any phase of a step ends the run within the deadline and
     a few looks; a slow rank within the deadline ends nothing, and is named once.
 """
@@ -39,10 +44,14 @@ from typing import Self
 import torch.distributed as dist
 
 from equipoise.base.errors import FaultError
+from equipoise.comm.abort import delay_aborts, restore_aborts
+from equipoise.comm.link_notes import LinkNotes
 from equipoise.comm.meet import name_ranks
 from equipoise.comm.patience import WaitLimits, takes_long
 from equipoise.comm.progress import Looker, Standing, Wait, keep_few_calls
-from equipoise.comm.standstill import Beat, Standstill, judge, judge_alone
+from equipoise.comm.signature import Trail, first_mismatch, odd_ranks, tell_mismatch
+from equipoise.comm.standstill import Beat, Standstill, find_circle, judge, judge_alone, tell_circle
+from equipoise.observe.links import Links
 
 _LOOKS = 20
 """Looks per deadline, at least."""
@@ -52,6 +61,16 @@ _MOST_PAUSE_S, _RANK_PAUSE_S = 0.25, 0.001
 
 _SILENT_LOOKS = 4
 """A rank whose beat has not changed for this many looks is silent."""
+
+_CIRCLE_S, _CIRCLE_LOOKS = 1.0, 2
+"""Seconds and looks after which a circle of waits that has not changed will not end."""
+
+_FEW_RANKS = 64
+"""Most ranks whose waits are searched for circles before they are long: each look of each waiting
+rank reads what all have written."""
+
+_IDLE_S = 0.001
+"""A thread that takes less processor time between looks is blocked [s]."""
 
 _STORE_S = 5.0
 """The longest wait for the store, whose host may be dead."""
@@ -69,6 +88,7 @@ class Watchdog:
         deadline_s: float | None,
         tell: Callable[[Standstill], None],
         tell_late: Callable[[Standstill], None] | None = None,
+        hear_links: Callable[[Links], object] | None = None,
     ) -> None:
         """Prepare to watch, before the first process group is made.
 
@@ -79,6 +99,7 @@ class Watchdog:
             deadline_s: The longest wait [s]; follows the steps unless given.
             tell: Called on every rank before its process ends.
             tell_late: Called on one rank when a wait is long, and when it has ended after all.
+            hear_links: Called on rank 0 with what links have carried; none are read unless given.
         """
         keep_few_calls()
         self.rank, self.world, self.tell, self.tell_late = rank, world, tell, tell_late
@@ -97,6 +118,11 @@ class Watchdog:
         """The wait of this rank beyond the deadline, and its length [s]."""
         self._late: tuple[object, Standstill] | None = None
         """The wait that this rank has named, and what it said of it."""
+        self._circle: dict[int, Beat] = {}
+        """Ranks that wait for each other, as they were when that was first seen."""
+        self._links = LinkNotes(rank, world, hear_links)
+        self._left = ""
+        """What this rank has last left of its calls."""
         self._spoke = time.monotonic()
         """When the store last answered."""
         self._heard: dict[int, tuple[int, int]] = {}
@@ -119,6 +145,7 @@ class Watchdog:
 
     def __enter__(self) -> Self:
         if self.world > 1:
+            delay_aborts()
             for thread in self._threads:
                 thread.start()
         return self
@@ -133,6 +160,7 @@ class Watchdog:
         if self.world > 1:
             for thread in self._threads:
                 thread.join(_STORE_S)
+            restore_aborts()
 
     def _watch(self) -> None:
         """Look where the rank is, and for how long; end it if the store cannot be asked."""
@@ -162,6 +190,8 @@ class Watchdog:
                 self._leave_beat(self._standing)
                 if self._store.check(["standstill"]):
                     self._end(Standstill.read(json.loads(self._store.get("standstill"))))
+                self._compare_calls()
+                self._links.look(self._store)
                 if self._hung is not None:
                     self._end_all(*self._hung)
                 elif self._standing.wait is not None:
@@ -177,9 +207,12 @@ class Watchdog:
         key, began = self._since
         waited_s, phase = time.monotonic() - began, self._phase
         name_s, end_s = self.patience.name_s(phase), self.patience.end_s(phase)
-        if waited_s < min(end_s, math.inf if name_s is None else name_s) / 2:
+        soon_s = _CIRCLE_S if self.world <= _FEW_RANKS and wait.group else math.inf
+        if waited_s < min(end_s, math.inf if name_s is None else name_s, soon_s) / 2:
             return
         beats = self._hear() | {self.rank: self._beat}
+        if waited_s >= _CIRCLE_S and self._is_circle(beats):
+            self._end_circle(beats)
         if self.tell_late is None or self._late is not None or name_s is None or waited_s < name_s:
             return
         end = f"If this lasts {end_s:g} s, the ranks are ended."
@@ -190,6 +223,97 @@ class Watchdog:
         if self._store.add(f"late/{phase}/{verdict.culprits}", 1) == 1:
             self._late = key, verdict
             self.tell_late(verdict)
+
+    def _is_circle(self, beats: dict[int, Beat]) -> bool:
+        """Whether this rank waits in a circle that cannot end: seen before, and nobody moves."""
+        ranks = find_circle(self.rank, beats, self._silent)
+        if not ranks or self._circle.keys() != set(ranks):
+            self._circle = {each: beats[each] for each in ranks}
+            return False
+        pairs = [(self._circle[each], beats[each]) for each in ranks]
+        for before, now in pairs:
+            one, other = before.standing, now.standing
+            is_same = (one.wait, one.calls) == (other.wait, other.calls)
+            if not is_same or other.core_s - one.core_s > _IDLE_S:
+                self._circle = {}
+                return False
+        return all(now.count - before.count >= _CIRCLE_LOOKS for before, now in pairs)
+
+    def _compare_calls(self) -> None:
+        """Leave what this rank's collectives were; end the ranks if another's do not match."""
+        looker = self._looker
+        with looker.lock:
+            words = json.dumps(looker.trail.as_json())
+            partners = looker.trail.partners(self.rank)
+        if words != self._left:
+            self._store.set(f"calls/{self.rank}", words)
+            self._left = words
+        for partner in partners:
+            other = self._trail(partner)
+            with looker.lock:
+                place = first_mismatch(looker.trail, other)
+            if place is not None:
+                self._end_mismatch(*place)
+
+    def _trail(self, rank: int) -> Trail:
+        """What a rank has left of its collectives."""
+        key = f"calls/{rank}"
+        return Trail.read(json.loads(self._store.get(key))) if self._store.check([key]) else Trail()
+
+    def _end_mismatch(self, group: str, number: int) -> None:
+        """End every rank, and say what each called in a collective that does not match."""
+        if self._store.add("judges", 1) > 1:
+            return
+        time.sleep(2 * self.pause_s)  # by then the others have left where they are
+        with self._looker.lock:
+            members = self._looker.trail.members[group]
+        trails = {each: self._trail(each) for each in members}
+        calls = {
+            each: trail.calls[group][number]
+            for each, trail in trails.items()
+            if number in trail.calls[group]
+        }
+        beats = self._hear() | {self.rank: self._beat}
+        phases = {each: beats[each].phase for each, call in calls.items() if call.place}
+        self._publish(
+            Standstill(
+                self.rank,
+                f"collective {number} of ranks {', '.join(map(str, members))}",
+                self._phase,
+                0.0,
+                (),
+                odd_ranks(calls),
+                tell_mismatch(number, calls, phases, members),
+                {str(each): [*beats[each].standing.stack] for each in phases},
+                {str(each): call.words for each, call in calls.items()},
+            ),
+            beats,
+        )
+
+    def _end_circle(self, beats: dict[int, Beat]) -> None:
+        """End every rank, and say in which collectives they wait for each other."""
+        if self._store.add("judges", 1) > 1:
+            return
+        waits = {each: self._circle[each].standing.wait for each in sorted(self._circle)}
+        calls: dict[str, str] = {}
+        for each, wait in waits.items():
+            if wait is not None:
+                call = self._trail(each).calls[wait.group].get(wait.call)
+                calls[str(each)] = wait.what if call is None else call.words
+        self._publish(
+            Standstill(
+                self.rank,
+                "collectives of several groups",
+                self._phase,
+                time.monotonic() - self._since[1],
+                (),
+                (),
+                tell_circle(waits, calls, {each: beats[each].phase for each in waits}),
+                {str(each): [*beats[each].standing.stack] for each in waits},
+                calls,
+            ),
+            beats,
+        )
 
     def _take_back(self, late: Standstill) -> None:
         """Say that a wait which was named has ended."""
@@ -235,6 +359,10 @@ class Watchdog:
             return
         if self._store.add("judges", 1) > 1 and waited_s < 2 * end_s:
             return
+        self._publish(verdict, beats)
+
+    def _publish(self, verdict: Standstill, beats: dict[int, Beat]) -> None:
+        """End every rank with a verdict, those that cannot end themselves as well."""
         self._store.set("standstill", json.dumps(dataclasses.asdict(verdict)))
         self.tell(verdict)
         time.sleep(2 * self.pause_s)  # the others end by themselves, with the same words

@@ -1,4 +1,4 @@
-"""Decide what follows a fault: start the ranks again, with fewer of them, or stop.
+"""Decide what follows a fault: wait for a spare, start the ranks again or fewer of them, or stop.
 
 Why
     Most faults of a long run are passing: a machine loses power, the kernel kills a process for
@@ -13,7 +13,12 @@ What it decides
     second time; a silent one, whose cause may be outside, at its third, or before the first step,
     which takes longest to reach, at its fifth.
 
+    Ranks that are kept ready take the places of those that were lost. Where they are still on
+    their way they are waited for, at most for ``wait_s``; what follows has been decided by then,
+    and others are started if they do not come.
+
 Kept true (tests/unit/fault/test_policy.py, by Hypothesis)
+    What follows does not depend on spares, only how soon: a wait is bounded, and has one end.
     Never more restarts within ``within_s`` than allowed; never a restart of what the user stopped
     or did not list; the same faults always lead to the same actions.
 """
@@ -21,6 +26,7 @@ Kept true (tests/unit/fault/test_policy.py, by Hypothesis)
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from equipoise.spec.run.spec import FaultSpec
 
@@ -29,6 +35,13 @@ _SAYING_TIMES, _SILENT_TIMES, _EARLY_TIMES = 2, 3, 5
 without one before the first step."""
 
 _LONGEST_PAUSE_S = 30.0
+
+SPARE_WAIT_S = 60.0
+"""Longest wait for spares of this machine unless ``fault.wait_s`` is given: many times what they
+import in [s]."""
+
+SpareState = Literal["none", "starting", "ready"]
+"""How far the ranks of the next start are: absent, on their way, or with their imports done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +94,16 @@ class Shrink:
 
 
 @dataclass(frozen=True, slots=True)
+class WaitForSpare:
+    """Wait for ranks that are on their way, then go on, with them or with others."""
+
+    most_s: float
+    """Longest wait [s]."""
+    then: Restart | Shrink
+    """What follows."""
+
+
+@dataclass(frozen=True, slots=True)
 class EndRun:
     """Start nothing."""
 
@@ -88,7 +111,7 @@ class EndRun:
     """A sentence; empty where the fault alone says enough."""
 
 
-Action = Restart | Shrink | EndRun
+Action = Restart | Shrink | WaitForSpare | EndRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +127,7 @@ class Policy:
     shrunk_at: int = 0
     """How many faults there were when the run last went on with fewer ranks."""
 
-    def after(self, fault: RanksFault) -> tuple["Policy", Action]:
+    def after(self, fault: RanksFault, spares: SpareState = "none") -> tuple["Policy", Action]:
         """The state and the action that follow a fault; times must not go back.
 
         >>> policy = Policy(FaultSpec(restarts=1), dp=2, fits=lambda dp: True)
@@ -114,6 +137,13 @@ class Policy:
         >>> policy.after(RanksFault("killed", 20.0, step=9))[1].reason
         'It is fault 2 within 3600 s, and fault.restarts allows 1.'
         """
+        state, action = self._follow(fault)
+        if isinstance(action, EndRun) or spares != "starting":
+            return state, action
+        most_s = SPARE_WAIT_S if self.rules.wait_s is None else self.rules.wait_s
+        return state, WaitForSpare(most_s, action) if most_s else action
+
+    def _follow(self, fault: RanksFault) -> tuple["Policy", Restart | Shrink | EndRun]:
         state = dataclasses.replace(self, faults=(*self.faults, fault))
         rules = self.rules
         if fault.was_asked or fault.kind not in rules.on or not rules.restarts:
@@ -141,7 +171,9 @@ class Policy:
             times += 1
         return times
 
-    def _give_up(self, fault: RanksFault, number: int, times: int) -> tuple["Policy", Action]:
+    def _give_up(
+        self, fault: RanksFault, number: int, times: int
+    ) -> tuple["Policy", Shrink | EndRun]:
         """What follows a fault that repeats: fewer ranks if the rules allow that, else the end."""
         least = self.rules.least_dp
         fewer = [dp for dp in range(self.dp - 1, (least or self.dp) - 1, -1) if self.fits(dp)]

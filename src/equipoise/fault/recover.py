@@ -19,18 +19,35 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from equipoise.base.errors import EquipoiseError, FaultError
-from equipoise.fault.policy import Action, EndRun, Policy, RanksFault, Restart, Shrink
-from equipoise.launch.local import Launch, LocalRanks, RanksEnd
+from equipoise.base.errors import EquipoiseError, FaultError, HungError, NonFiniteError
+from equipoise.fault.policy import (
+    Action,
+    EndRun,
+    Policy,
+    RanksFault,
+    Restart,
+    Shrink,
+    SpareState,
+    WaitForSpare,
+)
+from equipoise.fault.runbook.shipped import guide_command, guide_for
+from equipoise.launch.gang import KeptReady, Launch
+from equipoise.launch.local import LocalRanks, RanksEnd
 from equipoise.observe.journal import Journal
 from equipoise.plan.space.accepted import require_accepted
 from equipoise.spec.run.compared import resolved_sides
 from equipoise.spec.run.resolve import ResolvedRun
 from equipoise.spec.run.resolved import ResolvedFile, read_resolved
+from equipoise.spec.run.spec import FaultSpec
 
 _LOOK_S = 0.1
+
+_SETTLED_S = 30.0
+"""For which a run trains before ranks of its next start are kept ready with ``auto``: one that is
+over by then has no use for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,24 +98,51 @@ def run_recovering(launch: Launch, smaller: Smaller | None = None) -> None:
     layout, rules = resolved.spec.layout, resolved.spec.fault
     fits = _never if smaller is None else smaller.fits
     policy = Policy(rules, launch.ranks // layout.sharing, fits)
-    with LocalRanks(is_quiet=launch.quiet) as ranks:
+    note = partial(_note_stopped, launch.folder, resolved)
+    launch = dataclasses.replace(launch, spares=_kept(rules, launch))
+    with LocalRanks(is_quiet=launch.quiet, note=note) as ranks:
         while (ended := ranks.run(launch)) is not None:
             said = ended.sentence if ended.kind in ("failed", "non-finite") else ""
             now = time.monotonic()
             fault = RanksFault(ended.kind, now, ended.step, said, ended.rank, ranks.asked > 0)
-            policy, action = policy.after(fault)
-            _write(launch.folder, resolved, ended, action)
+            spares = ranks.spares
+            policy, action = policy.after(fault, spares)
+            _write(launch.folder, resolved, ended, action, spares)
+            if not launch.quiet and not ranks.asked:
+                sys.stderr.write(name_guide(launch.folder, ended))
             if isinstance(action, EndRun):
                 raise ended.error(action.reason)
+            waited = action if isinstance(action, WaitForSpare) else None
+            then = action.then if isinstance(action, WaitForSpare) else action
             if not launch.quiet:
-                sys.stderr.write(f"{ended.sentence} {_say(action, rules.restarts)}\n")
-            if isinstance(action, Shrink) and smaller is not None:
-                launch = dataclasses.replace(launch, ranks=smaller.prepare(action.dp))
+                sys.stderr.write(f"{ended.sentence} {_say(then, rules.restarts)}\n")
+            if isinstance(then, Shrink) and smaller is not None:
+                launch = dataclasses.replace(launch, ranks=smaller.prepare(then.dp))
                 resolved = read_resolved(launch.folder)
-            elif isinstance(action, Restart):
-                _pause(action.pause_s, ranks)
+            elif isinstance(then, Restart):
+                _pause(then.pause_s, ranks)
+            if waited is not None:
+                have_come = ranks.wait_for_spares(waited.most_s)
+                if not (have_come or launch.quiet or ranks.asked):
+                    sys.stderr.write(_say_in_vain(waited))
             if ranks.asked:
                 raise ended.error("You asked the run to stop before its ranks were started again.")
+
+
+def _kept(rules: FaultSpec, launch: Launch) -> KeptReady | None:
+    """Whether ranks of the next start are kept ready; not where they would have to share a port."""
+    if rules.spares == "never" or launch.port or not (rules.restarts and rules.on):
+        return None
+    if rules.spares == "at-once":
+        return KeptReady(0.0, needs_room=False)
+    return KeptReady(_SETTLED_S, needs_room=True)
+
+
+def _say_in_vain(waited: WaitForSpare) -> str:
+    return (
+        f"The ranks that were to be ready have not come within {waited.most_s:g} s, so others are "
+        f"started.\n"
+    )
 
 
 def _say(action: Restart | Shrink, most: int) -> str:
@@ -115,13 +159,46 @@ def _say(action: Restart | Shrink, most: int) -> str:
     )
 
 
+_NAMES = {
+    "killed": ("killed", ""),
+    "failed": ("exception", ""),
+    "hung": ("error", HungError.__name__),
+    "non-finite": ("error", NonFiniteError.__name__),
+}
+"""The fault that the journal has for each kind of end, and the class of its error."""
+
+
+def name_guide(folder: Path, ended: RanksEnd) -> str:
+    """A line that names the guide for how ranks ended; empty if none fits."""
+    if ended.kind not in _NAMES:
+        return ""
+    name, error = _NAMES[ended.kind]
+    message = f"{ended.sentence} {ended.more}"
+    guide = guide_for({"kind": "fault", "name": name, "type": error, "message": message})
+    return f"To find out why: {guide_command(guide, str(folder))}\n" if guide else ""
+
+
 def _pause(seconds: float, ranks: LocalRanks) -> None:
     until = time.monotonic() + seconds
     while time.monotonic() < until and not ranks.asked:
         time.sleep(_LOOK_S)
 
 
-def _write(folder: Path, resolved: ResolvedFile, ended: RanksEnd, action: Action) -> None:
+def _note_stopped(
+    folder: Path, resolved: ResolvedFile, sentence: str, processes: list[int], stopped_s: float
+) -> None:
+    """Journal that all ranks are stopped, or that they go on: they could not."""
+    name = "stopped" if processes else "continued"
+    for side, _ in resolved_sides(folder, resolved):
+        with suppress(OSError, FaultError), Journal(side / "journal", 0) as journal:
+            journal.write(
+                "instant", name, message=sentence, processes=processes, stopped_s=stopped_s
+            )
+
+
+def _write(
+    folder: Path, resolved: ResolvedFile, ended: RanksEnd, action: Action, spares: SpareState
+) -> None:
     """Journal how the ranks ended, and what follows.
 
     A killed rank left no word, so its fault is written here; others wrote theirs. Nothing is
@@ -129,6 +206,7 @@ def _write(folder: Path, resolved: ResolvedFile, ended: RanksEnd, action: Action
     """
     if ended.kind == "refused":
         return
+    action = action.then if isinstance(action, WaitForSpare) else action
     step = {} if ended.step is None else {"step": ended.step}
     follows = "stop" if isinstance(action, EndRun) else type(action).__name__.lower()
     number = {} if isinstance(action, EndRun) else {"number": action.number}
@@ -147,6 +225,7 @@ def _write(folder: Path, resolved: ResolvedFile, ended: RanksEnd, action: Action
                     action=follows,
                     fault=ended.kind,
                     fault_rank=ended.rank,
+                    spares=spares,
                     message=ended.sentence,
                     **step,
                     **number,

@@ -12,10 +12,18 @@ Kept true (tests/unit/launch/test_local.py, tests/unit/launch/test_forms.py)
     The agents of this machine and of all forms have this command, and their ranks these variables.
 """
 
+import ctypes
 import os
+import signal
 
-WORKER = ("-m", "equipoise.train.worker")
+PROGRAM = "equipoise.train.worker"
+"""The program of a rank, a module."""
+
+WORKER = ("-m", PROGRAM)
 """The command of each rank; the run's folder follows."""
+
+SPARE = ("-m", "equipoise.launch.spare", PROGRAM)
+"""The command of a rank that is kept ready for the next start; the same follows."""
 
 ALLOCATOR = "glibc.malloc.tcache_count=0"
 """Keeps glibc's per-thread lists of small chunks from pinning the holes between tensors.
@@ -26,10 +34,39 @@ A 7M decoder's rank holds 256 MiB with it and 351 without (glibc 2.36, recompute
 _GRACE_S = 120
 """Time for ranks to finish their step and save after a request to stop [s]."""
 
+_PR_SET_PDEATHSIG = 1
+"""From Linux's prctl.h: the signal that a process gets when its parent ends."""
+
+
+def end_with_parent() -> None:
+    """Let a killed parent end this process at once: an agent, and so its ranks.
+
+    With a signal that they may handle, ranks would finish and save a step while the same command,
+    started again, finds the folder taken.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def end_with_agent() -> None:
+    """End this rank when the torchrun agent that started it is killed.
+
+    The agent gives each rank a session of its own; without this, ranks of a killed agent go
+    on unseen and hold the run's folder.
+    """
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        end_with_parent()
+        if os.getppid() == 1:  # it was killed while this rank imported torch
+            os._exit(signal.SIGKILL)
+
 
 def rank_environment() -> dict[str, str]:
     """Environment variables of every rank, whatever starts it."""
-    return {"OMP_NUM_THREADS": "1", "GLIBC_TUNABLES": ALLOCATOR, "PYTHONUNBUFFERED": "1"}
+    return {
+        "OMP_NUM_THREADS": "1",
+        "GLIBC_TUNABLES": ALLOCATOR,
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONFAULTHANDLER": "1",  # a rank that crashes, or is aborted, leaves its stack
+    }
 
 
 def whole_environment() -> dict[str, str]:

@@ -34,7 +34,7 @@ from equipoise.spec.device.by_name import THIS_CPU
 
 Accelerator = Literal["none", "nvidia", "amd"]
 
-_AMD = ("mi250x",)
+_AMD = ("mi250x", "mi300x", "mi355x")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,8 @@ class Job:
     """Arguments of ``equipoise`` that prepare the folder; none if it is prepared."""
     restarts: int = 0
     """How often all ranks start again after a fault."""
+    wait_s: float | None = None
+    """How long agents wait for a node that comes back; torchrun's 600 s unless given."""
 
     def __post_init__(self) -> None:
         if not 0 < self.port < 65_536:
@@ -129,8 +131,10 @@ def environment(job: Job) -> dict[str, str]:
 
 def agent_words(job: Job) -> list[str]:
     """A node's agent; the options of the meeting place, ``WORKER`` and the folder follow."""
-    nodes = f"--nnodes={job.nodes.count}"
-    return agent_command(job.python, job.nodes.ranks, nodes, restarts=job.restarts)
+    where = [f"--nnodes={job.nodes.count}"]
+    if job.wait_s is not None and job.nodes.count > 1:
+        where.append(f"--rdzv-conf=join_timeout={max(1, round(job.wait_s))}")
+    return agent_command(job.python, job.nodes.ranks, *where, restarts=job.restarts)
 
 
 def shell_head(job: Job) -> list[str]:

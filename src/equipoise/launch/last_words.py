@@ -1,4 +1,4 @@
-"""A rank's words to its launcher, sent without using a disk: its last error, and how far it is.
+"""A rank's words to its launcher, without using a disk: its process, its last error, how far it is.
 
 Why
     A rank's journal and its error stream are in the run's folder. If its disk is full or the
@@ -41,6 +41,10 @@ class Heard:
     errors: list[Words] = field(default_factory=list)
     step: int | None = None
     """The last step that they finished; None before any."""
+    met: Callable[[int, int], object] = field(default=lambda *_: None)
+    """Called with each rank and its process, as soon as that runs."""
+    missed: Callable[[list[int]], object] = field(default=lambda _: None)
+    """Called once with ranks that never came while all started, as soon as another rank says so."""
 
 
 @contextmanager
@@ -60,10 +64,15 @@ def listen(show: Callable[[str], object] = str) -> Iterator[tuple[str, Heard]]:
                     said = json.loads(words)
                     if said["name"] == "step":
                         heard.step = said["step"]
+                    elif said["name"] == "process":
+                        heard.met(said["rank"], said["process"])
                     elif said["name"] == "late":
                         show(said["message"])
                     else:
+                        is_first = not any(each.get("missing") for each in heard.errors)
                         heard.errors.append(said)
+                        if said.get("missing") and is_first:
+                            heard.missed(said["missing"])
 
         listener = threading.Thread(target=take, daemon=True)
         listener.start()
@@ -80,13 +89,18 @@ def say(words: Words) -> None:
 
     Args:
         words: With ``rank``, ``name`` ("error" or "exception"), ``type``, ``message``,
-            ``exit_code`` and ``traceback``.
+            ``exit_code`` and ``traceback``; ``missing`` if ranks never came while all started.
     """
     short = words | {
         "message": str(words["message"])[:_MOST_CHARACTERS],
         "traceback": str(words["traceback"])[-_MOST_CHARACTERS:],
     }
     _send(short, most_s=5.0)  # a suspended launcher reads nothing
+
+
+def say_process(rank: int) -> None:
+    """Tell the launcher that this process is a rank, so that it sees its end at once."""
+    _send({"name": "process", "rank": rank, "process": os.getpid()}, most_s=5.0)
 
 
 def say_step(step: int) -> None:

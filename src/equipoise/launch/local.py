@@ -3,23 +3,25 @@
 What it decides
     Ctrl-C reaches only this process: it writes the file ``stop`` to the run's folder, which
     rank 0 sees at its next step, so all ranks finish the step, save and exit. A second one ends
-    the agent at once, and the ranks with it. When a rank dies, the agent ends the others, and what
-    happened is the ranks' last words (``launch.last_words``) or the agent's report, in one
-    sentence. What follows, ``fault.policy`` decides: the ranks may be started again.
+    the agent at once, and the ranks with it; so does a rank that a signal has ended
+    (``launch.ends``). When a rank ends otherwise, the agent ends the others, and what happened is
+    the ranks' last words (``launch.last_words``) or the agent's report, in one sentence. What
+    follows, ``fault.policy`` decides: the ranks may be started again.
 
 Kept true (tests/multi/launch/test_launch.py, tests/multi/fault/test_recover.py)
     A killed rank is named; the next start resumes; SIGINT saves and exits 0.
 """
 
-import ctypes
 import dataclasses
 import fcntl
 import os
 import re
+import select
 import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,31 +31,25 @@ from typing import Self
 
 from equipoise.base.disk import explain_refusal
 from equipoise.base.errors import (
+    CorruptError,
     EquipoiseError,
     FaultError,
     HungError,
     LayoutError,
+    MismatchError,
     NonFiniteError,
 )
-from equipoise.launch.agent import WORKER, agent_command, whole_environment
-from equipoise.launch.last_words import VARIABLE, Words, listen
+from equipoise.launch.ends import Killed
+from equipoise.launch.gang import Launch, RankGang
+from equipoise.launch.last_words import Words
+from equipoise.launch.spares import Spares, SpareState, has_room
+from equipoise.launch.still import Note, read_traceback
 
 LOCK = ".lock"
 """File of a run's folder that rank 0 holds locked while it runs."""
 
-_PR_SET_PDEATHSIG = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """Ranks to start: the folder of a resolved run, how many, and how loud."""
-
-    folder: Path
-    ranks: int
-    quiet: bool
-    port: int
-    proves: bool = True
-    """Whether ranks on devices that are not CPUs prove the layout before the first step."""
+_LOOK_S = 0.25
+"""How often it is looked whether ranks of the next start are due [s]."""
 
 
 def require_free_port(port: int) -> None:
@@ -112,43 +108,13 @@ def folder_unlocked(folder: Path, error: OSError) -> str:
     )
 
 
-def _command(launch: Launch) -> list[str]:
-    rendezvous = ["--standalone"]
-    if launch.port:
-        rendezvous = [
-            "--rdzv-backend=c10d",
-            f"--rdzv-endpoint=127.0.0.1:{launch.port}",
-            "--rdzv-id=equipoise",
-        ]
-    return [
-        *agent_command(sys.executable, launch.ranks, *rendezvous),
-        "--local-addr=127.0.0.1",
-        f"--log-dir={launch.folder / 'logs'}",
-        "--redirects=2",
-        "--monitor-interval=0.1",
-        *WORKER,
-        str(launch.folder),
-        *(["--quiet"] if launch.quiet else []),
-        *([] if launch.proves else ["--no-proof"]),
-    ]
-
-
-def end_with_parent() -> None:
-    """Runs in the agent before it starts: a killed parent ends it at once, and so its ranks.
-
-    With a signal that they may handle, ranks would finish and save a step while the same command,
-    started again, finds the folder taken.
-    """
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
 @dataclass(frozen=True, slots=True)
 class RanksEnd:
     """How ranks ended before their work was done."""
 
     kind: str
-    """``killed``, ``failed``, ``hung`` or ``non-finite``; ``refused`` for any other error of ours,
-    which would come again."""
+    """``killed``, ``failed``, ``hung``, ``corrupt`` or ``non-finite``; ``refused`` for any other
+    error of ours, which would come again."""
     sentence: str
     """Who ended and of what."""
     rank: int | None = None
@@ -170,15 +136,20 @@ class RanksEnd:
         return error
 
 
+def _note_nothing(sentence: str, processes: list[int], stopped_s: float) -> None:
+    """Leave no record."""
+
+
 class LocalRanks:
     """Starts ranks on this machine, once or again, while the block lasts, and passes Ctrl-C on."""
 
-    def __init__(self, *, is_quiet: bool) -> None:
+    def __init__(self, *, is_quiet: bool, note: Note = _note_nothing) -> None:
         self.asked = 0
         """How often the user has asked to stop."""
-        self._is_quiet = is_quiet
+        self._is_quiet, self._note = is_quiet, note
         self._starts = 0
-        self._agent: subprocess.Popen[bytes] | None = None
+        self._gang: RankGang | None = None
+        self._spares: Spares | None = None
         self._folder = Path()
 
     def __enter__(self) -> Self:
@@ -189,6 +160,7 @@ class LocalRanks:
     def __exit__(self, *_: object) -> None:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
+        self._dismiss_spares()
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         del number, frame
@@ -197,8 +169,8 @@ class LocalRanks:
             sys.stderr.write(
                 "\nStopping after this step and saving. Ctrl-C again to end at once.\n"
             )
-        if self._agent is not None:
-            self._pass_on(self._agent)
+        if self._gang is not None:
+            self._pass_on(self._gang.agent)
 
     def _pass_on(self, agent: "subprocess.Popen[bytes]") -> None:
         if self.asked > 1:
@@ -213,8 +185,14 @@ class LocalRanks:
         if not self._is_quiet:
             sys.stderr.write(f"{sentence}\n")
 
+    def _show_stopped(self, sentence: str, processes: list[int], stopped_s: float) -> None:
+        self._show(sentence)
+        self._note(sentence, processes, stopped_s)
+
     def run(self, launch: Launch) -> RanksEnd | None:
         """Start the ranks and wait for their end; None if their work was done.
+
+        Ranks that are ready take their places; else others are started.
 
         Raises:
             FaultError: logs cannot be written.
@@ -224,50 +202,115 @@ class LocalRanks:
         if not self._starts:
             with suppress(OSError):
                 (launch.folder / "stop").unlink(missing_ok=True)
+        self._gang = gang = self._ready_gang(launch) or self._new_gang(launch)
+        if self.asked:  # since the last start, when there was nobody to pass it on to
+            self._pass_on(gang.agent)
+        code = self._wait(gang, launch)
+        self._gang = None
+        agent_words = gang.close()
+        if self.asked > 1:
+            raise KeyboardInterrupt
+        if not code:
+            return None
+        traces = [read_traceback(rank, gang.logs, gang.begun) for rank in range(launch.ranks)]
+        ended = _explain(launch, agent_words, gang.heard.errors, gang.ends.first, traces)
+        if gang.starts and ended.kind == "hung":
+            sentence = " ".join([ended.sentence, *(each for each, _ in gang.starts)])
+            stacks = "\n".join(filter(None, (each for _, each in gang.starts)))
+            ended = dataclasses.replace(ended, sentence=sentence, more=stacks)
+        return dataclasses.replace(ended, step=gang.heard.step)
+
+    def _new_gang(self, launch: Launch) -> RankGang:
         logs = launch.folder / "logs"
+        mode = "a+b" if self._starts else "w+b"
+        self._starts += 1
         try:
             logs.mkdir(parents=True, exist_ok=True)
-            log = (logs / "agent.log").open("a+b" if self._starts else "w+b")
+            return RankGang(launch, self._show, self._show_stopped, logs / "agent.log", mode)
         except OSError as error:
             raise FaultError(
                 f"The run's logs cannot be written to {logs} ({explain_refusal(error, logs)}). "
                 f"Free some space or choose another folder with --out."
             ) from error
-        self._starts += 1
-        with log, listen(self._show) as (address, heard):
-            begin = log.seek(0, os.SEEK_END)
-            self._agent = subprocess.Popen(
-                _command(launch),
-                stderr=log,
-                env=whole_environment() | {VARIABLE: address},
-                start_new_session=True,
-                preexec_fn=end_with_parent,
-            )
-            if self.asked:  # since the last start, when there was nobody to pass it on to
-                self._pass_on(self._agent)
-            code = self._agent.wait()
-            self._agent = None
-            log.seek(begin)
-            agent_words = log.read().decode(errors="replace")
-        if self.asked > 1:
-            raise KeyboardInterrupt
-        if not code:
-            return None
-        return dataclasses.replace(_explain(launch, agent_words, heard.errors), step=heard.step)
+
+    @property
+    def spares(self) -> SpareState:
+        """Whether ranks of the next start are ready, on their way, or neither."""
+        return "none" if self._spares is None else self._spares.state
+
+    def wait_for_spares(self, most_s: float) -> bool:
+        """Wait until ranks of the next start are ready; whether they came in time."""
+        if self._spares is None:
+            return False
+        return self._spares.wait(most_s, lambda: self.asked > 0)
+
+    def _ready_gang(self, launch: Launch) -> RankGang | None:
+        spares, gang = self._spares, None
+        if spares is not None and spares.state == "ready":
+            gang = spares.take(launch.ranks)
+        if gang is None:
+            self._dismiss_spares()
+        else:
+            self._starts += 1
+        self._spares = None
+        return gang
+
+    def _dismiss_spares(self) -> None:
+        if self._spares is not None:
+            self._spares.dismiss()
+            self._spares = None
+
+    def _wait(self, gang: RankGang, launch: Launch) -> int:
+        """Wait for the agent's end; ranks of the next start are started in the meantime.
+
+        That is done here, not in a thread: they end with the thread that has started them.
+        """
+        kept, since = launch.spares, None
+        try:
+            ended = None if kept is None else os.pidfd_open(gang.agent.pid)
+        except OSError:  # the kernel is older than Linux 5.3
+            ended = None
+        while kept is not None and ended is not None:
+            if select.select([ended], [], [], _LOOK_S)[0]:
+                break
+            if gang.heard.step is None or self.asked:
+                continue
+            since = time.monotonic() if since is None else since
+            if time.monotonic() - since < kept.after_s:
+                continue
+            if not kept.needs_room or has_room(launch.ranks):
+                log = launch.folder / "logs" / f"agent-{self._starts + 1}.log"
+                with suppress(OSError):  # the disk is full: the next start says so
+                    self._spares = Spares(launch, self._show, self._show_stopped, log)
+            break
+        if ended is not None:
+            os.close(ended)
+        return gang.agent.wait()
 
 
 RESUME = "Run the same command again to resume from the last checkpoint."
 
-_KINDS = {HungError.__name__: "hung", NonFiniteError.__name__: "non-finite"}
+_KINDS = {
+    CorruptError.__name__: "corrupt",
+    HungError.__name__: "hung",
+    MismatchError.__name__: "failed",
+    NonFiniteError.__name__: "non-finite",
+}
 """Kinds of our own errors, by their classes' names; any other would come again."""
 
 _LOST = re.compile(r"peer|Broken pipe|remote process exited|Connection reset|recvValue failed")
 """What a rank says of whom it has lost; the cause is elsewhere."""
 
 
-def _explain(launch: Launch, log: str, faults: Sequence[Words]) -> RanksEnd:
+def _explain(
+    launch: Launch,
+    log: str,
+    faults: Sequence[Words],
+    seen: Killed | None = None,
+    traces: Sequence[list[str]] = (),
+) -> RanksEnd:
     own = [event for event in faults if event["name"] == "error"]
-    killed = _killed(launch, log)
+    killed = _reported(launch, log) if seen is None else _killed(launch, seen)
     for event in own:
         message, kind = str(event["message"]), _KINDS.get(str(event["type"]), "refused")
         if killed is not None and kind == "refused" and _LOST.search(message):
@@ -283,19 +326,27 @@ def _explain(launch: Launch, log: str, faults: Sequence[Words]) -> RanksEnd:
         sentence = f"Rank {event['rank']} of {launch.ranks} failed: {event['type']}: {message}"
         trace = str(event["traceback"]).rstrip()
         return RanksEnd("failed", sentence, event["rank"], None, RESUME, trace)
+    for rank, lines in enumerate(traces):
+        if lines:
+            sentence = f"Rank {rank} of {launch.ranks} failed before it began: {lines[-1]}"
+            return RanksEnd("failed", sentence, rank, None, RESUME, "\n".join(lines))
     tail = "\n".join(log.strip().splitlines()[-15:])
     return RanksEnd("killed", "The ranks ended without a word.", None, None, RESUME, tail)
 
 
-def _killed(launch: Launch, log: str) -> RanksEnd | None:
+def _killed(launch: Launch, killed: Killed) -> RanksEnd:
+    """A rank that a signal ended."""
+    sentence = (
+        f"Rank {killed.rank} of {launch.ranks} (pid {killed.process}) was ended by "
+        f"{signal.Signals(killed.signal).name}; it left no traceback."
+    )
+    return RanksEnd("killed", sentence, killed.rank, None, RESUME)
+
+
+def _reported(launch: Launch, log: str) -> RanksEnd | None:
     """The first rank that a signal ended, other than the agent's own, by the agent's report."""
     pattern = r"rank\s*:\s*(\d+).*?\n\s*exitcode\s*:\s*-(\d+) \(pid: (\d+)\)"
     for rank, number, pid in re.findall(pattern, log):
         if int(number) != signal.SIGTERM:
-            name = signal.Signals(int(number)).name
-            sentence = (
-                f"Rank {rank} of {launch.ranks} (pid {pid}) was ended by {name}; it left no "
-                f"traceback."
-            )
-            return RanksEnd("killed", sentence, int(rank), None, RESUME)
+            return _killed(launch, Killed(int(rank), int(pid), int(number)))
     return None

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from equipoise.base.errors import EquipoiseError, FitError, SpecError
-from equipoise.launch.local import end_with_parent
+from equipoise.launch.agent import end_with_parent
 from equipoise.observe.reader import read_run
 
 _ASK_S = 1.0

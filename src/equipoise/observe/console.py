@@ -117,6 +117,6 @@ def summary_line(steps: int, tokens: int, took_s: float, loss: float) -> str:
     """
     rate = tokens / took_s if took_s else 0.0
     return (
-        f"{steps} steps, {format_count(tokens)} tokens in {format_seconds(took_s)} "
-        f"({rate:,.0f} tokens/s); loss {loss:.3f}."
+        f"{steps} step{'s' * (steps != 1)}, {format_count(tokens)} tokens in "
+        f"{format_seconds(took_s)} ({rate:,.0f} tokens/s); loss {loss:.3f}."
     )

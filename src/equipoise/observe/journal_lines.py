@@ -28,6 +28,9 @@ NEWEST_SCHEMA = 1
 MOST_RANKS = 1 << 20
 """A journal that names more is damaged."""
 
+ALARMS = ("slow", "slow-why", "even", "slow-link", "even-link", "stopped", "continued")
+"""Instants that tell the user what a run noticed while it went on."""
+
 Event = dict[str, Any]
 
 
@@ -39,11 +42,13 @@ class JournalLines:
     steps: dict[int, Event] = field(default_factory=dict)
     packs: dict[int, Event] = field(default_factory=dict)
     evaluations: dict[int, Event] = field(default_factory=dict)
+    experts: dict[int, Event] = field(default_factory=dict)
     spans: list[Event] = field(default_factory=list)
     sessions: list[int] = field(default_factory=list)
     """How often the rank had restarted before each span."""
     faults: list[Event] = field(default_factory=list)
     recoveries: list[Event] = field(default_factory=list)
+    alarms: list[Event] = field(default_factory=list)
     memory: Event | None = None
     stop: Event | None = None
     torn_lines: int = 0
@@ -64,6 +69,8 @@ class JournalLines:
                 self.steps[step] = event
             case "scalar", "eval", int(step):
                 self.evaluations[step] = event
+            case "scalar", "experts", int(step):
+                self.experts[step] = event
             case "decision", "pack", int(step):
                 self.packs[step] = event
             case "decision", "recovery", _:
@@ -75,6 +82,8 @@ class JournalLines:
                 self.stop = None  # undone by resuming
             case "instant", "stop", _:
                 self.stop = event
+            case "instant", str(name), _ if name in ALARMS:
+                self.alarms.append(event)
             case "fault", _, _:
                 self.faults.append(event)
 

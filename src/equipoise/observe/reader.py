@@ -30,6 +30,7 @@ from equipoise.observe.run_record import (
     Evaluations,
     Memory,
     Recovery,
+    RunAlarm,
     RunFault,
     RunRecord,
     Spans,
@@ -156,7 +157,9 @@ def make_record(folder: Path, journals: Mapping[int, JournalLines]) -> RunRecord
             _fault(rank, event) for rank, journal in journals.items() for event in journal.faults
         ),
         recoveries=tuple(_recovery(event) for event in zero.recoveries),
+        alarms=_alarms(journals),
         evaluations=_evaluations(zero.evaluations),
+        experts=_experts(zero.experts),
         torn_lines=sum(journal.torn_lines for journal in journals.values()),
         missing_ranks=tuple(rank for rank in range(start.world) if rank not in journals),
     )
@@ -309,6 +312,18 @@ def _evaluations(events: Mapping[int, Event]) -> Evaluations:
     )
 
 
+def _experts(events: Mapping[int, Event]) -> tuple[float, float] | None:
+    """Means over steps and layers of what a policy of experts met, and made of it."""
+
+    def mean(key: str) -> float:
+        lists = [each.get(key) for each in events.values()]
+        known = [_number(value) for each in lists if isinstance(each, list) for value in each]
+        return float(np.mean(known)) if known else np.nan
+
+    before, after = mean("owner_skew"), mean("planned_skew")
+    return None if np.isnan(before) or np.isnan(after) else (before, after)
+
+
 def _memory(event: Event | None) -> Memory | None:
     if event is None:
         return None
@@ -338,7 +353,17 @@ def _fault(rank: int, event: Event) -> RunFault:
         name=str(event.get("name")),
         message=str(event.get("message", "")),
         step=_number(event.get("step")),
+        type=str(event.get("type", "")),
     )
+
+
+def _alarms(journals: Mapping[int, JournalLines]) -> tuple[RunAlarm, ...]:
+    alarms = [
+        RunAlarm(_number(each.get("t")), rank, str(each.get("name")), str(each.get("message", "")))
+        for rank, journal in journals.items()
+        for each in journal.alarms
+    ]
+    return tuple(sorted(alarms, key=lambda each: each.t))
 
 
 def _recovery(event: Event) -> Recovery:

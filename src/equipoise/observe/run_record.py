@@ -92,6 +92,8 @@ class RunFault:
     name: str
     message: str
     step: float
+    type: str = ""
+    """The class of the error with which the rank ended; empty of any other fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +104,24 @@ class Recovery:
     action: str
     """``restart``, ``shrink`` or ``stop``."""
     fault: str
-    """``killed``, ``failed``, ``hung`` or ``non-finite``."""
+    """``killed``, ``failed``, ``hung``, ``corrupt`` or ``non-finite``."""
     rank: int | None
     """None where nobody knows which rank it was."""
     number: float
     """How many restarts within ``fault.within_s`` this made; NaN for a stop."""
     step: float
     """The last step finished before it; NaN before the first."""
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunAlarm:
+    """Something that a run noticed while it went on: a slow rank, a slow link, a long wait."""
+
+    t: float
+    rank: int
+    """Whose journal has it."""
+    name: str
     message: str
 
 
@@ -191,8 +204,13 @@ class RunRecord:
     """None while the run continues, or if it was killed."""
     faults: tuple[RunFault, ...]
     recoveries: tuple[Recovery, ...]
+    alarms: tuple[RunAlarm, ...]
+    """In order of their times."""
     evaluations: Evaluations
     torn_lines: int
+    experts: tuple[float, float] | None = None
+    """Rows of the busiest rank over the mean if experts stayed on their own ranks, and as planned:
+    means over steps and layers; None without a policy of experts."""
     missing_ranks: tuple[int, ...] = ()
     """Ranks of the newest session whose journal is not in the folder."""
 

@@ -6,18 +6,24 @@ Why
 
 What it decides
     Failures of devices are independent and memoryless, so the first of all of them is, too. A
-    failure throws away what was done since the last checkpoint, and a restart, which may fail
-    as well. Time goes on until all steps are done and saved.
+    failure throws away what was done since the last checkpoint. It is detected, and the run starts
+    again; either may fail as well. Where spares are counted, each failed device is replaced by one
+    and repaired, after which it is a spare; while none is left the run waits, and nothing fails.
+    Time goes on until all steps are done and saved.
 
 Kept true (tests/unit/sim/test_faults.py)
     The mean of many runs is the closed form of memoryless failures; nothing is lost without
-    them; the same seed fails at the same moments.
+    them; the same seed fails at the same moments; the parts of a run's time add up to it.
 
 Sources
-    Interval of checkpoints: Young, CACM 17(9), 1974.
+    Interval of checkpoints: Young, CACM 17(9), 1974; Daly, FGCS 22(3), 2006, equation 37.
 """
 
+import dataclasses
+import heapq
 import math
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,6 +44,17 @@ class FaultOptions:
     """Time from a failure to the first step after it [s]."""
     checkpoint_steps: int | None = None
     """Steps between checkpoints; Young's interval unless given."""
+    detect_s: float = 0.0
+    """Time from a failure until it is known, before the restart begins [s]."""
+    spares: int | None = None
+    """Devices that wait to replace others; as many as fail unless given."""
+    repair_s: float = 86_400.0
+    """Time until a failed device is a spare [s]."""
+
+    @property
+    def away_s(self) -> float:
+        """From a failure to the first step after it [s]."""
+        return self.detect_s + self.restart_s
 
     def require(self) -> None:
         """Refuse times that cannot be.
@@ -54,6 +71,13 @@ class FaultOptions:
             )
         if self.checkpoint_steps is not None and self.checkpoint_steps < 1:
             raise SpecError(f"{self.checkpoint_steps} steps between checkpoints. Give 1 or more.")
+        if not (0 <= self.detect_s < math.inf and 0 <= self.repair_s < math.inf):
+            raise SpecError(
+                f"A failure is detected after {self.detect_s:g} s and a device repaired after "
+                f"{self.repair_s:g} s. Give 0 or more of each, both finite."
+            )
+        if self.spares is not None and self.spares < 0:
+            raise SpecError(f"There are {self.spares} spares. Give 0 or more.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +94,12 @@ class FaultRun:
     restarting_s: float
     checkpoint_steps: int
     """Steps between checkpoints."""
+    detecting_s: float = 0.0
+    """Until failures were known."""
+    waiting_s: float = 0.0
+    """While no spare was left."""
+    steps: int = 0
+    """Steps that were done and saved."""
 
 
 def best_interval(step_s: float, devices: int, options: FaultOptions) -> int:
@@ -82,8 +112,46 @@ def best_interval(step_s: float, devices: int, options: FaultOptions) -> int:
     return max(1, round(seconds / step_s))
 
 
+def daly_interval(step_s: float, devices: int, options: FaultOptions) -> int:
+    """Steps between checkpoints by Daly's estimate, which also counts failures while saving.
+
+    >>> daly_interval(10.0, 1000, FaultOptions(1e8, 50.0, 300.0))
+    313
+    """
+    saving_s, mean_s = options.checkpoint_s, options.device_mtbf_s / devices
+    if saving_s >= 2 * mean_s:
+        return max(1, round(mean_s / step_s))
+    ratio = saving_s / (2 * mean_s)
+    seconds = math.sqrt(2 * saving_s * mean_s) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - saving_s
+    return max(1, round(seconds / step_s))
+
+
+def expected_goodput(step_s: float, devices: int, options: FaultOptions) -> float:
+    """The share of the time that goes into kept steps, in the mean of a long run with spares.
+
+    Args:
+        step_s: One step.
+        devices: Whose first failure stops all.
+        options: How often, and what it costs.
+
+    >>> round(expected_goodput(10.0, 1000, FaultOptions(1e8, 50.0, 300.0)), 4)
+    0.9658
+    """
+    mean_s = options.device_mtbf_s / devices
+    every = options.checkpoint_steps or best_interval(step_s, devices, options)
+    away_s = mean_s * math.expm1(options.away_s / mean_s)
+    segment_s = (mean_s + away_s) * math.expm1((every * step_s + options.checkpoint_s) / mean_s)
+    return every * step_s / segment_s
+
+
 def run_with_faults(
-    step_s: float, devices: int, options: FaultOptions, *, steps: int, seed: int = 0
+    step_s: float,
+    devices: int,
+    options: FaultOptions,
+    *,
+    steps: int,
+    seed: int = 0,
+    most_s: float = math.inf,
 ) -> FaultRun:
     """Run ``steps`` steps through their failures.
 
@@ -93,6 +161,7 @@ def run_with_faults(
         options: How often, and what it costs.
         steps: To be done and saved.
         seed: Of the moments of failure.
+        most_s: The run ends with the first checkpoint after this time, done or not.
 
     Raises:
         SpecError: an option is not a time, or no run with this interval would end.
@@ -103,18 +172,33 @@ def run_with_faults(
     mean_s = options.device_mtbf_s / devices
     every = options.checkpoint_steps or best_interval(step_s, devices, options)
     whole = every * step_s + options.checkpoint_s
-    if whole > 20 * mean_s or options.restart_s > 20 * mean_s:
+    if whole > 20 * mean_s or options.away_s > 20 * mean_s:
         raise SpecError(
             f"{devices:,} devices fail every {format_seconds(mean_s)}, and {every} steps with "
             f"their checkpoint take {format_seconds(whole)}, a restart "
-            f"{format_seconds(options.restart_s)}: the run would not end. Save more often, or "
+            f"{format_seconds(options.away_s)}: the run would not end. Save more often, or "
             f"faster."
         )
     draws = np.random.Generator(np.random.PCG64(seed))
-    wall = lost = saving = restarting = 0.0
+    wall = lost = saving = away = waiting = 0.0
     failures, done = 0, 0
+    in_repair: list[float] = []
     until = float(draws.exponential(mean_s))
-    while done < steps:
+
+    def replace() -> None:
+        """Take a spare for the device that has just failed; wait for one if none is left."""
+        nonlocal wall, waiting
+        if options.spares is None:
+            return
+        while in_repair and in_repair[0] <= wall:
+            heapq.heappop(in_repair)
+        heapq.heappush(in_repair, wall + options.repair_s)
+        if len(in_repair) > options.spares:
+            back = heapq.heappop(in_repair)
+            waiting += back - wall
+            wall = back
+
+    while done < steps and wall < most_s:
         count = min(every, steps - done)
         needed = count * step_s + options.checkpoint_s
         if until >= needed:
@@ -122,10 +206,150 @@ def run_with_faults(
             saving += options.checkpoint_s
             continue
         wall, lost, failures = wall + until, lost + until, failures + 1
+        replace()
         until = float(draws.exponential(mean_s))
-        while until < options.restart_s:
-            wall, restarting, failures = wall + until, restarting + until, failures + 1
+        while until < options.away_s:
+            wall, away, failures = wall + until, away + until, failures + 1
+            replace()
             until = float(draws.exponential(mean_s))
-        wall, restarting = wall + options.restart_s, restarting + options.restart_s
-        until -= options.restart_s
-    return FaultRun(steps * step_s / wall, wall, failures, lost, saving, restarting, every)
+        wall, away = wall + options.away_s, away + options.away_s
+        until -= options.away_s
+    share = options.detect_s / options.away_s if options.away_s else 0.0
+    return FaultRun(
+        goodput=done * step_s / wall if wall else 1.0,
+        wall_s=wall,
+        failures=failures,
+        lost_s=lost,
+        saving_s=saving,
+        restarting_s=away * (1 - share),
+        checkpoint_steps=every,
+        detecting_s=away * share,
+        waiting_s=waiting,
+        steps=done,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Month:
+    """What failures make of some days of a run: means over runs that fail at other moments."""
+
+    days: float
+    mean: FaultRun
+    """The mean run; its counts are rounded."""
+    goodput_low: float
+    """In one run of twenty it is lower."""
+    goodput_high: float
+    """In one run of twenty it is higher."""
+    expected: float
+    """``expected_goodput``: with a spare for each failure."""
+    young_steps: int
+    daly_steps: int
+    devices: int
+    spares: int | None
+
+
+_DRAWS = 40
+
+
+def price_days(
+    step_s: float, devices: int, options: FaultOptions, *, days: float = 30.0, seed: int = 0
+) -> Month:
+    """Price some days of a run that fails and goes on.
+
+    Args:
+        step_s: One step.
+        devices: Whose first failure stops all.
+        options: How often, and what it costs.
+        days: From its first step on.
+        seed: Of the moments of failure.
+
+    Raises:
+        SpecError: as ``run_with_faults``; or no time to price.
+    """
+    if not 0 < days < 36_500:
+        raise SpecError(f"{days:g} days cannot be priced. Give more than 0 and less than 36,500.")
+    most_s = days * 86_400
+    runs = [
+        run_with_faults(
+            step_s,
+            devices,
+            options,
+            steps=math.ceil(most_s / step_s) + 1,
+            seed=_DRAWS * seed + draw,
+            most_s=most_s,
+        )
+        for draw in range(_DRAWS)
+    ]
+    names = [each.name for each in dataclasses.fields(FaultRun)]
+    means = {name: float(np.mean([getattr(run, name) for run in runs])) for name in names}
+    for name in ("failures", "checkpoint_steps", "steps"):
+        means[name] = round(means[name])
+    low, high = np.quantile([run.goodput for run in runs], [0.05, 0.95])
+    return Month(
+        days=days,
+        mean=FaultRun(**means),  # type: ignore[arg-type]
+        goodput_low=float(low),
+        goodput_high=float(high),
+        expected=expected_goodput(step_s, devices, options),
+        young_steps=best_interval(step_s, devices, options),
+        daly_steps=daly_interval(step_s, devices, options),
+        devices=devices,
+        spares=options.spares,
+    )
+
+
+_UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+
+_FORM = (
+    "Write mtbf=50000h, and after commas any of checkpoint=30s, detect=10s, restart=600s, "
+    "steps=200 (between checkpoints), spares=4, repair=24h, days=30."
+)
+
+
+def read_faults(words: str) -> tuple[FaultOptions, float]:
+    """What fails and what it costs, from words; and how many days to price.
+
+    Times have a unit: s, m, h or d. ``mtbf`` is one device's.
+
+    Raises:
+        SpecError: a word is unknown, twice or not a number; or ``mtbf`` is missing.
+
+    >>> options, days = read_faults("mtbf=50000h,checkpoint=20s,spares=4")
+    >>> options.device_mtbf_s, options.restart_s, options.spares, days
+    (180000000.0, 600.0, 4, 30.0)
+    """
+    readers: dict[str, Callable[[str], float]] = {
+        **dict.fromkeys(("mtbf", "checkpoint", "detect", "restart", "repair"), _read_time),
+        **dict.fromkeys(("steps", "spares"), int),
+        "days": float,
+    }
+    values: dict[str, float] = {}
+    for word in words.split(","):
+        name, _, text = word.strip().partition("=")
+        try:
+            value = readers[name](text)
+        except (KeyError, ValueError):
+            raise SpecError(f'--faults: "{word}" cannot be read. {_FORM}') from None
+        if name in values:
+            raise SpecError(f"--faults: {name} is given twice. {_FORM}")
+        values[name] = value
+    if "mtbf" not in values:
+        raise SpecError(f"--faults: mtbf is missing, and without it nothing fails. {_FORM}")
+    options = FaultOptions(
+        device_mtbf_s=values["mtbf"],
+        checkpoint_s=values.get("checkpoint", 30.0),
+        restart_s=values.get("restart", 600.0),
+        checkpoint_steps=int(values["steps"]) if "steps" in values else None,
+        detect_s=values.get("detect", 0.0),
+        spares=int(values["spares"]) if "spares" in values else None,
+        repair_s=values.get("repair", 86_400.0),
+    )
+    options.require()
+    return options, values.get("days", 30.0)
+
+
+def _read_time(text: str) -> float:
+    time = re.fullmatch(r"(\d+(?:\.\d+)?(?:e\d+)?)([smhd])", text)
+    if time is None:
+        raise ValueError(text)
+    return float(time[1]) * _UNITS_S[time[2]]

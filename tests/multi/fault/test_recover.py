@@ -278,5 +278,6 @@ def test_a_pause_is_named_and_ends_nothing_and_a_hang_starts_the_ranks_again(
         "The wait for rank 1 \\([a-z ]+\\d+\\) has ended, and the run goes on.", came
     )
     (decided,) = events(folder, "recovery")
-    assert (decided["fault"], decided["action"]) == ("hung", "restart")
+    assert (decided["fault"], decided["fault_rank"]) == ("hung", 1)
+    assert decided["action"] == "restart"
     assert weights(folder) == weights(straight)

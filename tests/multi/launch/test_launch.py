@@ -82,7 +82,7 @@ def test_a_run_leaves_journals_of_every_rank_and_its_last_checkpoints(straight: 
             steps[0]
         )
         spans = {e["name"] for e in found if e["kind"] == "span"}
-        assert spans == {
+        assert spans - {"garbage"} == {
             *("measure", "forward", "backward", "wait", "reduce", "optimizer", "save"),
         }
     zero = events(straight)
@@ -243,7 +243,8 @@ def test_a_number_that_is_none_ends_the_run_with_its_sentence(run_toml, tmp_path
     assert code == 6
     assert err.splitlines()[-1] == (
         "The gradient norm of step 2 is not a number, though the loss of every micro-batch is. No "
-        "weight was changed; no checkpoint yet. Lower train.lr."
+        "weight was changed; no checkpoint yet. The last weight whose gradient is not finite is "
+        "layers.0.attention_norm.weight. Lower train.lr."
     )
 
 

@@ -131,4 +131,6 @@ def test_refusals(prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
         f"{tmp_path} holds no readable resolved.json: it is not the folder of a run of this "
         "version. Start it with `equipoise train run.toml`.\n"
     )
-    assert refused("--form", "slrm").startswith("equipoise launch: argument --form: invalid choice")
+    assert refused("--form", "slrm").startswith(
+        'equipoise launch: --form: "slrm" is not one of torchrun'
+    )

@@ -63,12 +63,12 @@ def test_many_differences_and_facts_that_one_side_does_not_know() -> None:
 def test_ranks_that_do_not_come() -> None:
     facts = {"equipoise": "1"}
     text = (
-        "FaultError: Rank 1 of 3 has not come within 0.3 s of rank 0. Start it, or look into its "
+        "HungError: Rank 1 of 3 has not come within 0.3 s of rank 0. Start it, or look into its "
         "log; where starting takes longer, raise layout.deadline_s."
     )
     assert verdicts([facts, None, facts], 0.3) == [text, "away", text]
     assert verdicts([facts, None, None], 0.3)[0] == (
-        "FaultError: Ranks 1, 2 of 3 have not come within 0.3 s of rank 0. Start them, or look "
+        "HungError: Ranks 1, 2 of 3 have not come within 0.3 s of rank 0. Start them, or look "
         "into their log; where starting takes longer, raise layout.deadline_s."
     )
 

@@ -1,10 +1,21 @@
 """What follows a fault, for any faults at any times."""
 
+import dataclasses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.fault.policy import Action, EndRun, Policy, RanksFault, Restart, Shrink
+from equipoise.fault.policy import (
+    Action,
+    EndRun,
+    Policy,
+    RanksFault,
+    Restart,
+    Shrink,
+    SpareState,
+    WaitForSpare,
+)
 from equipoise.spec.run.spec import FaultSpec
 
 KINDS = ("killed", "failed", "hung", "non-finite", "refused")
@@ -149,3 +160,39 @@ def test_fewer_ranks_where_a_rank_dies_again_and_again() -> None:
     shrinks = [action for action in followed if isinstance(action, Shrink)]
     assert shrinks == [Shrink(3, 2)]  # 3 do not fit
     assert isinstance(followed[-1], EndRun) and len(followed) == 6
+
+
+STATES: tuple[SpareState, ...] = ("none", "starting", "ready")
+
+
+@given(
+    drawn_rules(),
+    st.none() | st.floats(0, 500),
+    drawn_faults(),
+    st.integers(1, 6),
+    st.data(),
+)
+def test_spares_change_how_soon_and_never_what_follows(
+    rules: FaultSpec, wait_s: float | None, faults: list[RanksFault], dp: int, data: st.DataObject
+) -> None:
+    rules = dataclasses.replace(rules, wait_s=wait_s)
+    policy, followed = Policy(rules, dp, fits), []
+    for fault in faults:
+        spares = data.draw(st.sampled_from(STATES))
+        policy, action = policy.after(fault, spares)
+        if isinstance(action, WaitForSpare):
+            assert spares == "starting"
+            assert action.most_s == (60.0 if wait_s is None else wait_s) > 0
+            action = action.then
+        followed.append(action)
+        if isinstance(action, EndRun):
+            break
+    assert followed == actions(rules, faults, dp)
+
+
+def test_who_does_not_want_to_wait_starts_others() -> None:
+    fault = RanksFault("killed", 0.0, 3)
+    _, action = Policy(FaultSpec(wait_s=0.0), 2, fits).after(fault, "starting")
+    assert action == Restart(1, 0.0)
+    _, action = Policy(FaultSpec(), 2, fits).after(fault, "starting")
+    assert action == WaitForSpare(60.0, Restart(1, 0.0))

@@ -60,6 +60,7 @@ run=/runs/demo
 export OMP_NUM_THREADS=1
 export GLIBC_TUNABLES=glibc.malloc.tcache_count=0
 export PYTHONUNBUFFERED=1
+export PYTHONFAULTHANDLER=1
 export GLOO_SOCKET_IFNAME=ib0
 export NCCL_SOCKET_IFNAME=ib0
 rm -f -- "$run/stop"
@@ -114,6 +115,7 @@ def test_the_torchrun_script_of_one_of_several_nodes() -> None:
         "export OMP_NUM_THREADS=1\n"
         "export GLIBC_TUNABLES=glibc.malloc.tcache_count=0\n"
         "export PYTHONUNBUFFERED=1\n"
+        "export PYTHONFAULTHANDLER=1\n"
         'rm -f -- "$run/stop"\n\n'
         "exec python3 -m torch.distributed.run \\\n"
         "    --nnodes=2 \\\n    --nproc-per-node=8 \\\n    --max-restarts=0 \\\n"
@@ -196,6 +198,7 @@ def test_the_kubernetes_objects() -> None:
         "OMP_NUM_THREADS": "1",
         "GLIBC_TUNABLES": "glibc.malloc.tcache_count=0",
         "PYTHONUNBUFFERED": "1",
+        "PYTHONFAULTHANDLER": "1",
         "GLOO_SOCKET_IFNAME": "eth0",
         "NCCL_SOCKET_IFNAME": "eth0",
     }

@@ -12,8 +12,9 @@ from equipoise.base.errors import EquipoiseError, FaultError, LayoutError
 from equipoise.launch import local
 from equipoise.launch.agent import WORKER, whole_environment
 from equipoise.launch.forms import Job, Nodes, agent_words
+from equipoise.launch.gang import Launch, launch_command
 from equipoise.launch.last_words import Words
-from equipoise.launch.local import LOCK, Launch, require_free_folder, require_free_port
+from equipoise.launch.local import LOCK, require_free_folder, require_free_port
 
 RESUME = "Run the same command again to resume from the last checkpoint."
 
@@ -58,13 +59,22 @@ def test_a_folder_whose_run_goes_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize("port", [0, 29_500])
 def test_the_agent_of_this_machine(tmp_path: Path, port: int) -> None:
     """As the forms' one, but that it meets nobody, keeps logs and looks often."""
-    words = local._command(Launch(tmp_path, 2, True, port))
+    words = launch_command(Launch(tmp_path, 2, True, port))
     job = Job("run", tmp_path, Nodes(1, 2, "none"), python=sys.executable)
     assert set(agent_words(job)) - set(words) == {"--nnodes=1"}
     assert words[:3] == agent_words(job)[:3]
     assert words[-4:] == [*WORKER, str(tmp_path), "--quiet"]
     assert ("--standalone" in words) == (port == 0)
     assert ("--rdzv-endpoint=127.0.0.1:29500" in words) == (port > 0)
+
+
+def test_agents_of_several_nodes_wait_for_one_that_comes_back(tmp_path: Path) -> None:
+    def words(nodes: int, wait_s: float | None) -> list[str]:
+        job = Job("run", tmp_path, Nodes(nodes, 2, "none"), wait_s=wait_s)
+        return [word for word in agent_words(job) if "join_timeout" in word]
+
+    assert words(2, 90.4) == ["--rdzv-conf=join_timeout=90"]
+    assert words(2, None) == words(1, 90.0) == []
 
 
 def test_ranks_have_the_readers_environment_and_ours(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,6 +150,11 @@ def test_ranks_that_said_nothing_leave_the_agents_last_lines() -> None:
     log = "\n".join(f"line {number}" for number in range(20))
     tail = "\n".join(f"line {number}" for number in range(5, 20))
     assert str(explain(log)) == f"The ranks ended without a word. {RESUME}\n{tail}"
+    traces = [[], ["Traceback (most recent call last):", "NameError: x"]]
+    begun = local._explain(Launch(Path("run"), 2, True, 0), log, [], None, traces)
+    assert (begun.kind, begun.rank) == ("failed", 1)
+    assert begun.sentence == "Rank 1 of 2 failed before it began: NameError: x"
+    assert begun.more == "\n".join(traces[1])
 
 
 def test_a_save_that_a_killed_rank_did_not_finish_is_no_cause() -> None:

@@ -8,7 +8,15 @@ import pytest
 
 from equipoise.base.errors import SpecError
 from equipoise.schedule.pipeline.replay import count_in_flight
-from equipoise.sim.faults import FaultOptions, best_interval, run_with_faults
+from equipoise.sim.faults import (
+    FaultOptions,
+    best_interval,
+    daly_interval,
+    expected_goodput,
+    price_days,
+    read_faults,
+    run_with_faults,
+)
 from equipoise.sim.jitter import run_with_jitter
 from equipoise.sim.moments import bytes_over_time, held_over_time
 from equipoise.sim.step import StepRun, run_step
@@ -58,6 +66,84 @@ def test_young_is_near_the_best() -> None:
     assert max(found, key=lambda every: found[every]) == 55
     plain = run_with_faults(10.0, 2000, FaultOptions(1e7, 30.0, 400.0), steps=100)
     assert plain.checkpoint_steps == 55
+
+
+def test_detection_is_a_part_of_the_time_away() -> None:
+    """A failure that is detected later costs as much as one whose restart takes longer."""
+    late = dataclasses.replace(FAULTS, detect_s=100.0, restart_s=300.0)
+    found, plain = (run_with_faults(10.0, 2000, each, steps=9000) for each in (late, FAULTS))
+    assert found.wall_s == plain.wall_s
+    assert found.detecting_s == pytest.approx(found.restarting_s / 3)
+    assert found.detecting_s + found.restarting_s == pytest.approx(plain.restarting_s)
+    expected = [expected_goodput(10.0, 2000, each) for each in (late, FAULTS)]
+    assert expected == [expected[0]] * 2
+    long = run_with_faults(10.0, 2000, late, steps=200_000, seed=3)
+    assert long.goodput == pytest.approx(expected[0], rel=0.02)
+
+
+def test_without_a_spare_the_run_waits_for_each_repair() -> None:
+    """Nothing fails while it waits, so that each failure but the last costs its repair."""
+    none = dataclasses.replace(FAULTS, spares=0, repair_s=7200.0)
+    found = run_with_faults(10.0, 2000, none, steps=9000)
+    assert found.waiting_s == pytest.approx(7200.0 * found.failures)
+    few, many = (
+        run_with_faults(10.0, 2000, dataclasses.replace(none, spares=spares), steps=9000)
+        for spares in (1, 1000)
+    )
+    assert 0 < few.waiting_s < found.waiting_s
+    assert many == run_with_faults(10.0, 2000, FAULTS, steps=9000)
+    for each in (found, few):
+        parts = each.lost_s, each.saving_s, each.restarting_s, each.detecting_s, each.waiting_s
+        assert each.wall_s == pytest.approx(9000 * 10 + sum(parts))
+
+
+def test_a_month_is_the_mean_of_many_and_near_the_closed_form() -> None:
+    month = price_days(10.0, 2000, FAULTS, days=30)
+    assert month.mean.goodput == pytest.approx(month.expected, abs=0.005)
+    assert month.goodput_low < month.mean.goodput < month.goodput_high
+    assert month.mean.wall_s == pytest.approx(30 * 86_400, rel=1e-3)
+    assert month.mean.steps * 10.0 / month.mean.wall_s == pytest.approx(month.mean.goodput)
+    assert (month.young_steps, month.daly_steps) == (55, 53)
+    assert daly_interval(10.0, 2000, dataclasses.replace(FAULTS, checkpoint_s=1e5)) == 500
+
+
+FORM = (
+    "Write mtbf=50000h, and after commas any of checkpoint=30s, detect=10s, restart=600s, "
+    "steps=200 (between checkpoints), spares=4, repair=24h, days=30."
+)
+
+
+def test_words_of_faults() -> None:
+    options, days = read_faults(
+        "mtbf=2d, checkpoint=1.5s,detect=2m,restart=1h,steps=9,spares=0,days=7"
+    )
+    assert days == 7
+    assert options == FaultOptions(172_800.0, 1.5, 3600.0, 9, detect_s=120.0, spares=0)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("mtbf=50000", f'--faults: "mtbf=50000" cannot be read. {FORM}'),
+        ("mtbf=1h,spare=2", f'--faults: "spare=2" cannot be read. {FORM}'),
+        ("mtbf=1h,mtbf=2h", f"--faults: mtbf is given twice. {FORM}"),
+        ("checkpoint=1s", f"--faults: mtbf is missing, and without it nothing fails. {FORM}"),
+        ("mtbf=1h,spares=-1", "There are -1 spares. Give 0 or more."),
+    ],
+)
+def test_words_that_are_refused(words: str, said: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        read_faults(words)
+    assert str(caught.value) == said
+
+
+@pytest.mark.parametrize("days", [0.0, -1.0, 1e6, math.nan])
+def test_no_time_to_price(days: float) -> None:
+    with pytest.raises(SpecError) as caught:
+        price_days(10.0, 2000, FAULTS, days=days)
+    assert str(caught.value) == (
+        f"{days:g} days cannot be priced. Give more than 0 and less than 36,500."
+    )
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,12 @@ Kept true (tests/unit/cli/doctor/test_verb.py, tests/multi/train/test_fit.py)
     ``train`` refuses by the same figures as ``doctor``.
 """
 
+from equipoise.base.errors import FitError
+from equipoise.base.units import format_bytes
 from equipoise.cost.memory.forecast import forecast_memory
 from equipoise.cost.memory.share import StageShare
 from equipoise.launch.doctor.checks import count_group_files
-from equipoise.launch.doctor.facts import Needs
+from equipoise.launch.doctor.facts import MachineFacts, Needs
 from equipoise.launch.forms import Nodes
 from equipoise.spec.cluster.spec import ClusterSpec
 from equipoise.spec.layout import Layout
@@ -45,6 +47,7 @@ def needs_of(
     fullest = max(forecasts, key=lambda each: each.total_bytes)
     # fp32 weights and the optimizer's two moments of each.
     checkpoint_bytes = 12 * model.params
+    copies = copy_bytes(spec, model, spec.experts.slots)
     on_device = cluster is not None and nodes.accelerator != "none"
     return Needs(
         ranks=nodes.ranks,
@@ -52,13 +55,46 @@ def needs_of(
         accelerator=nodes.accelerator,
         # On the node itself also the rank's part of a checkpoint, copied while it is written.
         rank_bytes=fullest.total_bytes
+        + copies
         + (0 if on_device else LIBRARIES_BYTES + checkpoint_bytes // ranks),
         device_bytes=cluster.device.usable_bytes if cluster is not None and on_device else 0,
         checkpoint_bytes=checkpoint_bytes,
         kept_checkpoints=spec.checkpoint.keep,
         group_files=count_group_files(layout),
         is_pinned=spec.layout.pin,
-        terms=fullest.terms,
+        terms=fullest.terms | ({"copies": copies} if copies else {}),
+    )
+
+
+_COPY_TIMES = 4
+"""A copy's weights as they arrive and by matrix, and its gradients by matrix and as they leave."""
+
+
+def copy_bytes(spec: RunSpec, model: ModelSpec, slots: int) -> int:
+    """Most memory of a rank for copies of experts, of one layer at a time [bytes]."""
+    is_fixed = spec.experts.policy == "fixed" or spec.layout.ep == 1
+    width = 4 if spec.train.precision == "fp32" else 2
+    return 0 if is_fixed else _COPY_TIMES * slots * width * model.expert_params
+
+
+def require_slots(machine: MachineFacts, needs: Needs, spec: RunSpec, model: ModelSpec) -> None:
+    """Refuse slots for copies of experts that memory does not hold, where it holds the rest.
+
+    Raises:
+        FitError: by how much, and how many fit.
+    """
+    one = copy_bytes(spec, model, 1)
+    missing = needs.ranks * needs.rank_bytes - machine.memory_bytes
+    if not one or missing <= 0:
+        return
+    fit = spec.experts.slots - -(-missing // (needs.ranks * one))
+    if fit < 0:
+        return
+    raise FitError(
+        f"experts.slots = {spec.experts.slots} needs "
+        f"{format_bytes(copy_bytes(spec, model, spec.experts.slots))} for copies on each of "
+        f"{needs.ranks} ranks, {format_bytes(missing)} more than is free here; {fit} "
+        f"slot{'s fit' if fit != 1 else ' fits'}. Set experts.slots = {fit}."
     )
 
 

@@ -9,6 +9,7 @@ Kept true (tests/multi/train/test_train.py, tests/multi/checkpoint/test_damage.p
     A torn checkpoint is passed over with a sentence that names the file and the tensor.
 """
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from torch import nn
 
 from equipoise.base.errors import CheckpointError
 from equipoise.checkpoint.manifest import Manifest, newest_good, open_manifest
+from equipoise.checkpoint.same import OtherTensorsError
 from equipoise.checkpoint.store import load
 from equipoise.comm.group import Ranks
 from equipoise.observe.journal import Journal
@@ -47,17 +49,20 @@ def load_newest(
         second: Another folder of its checkpoints.
 
     Raises:
-        CheckpointError: none is whole, or the newest is refused.
+        CheckpointError: none is whole, or the newest is refused, or has other tensors.
     """
     torn: dict[Path, str] = {}
     while (newest := _newest(root, torn, ranks, require, second)) is not None:
         path, manifest, _ = newest
         try:
             with journal.span("load", step=manifest.step):
-                load(path, module, optimizer, manifest=manifest, ranks=ranks)
+                counts = load(path, module, optimizer, manifest=manifest, ranks=ranks)
+        except OtherTensorsError:
+            raise
         except CheckpointError as error:
             torn[path] = str(error)
         else:
+            journal.write("scalar", "loaded", step=manifest.step, **dataclasses.asdict(counts))
             break
     return newest
 

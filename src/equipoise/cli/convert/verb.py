@@ -1,4 +1,4 @@
-"""``equipoise convert``: a checkpoint or a GGUF file becomes a Hugging Face folder."""
+"""``equipoise convert``: a checkpoint becomes a Hugging Face folder, or one of another layout."""
 
 import argparse
 import json
@@ -9,9 +9,10 @@ from pathlib import Path
 from equipoise.base.errors import ModelError, SpecError
 from equipoise.base.units import format_bytes, format_count
 from equipoise.cli.console import make_progress
+from equipoise.cli.convert import layout
 from equipoise.spec.names import CHECKPOINTS, RESOLVED
 
-HELP = "turn a checkpoint or a GGUF file into a Hugging Face folder"
+HELP = "turn a checkpoint into a Hugging Face folder, or rewrite it for another layout"
 
 EXAMPLES = """\
 examples:
@@ -21,6 +22,8 @@ examples:
   equipoise convert runs/run mean --average runs/run/checkpoint/step-000200 runs/other
   equipoise convert runs/one between --interpolate runs/other 0.3     0.7 of one, 0.3 of the other
   equipoise convert SmolLM2-135M.Q8_0.gguf smollm2   dequantised
+  equipoise convert runs/run --layout dp=4,tp=2 --dry-run    bytes and seconds of each rank
+  equipoise convert runs/run runs/tp2 --layout dp=4,tp=2     a checkpoint as these ranks want it
 
 A run starts from such a folder: equipoise train --model.init hf:exported
 
@@ -28,9 +31,16 @@ A run that began from a Hugging Face folder gets that folder's files back: confi
 config, tokenizer, chat template. stderr says what differs, such as positions raised to the windows
 that it trained with.
 
+Any layout resumes any checkpoint as it is, and its ranks read the bytes that they need. --layout
+counts them; with TO it writes a folder in which each rank's part is one file, for runs that load a
+checkpoint often or from far away: equipoise train run.toml --out runs/tp2 --layout.tp 2.
+
 --json prints {"folder", "from", "step", "model_type", "params", "dtype", "bytes", "tokenizer",
 "chat_template", "remarks", "merged"}. Unknown is null; "merged" has the share of each model by its
-name, and is empty where there is one alone.
+name, and is empty where there is one alone. With --layout it prints {"folder", "from", "step",
+"ranks_before", "layout", "stage_edges", "stored_bytes", "ranks": [{"needed_bytes", "read_bytes",
+"ranges"}], "needed_bytes", "read_bytes", "disk_bytes_per_s", "shared_disk_s", "own_disk_s",
+"passed_over"}.
 """
 
 
@@ -39,7 +49,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "source", type=Path, metavar="FROM", help="a run's folder, a checkpoint, or a .gguf file"
     )
-    parser.add_argument("target", type=Path, metavar="TO", help="folder to make")
+    parser.add_argument(
+        "target",
+        type=Path,
+        nargs="?",
+        metavar="TO",
+        help="folder to make; not needed with --dry-run",
+    )
     parser.add_argument(
         "--to", choices=["hf"], default="hf", help="form to write (default: hf, the only one)"
     )
@@ -70,6 +86,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="write (1 - SHARE) of the weights of FROM and SHARE of OTHER's, from 0 to 1",
     )
     parser.add_argument(
+        "--layout",
+        metavar="WORDS",
+        help="write a checkpoint for these ranks instead, as dp=4,tp=2; also cp=, pp=, "
+        "ep=, etp=, zero=, replicas=, virtual=",
+    )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="with --layout: print what each rank would read, and write nothing",
+    )
+    parser.add_argument(
         "--tokenizer",
         type=Path,
         metavar="FILE",
@@ -79,7 +106,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Read, convert, write, and say what was written."""
-    target: Path = args.target
+    target: Path | None = args.target
+    if args.layout is not None:
+        _require_checkpoint(args.source)
+        return layout.run(args)
+    if args.dry_run:
+        raise SpecError("--dry-run belongs to --layout. Give the layout, as --layout dp=4,tp=2.")
+    if target is None:
+        raise SpecError("convert needs TO, the folder to make.")
     if target.exists():
         raise ModelError(f"{target} already exists. Name a new folder, or delete it.")
     _require_source(args.source)  # before torch is loaded: a wrong path is refused at once
@@ -194,6 +228,17 @@ def _write_adapter(args: argparse.Namespace) -> int:
             f"{format_count(written.params)} parameters{beside}, from {written.origin}.\n"
         )
     return 0
+
+
+def _require_checkpoint(source: Path) -> None:
+    """Refuse what has no checkpoint.
+
+    Raises:
+        SpecError: it is neither a run nor a checkpoint.
+    """
+    _require_source(source)
+    if source.is_file():
+        raise SpecError(f"{source} has no checkpoint that --layout could rewrite. Give a run.")
 
 
 def _require_source(source: Path) -> None:

@@ -1,0 +1,1 @@
+"""How rightly, and how soon, faults of ranks are named."""

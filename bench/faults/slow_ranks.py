@@ -1,0 +1,88 @@
+"""How well slow ranks are named in the noise of runs that the thresholds were not chosen on.
+
+``python -m bench.faults.slow_ranks RUN...`` takes folders of runs of even ranks. Each run's
+own steps are replayed as they came, which counts false alarms, and then again with one rank made
+slower by a fifth in one part from a step on.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from equipoise.fault.detect.slow import PARTS, SlowRanks, StepTimes
+from equipoise.observe.journal_lines import read_journals
+
+_BEFORE, _WITHIN, _EVERY, _BY = 40, 20, 20, 0.2
+
+
+def steps_of(folder: Path) -> list[StepTimes]:
+    """What the ranks of a run spent on each step, as its journals have it."""
+    ranks = [each.steps for _, each in sorted(read_journals(folder).items())]
+    numbers = sorted(set(ranks[0]).intersection(*ranks[1:]))
+    made = []
+    for number in numbers:
+        rows = [each[number] for each in ranks]
+        own = {
+            key: np.array([float(row["own"][key]) for row in rows])
+            for key in ("data_s", "compute_s", "communication_s", "core_s")
+        }
+        made.append(StepTimes(np.array([float(row["predicted_s"]) for row in rows]), **own))
+    return made
+
+
+def alarms(steps: list[StepTimes]) -> int:
+    """How often a rank of even ones is accused."""
+    watch = SlowRanks(len(steps[0].predicted_s))
+    verdicts = [each for at, times in enumerate(steps, 1) for each in watch.learn(at, times)]
+    return sum(not each.is_over for each in verdicts)
+
+
+def is_named(steps: list[StepTimes], rank: int, part: str) -> bool:
+    """Whether a rank that is slower after ``_BEFORE`` steps is the first one named, with its part.
+
+    A rank that the run's own noise accuses before that counts as a miss.
+    """
+    watch = SlowRanks(len(steps[0].predicted_s))
+    for at, times in enumerate(steps, 1):
+        if at > _BEFORE:
+            work_s = times.data_s + times.compute_s + times.communication_s
+            more = _BY * work_s * (np.arange(len(work_s)) == rank)
+            is_part = {each: more if each == part else 0.0 for each in PARTS}
+            times = StepTimes(
+                times.predicted_s,
+                times.data_s + is_part["data"],
+                times.compute_s + is_part["compute"],
+                times.communication_s + is_part["communication"],
+                times.core_s + is_part["compute"],
+            )
+        for each in watch.learn(at, times):
+            return (each.rank, each.part) == (rank, part) and at > _BEFORE
+    return False
+
+
+def main() -> None:
+    """Print false alarms, and how often a slow rank is named in time, by part."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("runs", nargs="+", type=Path, help="folders of runs of even ranks")
+    runs = [steps_of(folder) for folder in parser.parse_args().runs]
+    named: dict[str, list[bool]] = {part: [] for part in PARTS}
+    for steps in runs:
+        for begin in range(0, len(steps) - _BEFORE - _WITHIN + 1, _EVERY):
+            stretch = steps[begin : begin + _BEFORE + _WITHIN]
+            for rank in range(len(steps[0].predicted_s)):
+                for part in PARTS:
+                    named[part].append(is_named(stretch, rank, part))
+    answer = {
+        "steps": sum(map(len, runs)),
+        "false alarms": sum(map(alarms, runs)),
+        "trials": {part: len(each) for part, each in named.items()},
+        "named": {part: float(np.mean(each)) if each else None for part, each in named.items()},
+    }
+    json.dump(answer, sys.stdout, indent=1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""``equipoise convert``: the verb, and checkpoints for another layout."""

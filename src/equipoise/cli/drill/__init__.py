@@ -1,0 +1,1 @@
+"""``equipoise drill``: the verb, and what it can rehearse."""

@@ -1,0 +1,1 @@
+"""Guides that were run on a run, as its report draws them."""

@@ -1,0 +1,140 @@
+"""One start of a run's ranks: torchrun's elastic agent, what the ranks say, and how they end.
+
+What it decides
+    The agent's command. A gang is started to work at once, or to be kept ready (``spares``): then
+    its ranks import their program and wait.
+
+Kept true (tests/unit/launch/test_local.py, tests/multi/launch/test_launch.py)
+    The agent of this machine has the command of all forms; it ends with its launcher.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from equipoise.launch import spare
+from equipoise.launch.agent import (
+    SPARE,
+    WORKER,
+    agent_command,
+    end_with_parent,
+    whole_environment,
+)
+from equipoise.launch.ends import RankEnds
+from equipoise.launch.last_words import VARIABLE, listen
+from equipoise.launch.still import Note, StoppedRanks, describe_start
+
+_MOST = 4
+"""Most ranks that hang while starting whose stacks are read."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptReady:
+    """When ranks of the next start are started, to be kept ready."""
+
+    after_s: float
+    """From the first step of a start on [s]."""
+    needs_room: bool
+    """Whether they are only where the host has memory for them twice over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Ranks to start: the folder of a resolved run, how many, and how loud."""
+
+    folder: Path
+    ranks: int
+    quiet: bool
+    port: int
+    proves: bool = True
+    """Whether ranks on devices that are not CPUs prove the layout before the first step."""
+    spares: KeptReady | None = None
+    """Ranks of the next start; none unless given."""
+
+
+def launch_command(launch: Launch, *, is_spare: bool = False) -> list[str]:
+    """The command of the agent that starts the ranks."""
+    rendezvous = ["--standalone"]
+    if launch.port:
+        rendezvous = [
+            "--rdzv-backend=c10d",
+            f"--rdzv-endpoint=127.0.0.1:{launch.port}",
+            "--rdzv-id=equipoise",
+        ]
+    return [
+        *agent_command(sys.executable, launch.ranks, *rendezvous),
+        "--local-addr=127.0.0.1",
+        f"--log-dir={launch.folder / 'logs'}",
+        "--redirects=2",
+        "--monitor-interval=0.1",
+        *(SPARE if is_spare else WORKER),
+        str(launch.folder),
+        *(["--quiet"] if launch.quiet else []),
+        *([] if launch.proves else ["--no-proof"]),
+    ]
+
+
+class RankGang:
+    """A started agent and its ranks.
+
+    Args:
+        launch: What to start.
+        show: Gets sentences of the ranks for the user.
+        note: As for ``StoppedRanks``.
+        log: The agent's error stream.
+        mode: In which it is opened; ``a+b`` keeps what is there.
+        door: Where ranks that are kept ready report; they are started to work unless given.
+
+    Raises:
+        OSError: the log cannot be opened.
+    """
+
+    def __init__(
+        self,
+        launch: Launch,
+        show: Callable[[str], object],
+        note: Note,
+        log: Path,
+        mode: str,
+        door: str = "",
+    ) -> None:
+        self.logs, self.begun = launch.folder / "logs", time.time()
+        self._stack = ExitStack()
+        self.starts: list[tuple[str, str]] = []
+        """A sentence and a stack for each rank that hangs while it starts."""
+        with ExitStack() as opening:
+            self._log = opening.enter_context(log.open(mode))
+            address, self.heard = opening.enter_context(listen(show))
+            self.stopped = opening.enter_context(StoppedRanks(launch.ranks, note))
+            self._begin = self._log.seek(0, os.SEEK_END)
+            self.agent = subprocess.Popen(
+                launch_command(launch, is_spare=bool(door)),
+                stderr=self._log,
+                env={**whole_environment(), VARIABLE: address, spare.VARIABLE: door},
+                start_new_session=True,
+                preexec_fn=end_with_parent,
+            )
+            self._stack = opening.pop_all()
+        self.ends = RankEnds(self.agent.pid, self.agent.kill)
+        self.heard.met, self.heard.missed = self._meet, self._miss
+
+    def _meet(self, rank: int, process: int) -> None:
+        self.ends.meet(rank, process)
+        self.stopped.meet(rank, process)
+
+    def _miss(self, ranks: Sequence[int]) -> None:
+        processes = self.stopped.processes
+        self.starts += [describe_start(each, processes, self.logs) for each in ranks[:_MOST]]
+
+    def close(self) -> str:
+        """What the agent wrote, once it has ended; returns when its ranks are gone."""
+        self.ends.wait_for_all()
+        self._log.seek(self._begin)
+        words: bytes = self._log.read()
+        self._stack.close()
+        return words.decode(errors="replace")

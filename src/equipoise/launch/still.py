@@ -1,0 +1,192 @@
+"""Ranks that cannot speak for themselves: all of them stopped at once, or hanging while they start.
+
+Why
+    The watchdog of each rank watches the others. Where all are stopped (a debugger, a batch system
+    that suspends jobs, a signal to the whole group), nobody is left to say so; and a rank that
+    hangs before it has met the others has no watchdog yet.
+
+What it decides
+    The launching command looks at the state that the kernel has of each rank's process. If all are
+    stopped it says so, and again when they go on; it ends nothing, since deadlines do not count
+    while a process is stopped. A rank that the others have waited for in vain is made to write
+    its stack: Python's own handler of SIGABRT (``PYTHONFAULTHANDLER``) does that from the first
+    import on, even inside of C code, and the process ends with it.
+
+Kept true (tests/unit/launch/test_still.py, tests/multi/launch/test_still.py)
+    Ranks that are all stopped are named once and run to their end when they go on; a rank that
+    sleeps while starting is named with its line, and counts as hung.
+
+Sources
+    Letters of process states: proc_pid_stat(5).
+"""
+
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+_LOOK_S, _STILL_S = 0.25, 1.0
+"""Between looks, and how long all are stopped before that is said [s]."""
+
+_STACK_S = 2.0
+"""The longest wait for a process to write its stack [s]."""
+
+_MOST_LINES = 12
+
+_TRACEBACK = "Traceback (most recent call last):"
+
+Note = Callable[[str, list[int], float], object]
+"""Takes a sentence, the processes that it is about, and the seconds that they stood still."""
+
+
+def is_stopped(process: int) -> bool:
+    """Whether a signal or a debugger has stopped a process."""
+    try:
+        _, _, after_name = Path(f"/proc/{process}/stat").read_text().rpartition(")")
+    except OSError:
+        return False
+    return after_name.split()[0] in "Tt"
+
+
+class StoppedRanks:
+    """Watches for a moment in which all ranks of this machine are stopped, on a thread of its own.
+
+    Args:
+        ranks: How many there are.
+        note: Called when all have been stopped for a second, and when one of them goes on.
+    """
+
+    def __init__(self, ranks: int, note: Note) -> None:
+        self.ranks, self._note = ranks, note
+        self.processes: dict[int, int] = {}
+        """Process of each rank that has said which it is."""
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="stopped-ranks", daemon=True)
+
+    def meet(self, rank: int, process: int) -> None:
+        """Watch this rank from now on."""
+        self.processes[rank] = process
+
+    def __enter__(self) -> "StoppedRanks":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        since: float | None = None
+        is_said = False
+        while not self._ended.wait(_LOOK_S):
+            processes = [process for _, process in sorted(self.processes.items())]
+            are_all = len(processes) == self.ranks and all(map(is_stopped, processes))
+            now = time.monotonic()
+            if are_all:
+                since = now if since is None else since
+                if not is_said and now - since >= _STILL_S:
+                    is_said = True
+                    self._note(tell_stopped(processes), processes, now - since)
+            elif since is not None:
+                if is_said:
+                    text = f"The ranks go on; they were stopped for {now - since:.0f} s."
+                    self._note(text, [], now - since)
+                since, is_said = None, False
+
+
+def tell_stopped(processes: list[int]) -> str:
+    """A sentence on ranks that are all stopped.
+
+    >>> tell_stopped([11, 12])[:46]
+    'All ranks are stopped (processes 11, 12: SIGST'
+    """
+    listed = ", ".join(map(str, processes))
+    plural = "process" if len(processes) == 1 else "processes"
+    return (
+        f"All ranks are stopped ({plural} {listed}: SIGSTOP, or a debugger). Nothing is lost, and "
+        f"no deadline counts meanwhile; let them go on with kill -CONT "
+        f"{' '.join(map(str, processes))}."
+    )
+
+
+def describe_start(rank: int, processes: Mapping[int, int], logs: Path) -> tuple[str, str]:
+    """Where a rank hangs while it starts: a sentence, and its stack; the process is ended.
+
+    Args:
+        rank: That has not come.
+        processes: Of the ranks that have said which they are.
+        logs: Folder of the ranks' error streams.
+    """
+    process = processes.get(rank, 0) or _find(rank)
+    if not process:
+        return f"Rank {rank} has no process on this machine.", ""
+    begin = f"Rank {rank} (process {process}) hangs while starting"
+    if is_stopped(process):
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+        return f"{begin}: it is stopped (SIGSTOP).", ""
+    with suppress(ProcessLookupError):
+        os.kill(process, signal.SIGABRT)
+    stack: list[str] = []
+    until = time.monotonic() + _STACK_S
+    while not stack and time.monotonic() < until:
+        time.sleep(0.05)
+        stack = read_stack(rank, logs)
+    if not stack:
+        return f"{begin}, and does not say where.", ""
+    return f"{begin}, in {stack[0]}.", "\n".join([f"Rank {rank}, innermost line first:", *stack])
+
+
+def _find(rank: int) -> int:
+    """The process of a rank that has not said which it is: a child of an agent of this command."""
+    word, own = f"RANK={rank}".encode(), {os.getpid()}
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError, ValueError, IndexError):
+            _, _, after_name = (entry / "stat").read_text().rpartition(")")
+            parents[int(entry.name)] = int(after_name.split()[1])
+    for _ in range(2):  # the agent, and its ranks
+        own |= {child for child, parent in parents.items() if parent in own}
+    for child in sorted(own - {os.getpid()}):
+        with suppress(OSError):
+            if word in Path(f"/proc/{child}/environ").read_bytes().split(b"\0"):
+                return child
+    return 0
+
+
+def read_stack(rank: int, logs: Path) -> list[str]:
+    """The lines of a rank's stack that Python wrote when it was aborted, innermost first."""
+    _, mark, after = _stderr(rank, logs).rpartition("Fatal Python error: Aborted")
+    if not mark:
+        return []
+    _, _, thread = after.partition("Current thread")
+    lines = re.findall(r'^  File "(.*?)", line (\d+) in (.*)$', thread.split("\n\n")[0], re.M)
+    return [f"{file}:{line} ({name})" for file, line, name in lines[:_MOST_LINES]]
+
+
+def read_traceback(rank: int, logs: Path, begun: float = 0.0) -> list[str]:
+    """The lines of the traceback that ends a rank's error stream; none if no traceback does.
+
+    A rank that fails while it imports its program cannot tell its launcher.
+
+    Args:
+        rank: That has ended.
+        logs: Folder of the ranks' error streams.
+        begun: When the ranks were started; streams from before are not theirs [s, wall clock].
+    """
+    _, mark, after = _stderr(rank, logs, begun).rstrip().rpartition(_TRACEBACK)
+    lines = after.splitlines()
+    if not mark or not lines or not re.match(r"[\w.]+(: |$)", lines[-1]):
+        return []
+    return [mark, *lines[1:]]
+
+
+def _stderr(rank: int, logs: Path, begun: float = 0.0) -> str:
+    """A rank's error stream of its last start."""
+    times = [(each.stat().st_mtime, each) for each in logs.glob(f"**/{rank}/stderr.log")]
+    at, file = max(times, default=(0.0, None))
+    return file.read_text(errors="replace") if file is not None and at >= begun else ""

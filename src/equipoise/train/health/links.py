@@ -1,0 +1,49 @@
+"""Slow links of a run: from what they carried to a line in the journal and on the console.
+
+What it decides
+    Nothing: ``fault.detect.links`` does. It hears from the watchdog's thread on rank 0, so the
+    training thread waits for nothing.
+
+Kept true (tests/multi/fault/test_slow_link.py)
+    A link that is paced is named while the run goes on.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from equipoise.base.errors import FaultError
+from equipoise.fault.detect.links import SlowLinks
+from equipoise.launch.last_words import say_late
+from equipoise.observe.journal import Journal
+from equipoise.observe.links import Links
+
+
+class LinkWatch:
+    """Watches all links; rank 0 speaks for all.
+
+    Args:
+        folders: Of the run and of what it is compared with; each has a journal.
+        show: Takes sentences for the user.
+    """
+
+    def __init__(self, folders: Sequence[Path], show: Callable[[str], object] = say_late) -> None:
+        self._folders, self._show, self._slow = tuple(folders), show, SlowLinks()
+
+    def hear(self, links: Links) -> None:
+        """Take into account what links have carried so far."""
+        for verdict in self._slow.learn(time.monotonic(), links):
+            self._show(verdict.sentence)
+            for folder in self._folders:
+                with suppress(OSError, FaultError), Journal(folder / "journal", 0) as journal:
+                    journal.write(
+                        "instant",
+                        "even-link" if verdict.is_over else "slow-link",
+                        source=verdict.source,
+                        target=verdict.target,
+                        rate=verdict.rate,
+                        expected=verdict.expected,
+                        resent=verdict.resent,
+                        message=verdict.sentence,
+                    )

@@ -1,0 +1,1 @@
+"""Faults of ranks that stay alive, injected: flips of memory, slow parts."""
