@@ -14,7 +14,6 @@ from bench.lib.stamp import LoadStamp, environment
 from equipoise.plan.answer.final import price_finalists
 from equipoise.plan.described import PlanRequest, read_inputs
 from equipoise.plan.layers.search import plan_layers
-from equipoise.plan.search.deadline import NEVER
 from equipoise.sim.step import StepRun
 
 SEARCH_S, LAYERS_S = 30.0, 60.0
@@ -28,7 +27,7 @@ CASES = (
 
 def search(request: PlanRequest) -> dict[str, Any]:
     """One case: all layers alike, then each by itself."""
-    inputs, stamp = read_inputs(request, NEVER), LoadStamp()
+    inputs, stamp = read_inputs(request), LoadStamp()
     begin = time.perf_counter()
     outcome = inputs.search.run(seconds=SEARCH_S)
     best = price_finalists(inputs.search, outcome)[0]

@@ -29,7 +29,8 @@ from equipoise.cost.step.request import StepOptions, StepPrice
 from equipoise.plan.answer.explain import loses_by
 from equipoise.plan.search.search import Search
 from equipoise.plan.space.choice import Choice
-from equipoise.plan.space.columns import NAMED, Space, list_space
+from equipoise.plan.space.columns import NAMED, Space
+from equipoise.plan.space.listing import list_space
 from equipoise.sim.machine import Machine
 from equipoise.sim.step import price_step
 from equipoise.spec.cluster.spec import find_cluster

@@ -17,7 +17,7 @@ from equipoise.cost.step.request import StepOptions
 from equipoise.plan.bounds.roofline import memory_bound_bytes, peak_bound_s
 from equipoise.plan.described import choice_packer
 from equipoise.plan.search.search import Search
-from equipoise.plan.space.columns import list_space
+from equipoise.plan.space.listing import list_space
 from equipoise.schedule.compiled import compile_loop
 from equipoise.schedule.pipeline.prices import make_prices
 from equipoise.schedule.pipeline.replay import replay_pipeline

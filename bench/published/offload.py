@@ -15,11 +15,12 @@ from typing import Any
 from bench.published.rows import read
 from equipoise.cost.memory.device import hosted_bytes
 from equipoise.cost.offload import ADAM_BYTES, host_update_s
-from equipoise.cost.step.request import Stack, StepOptions
+from equipoise.cost.step.request import StepOptions
 from equipoise.sim.machine import Machine
 from equipoise.sim.step import price_step
 from equipoise.spec.cluster.spec import find_cluster
 from equipoise.spec.layout import Layout
+from equipoise.spec.program.file import read_program
 from equipoise.spec.words import read_model
 
 SMALL = read_model(
@@ -29,7 +30,7 @@ SPARSE = read_model(
     "layers=48,hidden=2048,heads=32,kv_heads=4,head_width=128,vocab=151936,experts=128,top_k=8,"
     "expert_ffn=768,ffn=6144"
 )
-OPTIONS = StepOptions(4096, 8, offload="optimizer", stack=Stack(offloads_master=False))
+OPTIONS = StepOptions(4096, 8, offload="optimizer", stack=read_program("megatron-core").stack)
 
 
 def added_s() -> float:

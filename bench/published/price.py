@@ -1,7 +1,8 @@
-"""Published steps priced, with two residuals fitted on steps of other sources.
+"""Published steps priced, with three residuals fitted on steps of other sources.
 
-``Residuals.products`` and ``Residuals.traffic``, two numbers for all devices and all programs, are
-fitted on every source but the one that is scored. A source is a table, whatever devices it has.
+``Residuals.products`` of devices that multiply FP8 and of those that do not, which keep their
+clocks under load, and ``Residuals.traffic`` of all: three numbers for all programs, fitted on every
+source but the one that is scored. A source is a table, whatever devices it has.
 """
 
 import dataclasses
@@ -94,21 +95,46 @@ def shares(priced: Priced) -> np.ndarray:
     return whole / priced.row.step_s
 
 
-def fit(priced: Sequence[Priced]) -> Residuals:
-    """The two residuals of least mean |log ratio|, every source counting alike."""
-    table = np.array([shares(each) for each in priced])
+def is_narrow(row: Row) -> bool:
+    """Whether the row's device multiplies FP8."""
+    return "fp8" in find_cluster(row.cluster).device.dtypes
+
+
+def fit(priced: Sequence[Priced]) -> dict[bool, Residuals]:
+    """The residuals of least mean |log ratio|, every source counting alike, by ``is_narrow``."""
     sources = [table_of(each.row) for each in priced]
     weights = np.array([1.0 / sources.count(name) for name in sources])
+    table = np.array([shares(each) for each in priced])
+    narrow = np.array([is_narrow(each.row) for each in priced])
     products, traffic = np.meshgrid(*GRID, indexing="ij")
-    ratios = products[..., None] * table[:, 0] + traffic[..., None] * table[:, 1] + table[:, 2]
-    losses = (np.abs(np.log(ratios)) * weights).sum(axis=-1)
-    best = np.unravel_index(int(losses.argmin()), losses.shape)
-    return Residuals(products=float(products[best]), traffic=float(traffic[best]))
+    losses: dict[bool, Any] = {}
+    for kind in sorted(set(narrow.tolist())):
+        mine = table[narrow == kind]
+        ratios = products[..., None] * mine[:, 0] + traffic[..., None] * mine[:, 1] + mine[:, 2]
+        losses[kind] = (np.abs(np.log(ratios)) * weights[narrow == kind]).sum(axis=-1)
+    together = sum(loss.min(axis=0) for loss in losses.values())
+    place = int(np.argmin(together))
+    best = {kind: int(loss[:, place].argmin()) for kind, loss in losses.items()}
+    known = {
+        kind: Residuals(products=float(GRID[0][at]), traffic=float(GRID[1][place]))
+        for kind, at in best.items()
+    }
+    # Devices of one kind alone say nothing better of the other.
+    return {kind: known.get(kind, known[next(iter(known))]) for kind in (False, True)}
+
+
+def said(residuals: dict[bool, Residuals]) -> dict[str, float]:
+    """Residuals as the result has them."""
+    return {
+        "products": residuals[False].products,
+        "products where FP8 is multiplied": residuals[True].products,
+        "traffic": residuals[True].traffic,
+    }
 
 
 def leave_one_out(
     rows: Sequence[Row],
-) -> tuple[list[Priced], list[Priced], dict[str, Residuals]]:
+) -> tuple[list[Priced], list[Priced], dict[str, dict[bool, Residuals]]]:
     """Rows priced unfitted, rows priced under residuals of all other sources, and the residuals.
 
     Args:
@@ -117,13 +143,17 @@ def leave_one_out(
     plain = price_rows(rows, [Residuals()] * len(rows))
     names = sorted({table_of(row) for row in rows})
     fitted = {name: fit([each for each in plain if table_of(each.row) != name]) for name in names}
-    return plain, price_rows(rows, [fitted[table_of(row)] for row in rows]), fitted
+    chosen = [fitted[table_of(row)][is_narrow(row)] for row in rows]
+    return plain, price_rows(rows, chosen), fitted
 
 
 def error_row(each: Priced) -> dict[str, Any]:
     """One residual, as every bench prints it."""
     return {
         "row": each.row.name,
+        "program": each.row.program,
+        "printed": each.row.printed,
+        "attention computes": each.row.pairs,
         "measured_s": round(each.row.step_s, 4),
         "predicted_s": round(each.price.step_s, 4),
         "error": round(each.ratio - 1, 4),

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.published.price import Priced, fit, price_rows, table_of
+from bench.published.price import Priced, fit, is_narrow, price_rows, said, table_of
 from bench.published.rows import read, rows
 from equipoise.cost.step.request import Residuals
 
@@ -61,7 +61,7 @@ def measure() -> dict[str, Any]:
     plain = price_rows(every, [Residuals()] * len(every))
     residuals = fit([each for each in plain if table_of(each.row) != "llm-foundry"])
     wanted = [row for row in every if table_of(row) == "llm-foundry"]
-    priced = price_rows(wanted, [residuals] * len(wanted))
+    priced = price_rows(wanted, [residuals[is_narrow(row)] for row in wanted])
     rates: dict[str, list[tuple[float, float]]] = defaultdict(list)
     shares: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for each, line in zip(priced, read("llmfoundry.csv"), strict=True):
@@ -74,7 +74,7 @@ def measure() -> dict[str, Any]:
     return {
         "what": "order of predicted and of measured rates within each sweep",
         "fitted on": "every source but llm-foundry",
-        "residuals": {"products": residuals.products, "traffic": residuals.traffic},
+        "residuals": said(residuals),
         "goal": GOAL,
         "tokens per second and device": mean_of(tokens),
         "MFU": mean_of(mfu),

@@ -1,54 +1,27 @@
 """Published training steps as settings that can be priced: one row, one measured number.
 
-This file fills in what a source does not print, once for each source: the software that it ran, by
-facts that its authors state. If a source prints no micro-batch or no virtual stages, the row has
+What a source ran is one of the shipped programs (``equipoise simulate --program``), and nothing is
+said about it here but its name. If a source prints no micro-batch or no virtual stages, the row has
 several settings, and the fastest that fits is taken, as its authors probably did.
 """
 
 import csv
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from equipoise.cost.step.request import Stack, StepOptions
-from equipoise.spec.layout import Layout
+from equipoise.cost.step.request import StepOptions
+from equipoise.spec.layout import ORDERS, Layout
 from equipoise.spec.model.presets import PLANNED, ModelSpec
+from equipoise.spec.program.file import read_program
 from equipoise.spec.run.spec import Recompute
 
 FOLDER = Path(__file__).with_name("tables")
 
-ORDER = ("pp", "dp", "cp", "tp")
-"""Order of ranks in Megatron-LM, outermost first."""
-MEGATRON = Stack(
-    attention="unfused",
-    sequence_parallel=False,
-    data_overlap=False,
-    grad_bytes=2,
-    dropout=True,
-    split="equal",
-)
-"""Megatron-LM of 2020 and 2021: fused softmax, fp16 gradients reduced after the pipeline."""
-SEQUENCE = dataclasses.replace(MEGATRON, sequence_parallel=True, grad_bytes=4)
-"""arXiv:2205.05198, and arXiv:2401.10241 after it."""
-DEEPSPEED = dataclasses.replace(MEGATRON, data_overlap=True, rails=1 / 8)
-"""ZeRO-3 of DeepSpeed in early 2021: one ring, so one of a node's eight ports at a time."""
-NEMO = Stack(tensor_overlap=0.5, split="equal")
-"""Megatron-Core of 2024 with cuDNN's attention, overlapped tensor-parallel traffic and a
-distributed optimizer."""
-FOUNDRY = {
-    "h100_80gb": Stack(attention_rate=0.33, fused=False),
-    "a100_80gb": Stack(attention_rate=0.6, fused=False),
-    "a100_40gb": Stack(attention_rate=0.6, fused=False),
-}
-"""llm-foundry: eager PyTorch and FlashAttention's first version, at about 0.6 of the second on A100
-and about 200 of Hopper's 600 TFLOP/s (arXiv:2307.08691, figures 5 and 7)."""
-TITAN = Stack(attention_rate=0.55, repeats_keys=True, logit_bytes=12.0)
-"""torchtitan, compiled: scaled_dot_product_attention, which is FlashAttention-2, on Hopper at about
-0.55 of version 3 (arXiv:2407.08608, figures 5 and 6). Its loss holds fp32 logits three times: the
-logarithm of the softmax, its gradient and theirs. Its models repeat keys and values for each query
-head, and its context parallelism gathers them."""
-TITAN_EAGER = dataclasses.replace(TITAN, fused=False)
+
+HARDWARE = "hardware FLOP of every pair, masked ones too"
+"""What Megatron-LM of 2021 prints: recomputation counts, and causal masks save nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +35,42 @@ class Row:
     layout: Layout
     options: tuple[StepOptions, ...]
     step_s: float
+    program: str
+    """A shipped program."""
+    printed: str
+    """What the source prints, from which the seconds follow."""
+
+    @property
+    def pairs(self) -> str:
+        """Which pairs of a window its attention computes, whatever its FLOP count."""
+        kept = self.options[0].stack.attention == "unfused"
+        return "every pair, masked ones too" if kept else "causal pairs"
+
+
+def make_row(
+    source: str,
+    name: str,
+    program: str,
+    model: ModelSpec,
+    cluster: str,
+    layout: Layout,
+    options: Iterable[StepOptions],
+    step_s: float,
+    printed: str = "seconds",
+) -> Row:
+    """A step with what its program does, as ``equipoise simulate --program`` fills it in."""
+    does = read_program(program)
+    filled = tuple(
+        dataclasses.replace(
+            each,
+            sharding=does.sharding,
+            context_strategy=does.context_strategy,
+            stack=does.stack,
+        )
+        for each in options
+    )
+    ordered = dataclasses.replace(layout, order=ORDERS[does.order])
+    return Row(source, name, model, cluster, ordered, filled, step_s, program, printed)
 
 
 def read(name: str) -> list[dict[str, str]]:
@@ -115,7 +124,7 @@ def dgxc() -> Iterator[Row]:
         model = {**PLANNED, **NEMOTRON, "grok1-314b": GROK}[name]
         tp, pp, cp, ep, vp, dp = (int(row[key]) for key in ("tp", "pp", "cp", "ep", "vp", "dp"))
         sparse = model.experts > 0
-        layout = Layout(dp=dp, cp=cp, tp=tp, pp=pp, ep=ep, etp=tp if sparse else 1, order=ORDER)
+        layout = Layout(dp=dp, cp=cp, tp=tp, pp=pp, ep=ep, etp=tp if sparse else 1)
         if layout.world != int(row["gpus"]):
             layout = dataclasses.replace(layout, dp=int(row["gpus"]) // (tp * cp * pp))
         options = StepOptions(
@@ -125,37 +134,17 @@ def dgxc() -> Iterator[Row]:
             virtual=vp,
             schedule="interleaved" if vp > 1 else "1f1b",
             precision="fp8" if row["precision"] == "FP8" else "bf16",
-            sharding="head-tail",
-            context_strategy="ring",
-            stack=NEMO,
         )
-        yield Row(
+        yield make_row(
             "dgxc",
             f"{row['tag']} {row['model']} {row['precision']} x{row['gpus']}",
+            "nemo",
             dataclasses.replace(model, layers=int(row["layers"])),
             f"h100-sxm:{row['gpus']}",
             layout,
             (options,),
             float(row["step_s"]),
         )
-
-
-def disagreements() -> list[str]:
-    """Rows whose degrees and batches do not multiply out; ``gbs`` and ``gpus`` win."""
-    faults = []
-    for row in read("dgxc.csv"):
-        numbers = {
-            key: int(row[key])
-            for key in ("tp", "pp", "cp", "dp", "gpus", "mbs", "grad_accum", "gbs")
-        }
-        ranks = numbers["tp"] * numbers["pp"] * numbers["cp"] * numbers["dp"]
-        batch = numbers["dp"] * numbers["mbs"] * numbers["grad_accum"]
-        if ranks != numbers["gpus"] or batch != numbers["gbs"]:
-            faults.append(
-                f"{row['tag']} {row['model']} {row['precision']}: {ranks} ranks of "
-                f"{numbers['gpus']}, {batch} sequences of {numbers['gbs']}"
-            )
-    return faults
 
 
 MPT = {  # layers, hidden, heads: llm-foundry, scripts/train/yamls/pretrain
@@ -181,19 +170,18 @@ def llmfoundry() -> Iterator[Row]:
             micro_batch=int(row["microbatchsize"]),
             recompute="full" if row["activation_checkpointing"] == "True" else "none",
             precision="fp8" if row["precision"] == "amp_fp8" else "bf16",
-            stack=dataclasses.replace(
-                FOUNDRY[row["gpu"]], grad_bytes=2 if row["mp_mode"] == "PURE" else 4
-            ),
         )
-        yield Row(
+        yield make_row(
             f"llm-foundry {row['gpu']}",
             f"{row['model']} seq {seq} x{gpus} {row['precision']} mb {row['microbatchsize']}",
+            "llm-foundry-pure" if row["mp_mode"] == "PURE" else "llm-foundry",
             gpt(*MPT[row["model"]], 50_368),
             f"{DEVICES[row['gpu']]}:{gpus}",
-            Layout(dp=gpus, zero=3),
+            Layout(dp=gpus, zero=3 if row["sharding_strategy"] == "FULL_SHARD" else 2),
             (options,),
             # The table's own figure; its rounded rates are of short steps.
             int(row["globalbatchsize_t"]) / (float(row["throughput_t_s_gpu"]) * gpus),
+            "tokens a second",
         )
 
 
@@ -212,8 +200,8 @@ def torchtitan() -> Iterator[Row]:
             zero=1 if degree["pp"] > 1 else 3,
         )
         is_async = "async" in technique.lower() and "vanilla" not in technique
-        stack = TITAN if "compile" in technique or row["table"][0] == "a" else TITAN_EAGER
-        stack = dataclasses.replace(stack, tensor_overlap=0.5 if is_async else 0.0)
+        is_compiled = "compile" in technique or row["table"][0] == "a"
+        program = "torchtitan-async" if is_async else "torchtitan"
         # Selective: every other matrix product is computed again.
         recompute: Recompute = "full" if row["activation_ckpt"] == "full" else "every-2"
         interleaved = row["schedule"].startswith("Inter")
@@ -227,20 +215,19 @@ def torchtitan() -> Iterator[Row]:
             schedule="interleaved" if interleaved else "1f1b",
             recompute=recompute,
             precision="fp8" if "float8" in technique.lower() else "bf16",
-            sharding="head-tail",
-            context_strategy="all-gather",
-            stack=stack,
         )
         tokens = int(row["seq"]) * int(row["global_batch"])
         cluster = "h200" if "H200" in row["table"] else "h100-sxm-500w"
-        yield Row(
+        yield make_row(
             "torchtitan",
             f"{row['table']} {row['model']} x{gpus} {row['seq']} {technique} {row['schedule']}",
+            program if is_compiled else "torchtitan-eager",
             PLANNED["llama3-" + row["model"].rpartition("-")[2]],
             f"{cluster}:{gpus}",
             layout,
             (options,),
             tokens / (float(row["tps_per_gpu"]) * gpus),
+            "tokens a second",
         )
 
 
@@ -249,7 +236,7 @@ def _virtual(layers: int, pp: int) -> list[int]:
 
 
 def _choices(
-    layout: Layout, seq: int, batch: int, layers: int, stack: Stack, *, interleaves: bool
+    layout: Layout, seq: int, batch: int, layers: int, *, interleaves: bool
 ) -> tuple[StepOptions, ...]:
     steps = []
     for micro_batch in (1, 2, 4, 8, 16):
@@ -266,7 +253,6 @@ def _choices(
                     virtual=virtual,
                     schedule="interleaved" if virtual > 1 else "1f1b",
                     recompute="full",
-                    stack=stack,
                 )
             )
     return tuple(steps)
@@ -274,7 +260,7 @@ def _choices(
 
 def sc21_table1() -> Iterator[Row]:
     for row in read("sc21_table1.csv"):
-        yield _megatron(row, int(row["tp"]), int(row["pp"]), "SC21 table 1", MEGATRON, True)
+        yield _megatron(row, int(row["tp"]), int(row["pp"]), "SC21 table 1", interleaves=True)
 
 
 def megatron_jan2021() -> Iterator[Row]:
@@ -282,24 +268,24 @@ def megatron_jan2021() -> Iterator[Row]:
         size = int(row["model_parallel_size"])
         tp = min(8, size)
         row = row | {"model": row["case"]}
-        yield _megatron(row, tp, size // tp, "Megatron January 2021", MEGATRON, False)
+        yield _megatron(row, tp, size // tp, "Megatron January 2021", interleaves=False)
 
 
-def _megatron(
-    row: dict[str, str], tp: int, pp: int, source: str, stack: Stack, interleaves: bool
-) -> Row:
+def _megatron(row: dict[str, str], tp: int, pp: int, source: str, *, interleaves: bool) -> Row:
     gpus, batch = int(row["gpus"]), int(row["global_batch"])
     model = gpt(int(row["layers"]), int(row["hidden"]), int(row["heads"]), 51_200)
-    layout = Layout(dp=gpus // (tp * pp), tp=tp, pp=pp, zero=0, order=ORDER)
+    layout = Layout(dp=gpus // (tp * pp), tp=tp, pp=pp, zero=0)
     flop = megatron_flop(model, batch, 2048)
-    return Row(
+    return make_row(
         source,
         row["model"],
+        "megatron-2021",
         model,
         f"a100-80:{gpus}",
         layout,
-        _choices(layout, 2048, batch, model.layers, stack, interleaves=interleaves),
+        _choices(layout, 2048, batch, model.layers, interleaves=interleaves),
         flop / (float(row["tflops_per_gpu_hw"]) * 1e12 * gpus),
+        HARDWARE,
     )
 
 
@@ -308,14 +294,15 @@ def megatron_2020() -> Iterator[Row]:
         gpus, tp, batch = int(row["gpus"]), int(row["tp"]), int(row["global_batch"])
         is_volta = "V100" in row["system"]
         model = gpt(int(row["layers"]), int(row["hidden"]), int(row["heads"]), 51_200)
-        layout = Layout(dp=gpus // tp, tp=tp, zero=0, order=ORDER)
-        yield Row(
+        layout = Layout(dp=gpus // tp, tp=tp, zero=0)
+        yield make_row(
             "Megatron 2020",
             f"{row['case']} {row['system']} x{gpus}",
+            "megatron-2020",
             model,
             f"{'v100-32' if is_volta else 'a100-40'}:{gpus}",
             layout,
-            _choices(layout, 1024, batch, model.layers, MEGATRON, interleaves=False),
+            _choices(layout, 1024, batch, model.layers, interleaves=False),
             1e-3 * float(row["iter_ms"]),
         )
 
@@ -334,31 +321,32 @@ def sc21_table2() -> Iterator[Row]:
                     batch,
                     micro_batch=micro_batch,
                     recompute="full",
-                    stack=DEEPSPEED,
                 ),
             )
         else:
             size = int(row["model_parallel"])
-            layout = Layout(dp=gpus // size, tp=8, pp=size // 8, zero=0, order=ORDER)
+            layout = Layout(dp=gpus // size, tp=8, pp=size // 8, zero=0)
             options = tuple(
                 each
-                for each in _choices(layout, 2048, batch, model.layers, MEGATRON, interleaves=True)
+                for each in _choices(layout, 2048, batch, model.layers, interleaves=True)
                 if each.micro_batch == micro_batch
             )
-        yield Row(
+        yield make_row(
             "SC21 table 2",
             f"{row['scheme']} {row['params_B']}B x{gpus} mb {micro_batch}",
+            "deepspeed-2021" if row["scheme"] == "ZeRO-3" else "megatron-2021",
             model,
             f"a100-80:{gpus}",
             layout,
             options,
             megatron_flop(model, batch, 2048) / (float(row["tflops_per_gpu_hw"]) * 1e12 * gpus),
+            HARDWARE,
         )
 
 
-FORMS: tuple[tuple[Recompute, str, Stack], ...] = (
-    ("full", "iter_s_full_recompute", dataclasses.replace(MEGATRON, grad_bytes=4)),
-    ("attention", "iter_s_seqpar_selective", SEQUENCE),
+FORMS: tuple[tuple[Recompute, str, str], ...] = (
+    ("full", "iter_s_full_recompute", "megatron-2022-tensor"),
+    ("attention", "iter_s_seqpar_selective", "megatron-2022"),
 )
 
 
@@ -367,7 +355,7 @@ def seqpar_table5() -> Iterator[Row]:
         gpus, virtual = int(row["gpus"]), int(row["vp"])
         model = gpt(int(row["layers"]), int(row["hidden"]), int(row["heads"]), 51_200)
         layout = Layout(tp=int(row["tp"]), pp=int(row["pp"]), zero=0)
-        for recompute, column, stack in FORMS:
+        for recompute, column, program in FORMS:
             options = StepOptions(
                 2048,
                 int(row["global_batch"]),
@@ -375,11 +363,11 @@ def seqpar_table5() -> Iterator[Row]:
                 virtual=virtual,
                 schedule="interleaved" if virtual > 1 else "1f1b",
                 recompute=recompute,
-                stack=stack,
             )
-            yield Row(
+            yield make_row(
                 "Korthikanti table 5",
                 f"{row['model']} {recompute}",
+                program,
                 model,
                 f"a100-80:{gpus}",
                 layout,
@@ -404,16 +392,17 @@ def zero_bubble() -> Iterator[Row]:
             micro_batch=micro_batch,
             virtual=virtual,
             schedule=SCHEDULES[row["schedule"]],
-            stack=dataclasses.replace(SEQUENCE, split="exact"),
         )
-        yield Row(
+        yield make_row(
             "zero bubble table 4",
             f"{row['model']} {row['schedule']} m {row['num_microbatches']}",
+            "zero-bubble",
             model,
             f"a100-80:{gpus}",
             Layout(pp=gpus, zero=0),
             (options,),
             sequences / (float(row["samples_per_gpu_s"]) * gpus),
+            "sequences a second",
         )
 
 

@@ -16,19 +16,15 @@ import numpy as np
 
 from bench.lib.stamp import LoadStamp, environment
 from bench.published.bubbles import CHUNKS
-from bench.published.price import error_row, fit, leave_one_out, summary, table_of
+from bench.published.price import error_row, fit, leave_one_out, said, summary, table_of
 from bench.published.rows import (
-    MEGATRON,
-    ORDER,
     SCHEDULES,
-    SEQUENCE,
-    disagreements,
     gpt,
     megatron_flop,
     read,
     rows,
 )
-from equipoise.cost.step.request import Stack, StepOptions
+from equipoise.cost.step.request import StepOptions
 from equipoise.schedule.pipeline.prices import make_prices
 from equipoise.schedule.pipeline.replay import replay_pipeline
 from equipoise.schedule.pipeline.strategies import write_pipeline
@@ -36,7 +32,8 @@ from equipoise.sim.machine import Machine
 from equipoise.sim.parts import StepParts
 from equipoise.sim.step import price_step
 from equipoise.spec.cluster.spec import find_cluster
-from equipoise.spec.layout import Layout
+from equipoise.spec.layout import ORDERS, Layout
+from equipoise.spec.program.file import read_program
 from equipoise.spec.run.spec import Recompute
 
 GOAL = {
@@ -44,6 +41,24 @@ GOAL = {
     "left-out source, worst": 0.12,
     "table 4 from profiled times": 0.04,
 }
+
+
+def disagreements() -> list[str]:
+    """Rows whose degrees and batches do not multiply out; ``gbs`` and ``gpus`` win."""
+    faults = []
+    for row in read("dgxc.csv"):
+        numbers = {
+            key: int(row[key])
+            for key in ("tp", "pp", "cp", "dp", "gpus", "mbs", "grad_accum", "gbs")
+        }
+        ranks = numbers["tp"] * numbers["pp"] * numbers["cp"] * numbers["dp"]
+        batch = numbers["dp"] * numbers["mbs"] * numbers["grad_accum"]
+        if ranks != numbers["gpus"] or batch != numbers["gbs"]:
+            faults.append(
+                f"{row['tag']} {row['model']} {row['precision']}: {ranks} ranks of "
+                f"{numbers['gpus']}, {batch} sequences of {numbers['gbs']}"
+            )
+    return faults
 
 
 def left_out() -> dict[str, Any]:
@@ -58,10 +73,7 @@ def left_out() -> dict[str, Any]:
     tables = {
         name: {
             **summary(by_table[name]),
-            "residuals of the others": {
-                "products": fitted[name].products,
-                "traffic": fitted[name].traffic,
-            },
+            "residuals of the others": said(fitted[name]),
             "with none": summary(unfitted[name])["mape"],
         }
         for name in fitted
@@ -71,7 +83,7 @@ def left_out() -> dict[str, Any]:
         "mean over sources": round(float(np.mean([t["mape"] for t in tables.values()])), 4),
         "mean over rows": summary([e for errors in by_table.values() for e in errors]),
         "worst source": max((t["mape"], name) for name, t in tables.items()),
-        "residuals of all sources": {"products": whole.products, "traffic": whole.traffic},
+        "residuals of all sources": said(whole),
         "sources": tables,
         "rows": {name: [error_row(each) for each in priced] for name, priced in by_source.items()},
     }
@@ -126,12 +138,12 @@ def profiled() -> dict[str, Any]:
     }
 
 
-FORMS: dict[str, tuple[Stack, Recompute]] = {
-    "baseline no recompute": (MEGATRON, "none"),
-    "sequence parallelism": (SEQUENCE, "none"),
-    "baseline with full recompute": (MEGATRON, "full"),
-    "selective recompute": (MEGATRON, "attention"),
-    "selective + sequence": (SEQUENCE, "attention"),
+FORMS: dict[str, tuple[str, Recompute]] = {
+    "baseline no recompute": ("megatron-2022-tensor", "none"),
+    "sequence parallelism": ("megatron-2022", "none"),
+    "baseline with full recompute": ("megatron-2022-tensor", "full"),
+    "selective recompute": ("megatron-2022-tensor", "attention"),
+    "selective + sequence": ("megatron-2022", "attention"),
 }
 
 
@@ -140,7 +152,8 @@ def beyond() -> dict[str, Any]:
     machine = Machine(find_cluster("a100-80:8"))
     layers = []
     for row in read("seqpar_table4.csv"):
-        stack, recompute = FORMS[row["experiment"]]
+        program, recompute = FORMS[row["experiment"]]
+        stack = read_program(program).stack
         options = StepOptions(2048, 4, micro_batch=4, recompute=recompute, stack=stack)
         parts = StepParts(gpt(48, 6144, 64, 51_200), machine, Layout(tp=8), options)
         layer = parts.price(np.array([2048] * 4)).layers[0]
@@ -156,9 +169,9 @@ def beyond() -> dict[str, Any]:
     # Only one of three published models has degrees that divide its batch; all are second-hand.
     row = next(each for each in read("frontier.csv") if each["model"] == "175B")
     model, devices = gpt(96, 12_288, 96, 51_200), int(row["weak_gpus"])
-    layout = Layout(dp=devices // 64, tp=4, pp=16, order=ORDER)
-    stack = dataclasses.replace(MEGATRON, attention="flash")
-    options = StepOptions(2048, 640, recompute="full", stack=stack)
+    program = read_program("megatron-deepspeed")
+    layout = Layout(dp=devices // 64, tp=4, pp=16, order=ORDERS[program.order])
+    options = StepOptions(2048, 640, recompute="full", stack=program.stack)
     price = price_step(model, Machine(find_cluster(f"mi250x:{devices}")), layout, options)
     rate = megatron_flop(model, 640, 2048) / price.step_s / devices / 1e12
     published = float(row["tflops_per_gcd"])

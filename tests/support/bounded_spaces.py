@@ -7,7 +7,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 from equipoise.cost.step.request import Stack, StepOptions
-from equipoise.plan.space.columns import Space, list_space
+from equipoise.plan.space.columns import Space
+from equipoise.plan.space.listing import list_space
 from equipoise.sim.machine import Machine
 from equipoise.spec.cluster.spec import find_cluster
 from equipoise.spec.words import read_model

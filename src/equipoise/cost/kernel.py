@@ -8,8 +8,8 @@ What it decides
     Inside a device's measured sizes, log-log interpolation. On another device (*transfer*), the
     same share of its roofline: seconds scale with ``max(FLOP / peak, bytes / bandwidth)`` of the
     two, but no kernel is faster than the shortest measured one. If two devices differ only in
-    power, the sustained clock goes with its cube root. fp16 runs like bf16. Transferred times,
-    and those from a formula, are flagged as extrapolated.
+    power, the sustained clock goes with the cube root of what is above idle. fp16 runs like bf16.
+    Transferred times, and those from a formula, are flagged as extrapolated.
 
     Attention of a packed micro-batch is the sum over its documents; each runs as fast as in a
     pack of equal documents with as many tokens. A slice of a document, as cut by context
@@ -34,11 +34,25 @@ from equipoise.base.errors import SpecError
 from equipoise.cost.curves.grid import Timing, counted
 from equipoise.cost.curves.measured import attention_curves, decode_curve, gemm_curve, residual
 from equipoise.spec.device.by_name import DTYPE_BYTES, THIS_CPU, DeviceSpec, Dtype, find_device
+from equipoise.spec.program.stack import Attention, Fp8
 
 _BACKWARD_OVER_FORWARD = 3.0
 
 _STREAM_EFFICIENCY = 0.8
 _LAUNCH_S = 3e-6
+
+_ATTENTION_SHARE = {
+    ("flash-1", True): 0.33,
+    ("flash-1", False): 0.6,
+    ("flash-2", True): 0.55,
+}
+"""Speed of older attention kernels over the fastest, by whether the device is as fast as Hopper: on
+A100 the first FlashAttention reaches about 0.6 of the second, on H100 about 200 of 600 TFLOP/s
+(arXiv:2307.08691, figures 5 and 7), and there the second about 0.55 of the third (arXiv:2407.08608,
+figures 5 and 6)."""
+
+_FAST = 500e12
+"""FLOP/s of devices that older attention kernels cannot keep busy."""
 
 UNMEASURED_EFFICIENCY = 0.6
 """Share of the peak if nothing was measured: what is reported for untuned CPUs."""
@@ -47,7 +61,8 @@ UNMEASURED_EFFICIENCY = 0.6
 def _sustained_flop_per_s(device: DeviceSpec, base: DeviceSpec, dtype: Dtype) -> float:
     peak = device.peak_flop_per_s(dtype)
     if device.name != base.name and device.peaks == base.peaks:
-        return peak * float(min(1.0, (device.power_w / base.power_w) ** (1 / 3)))
+        switched = (each.power_w - each.idle_power_w for each in (device, base))
+        return peak * float(min(1.0, (next(switched) / next(switched)) ** (1 / 3)))
     return peak
 
 
@@ -59,9 +74,18 @@ def _roofline_s(
 
 
 def gemm_s(
-    device: DeviceSpec, m: npt.ArrayLike, n: npt.ArrayLike, k: npt.ArrayLike, dtype: Dtype
+    device: DeviceSpec,
+    m: npt.ArrayLike,
+    n: npt.ArrayLike,
+    k: npt.ArrayLike,
+    dtype: Dtype,
+    *,
+    scaled: Fp8 = "per-product",
 ) -> Timing:
     """Seconds of ``(m, k) @ (k, n)``; the sizes broadcast.
+
+    In FP8, ``scaled`` says whose work the scaling and casting of ``(m, k)`` is: the product's own,
+    as most curves were measured, or another kernel's.
 
     Raises:
         SpecError: the device does not multiply this dtype.
@@ -76,7 +100,7 @@ def gemm_s(
     device.peak_flop_per_s(dtype)  # says which dtypes there are
     m, n, k = (np.asarray(size, dtype=np.float64) for size in (m, n, k))
     flop = 2.0 * m * n * k
-    curve = gemm_curve(device, dtype)
+    curve = gemm_curve(device, dtype, scaled)
     if curve is None:
         return _unmeasured(device, dtype, flop)
     grid, name, known = curve
@@ -153,6 +177,16 @@ def attention_s(
     ratio = ratio / _roofline_s(base, base, "bf16", flop, moved)
     s = timing.s * ratio
     return Timing(s, np.ones(s.shape, dtype=bool))
+
+
+def attention_slowdown(device: DeviceSpec, kernel: Attention) -> float:
+    """Time of an attention kernel over that of the device's fastest, which was measured.
+
+    >>> attention_slowdown(find_device("h200"), "flash")
+    1.0
+    """
+    is_fast = max(peak for dtype, peak in device.peaks if dtype in ("bf16", "fp16", "fp32")) > _FAST
+    return 1.0 / _ATTENTION_SHARE.get((kernel, is_fast), 1.0)
 
 
 def decode_attention_s(

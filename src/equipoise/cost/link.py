@@ -13,7 +13,8 @@ What it decides
 
     Bytes follow the ring: all-gather and reduce-scatter move ``(n - 1) / n`` of the whole
     tensor across each link, all-reduce twice that. At an outer level the ranks of a block share
-    its ports, so ``k`` ranks have ``k`` devices' share. An all-to-all moves what leaves the
+    its ports, so ``k`` ranks have ``k`` devices' share, and of a trunk between classes that of as
+    many as send at the same time. An all-to-all moves what leaves the
     block. The innermost level uses a measured curve if there is one; a faster or slower link
     than the measured one moves proportionally more or fewer bytes in the same time. *Bytes*
     always means the whole tensor: gathered, reduced, scattered, or sent by one rank in an
@@ -115,8 +116,14 @@ def strided_group(cluster: ClusterSpec, size: npt.ArrayLike, stride: npt.ArrayLi
     return Group(sizes, tuple(levels))
 
 
-def group_of(cluster: ClusterSpec, ranks: npt.ArrayLike) -> Group:
+def group_of(cluster: ClusterSpec, ranks: npt.ArrayLike, *, at_once: int | None = None) -> Group:
     """The group of these ranks, in ring order.
+
+    Args:
+        cluster: Where they stand.
+        ranks: Their numbers.
+        at_once: Ranks of a class that send to another class at the same time, and share the trunk;
+            all of its devices unless given.
 
     Raises:
         SpecError: a rank is not a device of the cluster, or is named twice.
@@ -153,9 +160,11 @@ def group_of(cluster: ClusterSpec, ranks: npt.ArrayLike) -> Group:
                 f"between classes. Give cluster.between, or keep the group within a class."
             )
         widest = max(each.devices_per_node for each in touched)
-        levels.append(
-            _level(cluster.between, cluster.between.bytes_per_s / widest, np.zeros_like(ids))
-        )
+        share = cluster.between.bytes_per_s / widest
+        if cluster.trunk_bytes_per_s is not None:
+            senders = min(each.devices for each in touched)
+            share = min(share, cluster.trunk_bytes_per_s / min(senders, at_once or senders))
+        levels.append(_level(cluster.between, share, np.zeros_like(ids)))
     return Group(np.asarray(len(ids)), tuple(levels))
 
 

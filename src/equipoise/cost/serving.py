@@ -22,8 +22,9 @@ Sources
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from equipoise.spec.device.serving import Points, ServingCurve
 from equipoise.spec.serving import IterationWork, chunk_pairs
@@ -205,6 +206,18 @@ class StagedPrice:
     def swap_s(self, tokens: int) -> float:
         """Moving keys and values of this many tokens, one way; stages move theirs together [s]."""
         return max(stage.swap_s(tokens) for stage in self.stages)
+
+
+def rising_points(points: Iterable[tuple[int, float]]) -> Points:
+    """The same points, none below an earlier one: more rows never take less time.
+
+    Noise in a measurement would otherwise make what is read beyond the last one negative.
+
+    >>> rising_points([(1, 2.0), (3, 1.0)])
+    ((1, 2.0), (3, 2.0))
+    """
+    rows, seconds = zip(*points, strict=True)
+    return tuple(zip(rows, accumulate(seconds, max), strict=True))
 
 
 def read_points(points: Points, rows: int) -> float:

@@ -5,7 +5,7 @@ What it decides
     its pack was priced, from where the first rank began; when the last rank is done, all do the
     rest of the step together: the overhead that the run measured on its first step.
 
-Kept true (tests/unit/dash/test_predicted.py)
+Kept true (tests/unit/dash/test_picture.py, test_trace.py)
     Without a pipeline, each rank's computing is its predicted load, and a step's last span ends
     after the predicted step's seconds.
 """

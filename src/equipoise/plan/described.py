@@ -7,7 +7,7 @@ Kept true (tests/unit/cli/plan, tests/unit/plan/test_request.py)
 
 import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Literal, cast
@@ -18,27 +18,30 @@ from equipoise.base.digest import digest, digest_file
 from equipoise.base.errors import SpecError
 from equipoise.cost.offload import require_host
 from equipoise.cost.step.request import Precision, StepOptions
+from equipoise.plan.answer.across import across_remarks, step_of_sites
 from equipoise.plan.answer.explain import find_walls
 from equipoise.plan.answer.final import Finalist, price_finalists, with_layers
+from equipoise.plan.answer.remarks import Published, price_published, remarks_of, with_published
 from equipoise.plan.answer.run_steps import COMPARED
 from equipoise.plan.export.program import Program
 from equipoise.plan.export.settings import EXPORTS
 from equipoise.plan.search.deadline import Deadline
-from equipoise.plan.search.heuristics import RECIPES
 from equipoise.plan.search.incumbent import Outcome, SearchProgress
-from equipoise.plan.search.mixed import ClassSearch
+from equipoise.plan.search.kinds import make_search
 from equipoise.plan.search.offload import search_offloaded
 from equipoise.plan.search.search import Search
 from equipoise.plan.space.choice import Choice
-from equipoise.plan.space.columns import list_space
+from equipoise.plan.space.lattice import Lattice
+from equipoise.plan.space.listing import list_lattice
 from equipoise.plan.space.packs import Packer
+from equipoise.plan.space.runnable import keep_runnable
+from equipoise.sim.answer import program_sources
 from equipoise.sim.drawn import step_packer
 from equipoise.sim.machine import Machine
+from equipoise.sim.mixed.require import require_kernel_prices, require_no_offload
 from equipoise.sim.request import (
     StepRequest,
-    require_kernel_prices,
     require_known,
-    require_no_offload,
     require_used,
     step_options,
 )
@@ -50,16 +53,13 @@ from equipoise.spec.layout import ORDERS, Layout
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.offload import OFFLOADS, Offload
 from equipoise.spec.plan import Wall
+from equipoise.spec.program.file import read_program
+from equipoise.spec.program.spec import DEFAULT, ProgramSpec
 from equipoise.spec.run.spec import Recompute
 from equipoise.spec.words import LAYOUT_WORDS, read_model, read_words
 from equipoise.spec.workload import distribution_names
 
 _SEARCHED = tuple(name for name, traits in POLICIES.items() if traits.planned == "for any")
-
-_LIST_SHARE = 0.25
-"""The share of the time for listing every choice."""
-_LIST_S = 1.0
-"""What listing may take however little time there is."""
 
 SECONDS = 30.0
 """A plan's budget unless one is given."""
@@ -92,6 +92,9 @@ class PlanRequest:
     order: Literal["dp-pp", "pp-dp"] | None = None
     layers: Literal["alike", "own"] | None = None
     """``own`` lets each layer have its own degrees, where that is faster."""
+    program: str = DEFAULT
+    """The program that trains: a shipped one, or the path of a program.toml; what it cannot run is
+    not searched."""
     export: str | None = None
     """A program whose settings alone are searched: torchtitan or megatron."""
     expert_skew: float = 1.0
@@ -138,12 +141,23 @@ class ClusterInputs:
     asked: dict[str, str]
     read: dict[str, str]
     search: Search
-    is_whole: bool
+    unlisted_s: float
+    """Lower bound of choices that the search does not have; infinite where it has all [s]."""
+    trains: ProgramSpec
+    lattice: Lattice
+    """Every choice."""
+    published: Published = field(default_factory=list)
+    """Recipes of the model, priced when the search has ended."""
 
     @property
     def name(self) -> str:
         """The model's name."""
         return self.request.model
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """Where each number of the cluster and of the program comes from."""
+        return program_sources(self.search.machine.cluster, self.search.space.base, self.trains)
 
     @property
     def by_layer(self) -> bool:
@@ -173,6 +187,10 @@ class ClusterInputs:
     def finalists(self, outcome: Outcome, due: Deadline) -> list[Finalist]:
         """The best and the next, priced whole."""
         finalists = price_finalists(self.search, outcome, due=due)
+        if self.search.packer is None and self.program is None:
+            of_all = self.search, self.lattice, self.request.model, due
+            self.published.extend(price_published(*of_all))
+            finalists = with_published(finalists, self.published)
         return with_layers(self.search, outcome, finalists, due) if self.by_layer else finalists
 
     def words(self, choice: Choice) -> tuple[dict[str, str], dict[str, int | str]]:
@@ -180,7 +198,35 @@ class ClusterInputs:
         lengths = self.request.lengths
         packed = {} if lengths is None else {"lengths": lengths}
         packed |= {"policy": choice.options.policy} if self.policies else {}
+        if self.request.program != DEFAULT:
+            # Its own order need not be the one of a layout's words.
+            named = next(name for name, axes in ORDERS.items() if axes == choice.layout.order)
+            packed |= {"order": named, "program": self.request.program}
         return choice.words() | packed, {}
+
+    def remarks(self, finalists: list[Finalist], due: Deadline) -> tuple[str, ...]:
+        """Published recipes at this step, and who runs the best's schedule."""
+        of_all = self.search, self.lattice, self.published, finalists
+        said = remarks_of(*of_all, named=self.request.program != DEFAULT)
+        search, best = self.search, finalists[0].run.price
+        cluster, base = search.machine.cluster, search.space.base
+        if len(cluster.classes) == 1 or search.packer is not None:
+            return said
+        sites = (cluster, base.step_sequences, search.model.params, self._search_site, due)
+        step = step_of_sites(*sites)
+        if step is None:
+            return said
+        return (*said, *across_remarks(step, best.step_s, base.stack.grad_bytes))
+
+    def _search_site(self, site: ClusterSpec, sequences: int) -> Search:
+        """One site's devices with its share of the sequences."""
+        base = dataclasses.replace(self.search.space.base, step_sequences=sequences)
+        of_all = self.search.model, site.devices, base
+        lattice = list_lattice(*of_all, fixed=_fixed(self.request))
+        if self.trains.name != DEFAULT:
+            lattice = keep_runnable(self.trains, lattice)
+        name = self.request.model
+        return make_search(self.search.model, Machine(site), lattice, name)[0]
 
     def walls(self, best: Finalist, due: Deadline) -> tuple[Wall, ...]:
         """The walls of window, micro-batch and layers; none where layers differ."""
@@ -190,8 +236,8 @@ class ClusterInputs:
         return due.attempt(partial(find_walls, search.model, search.machine, best.choice)) or ()
 
 
-def read_inputs(request: PlanRequest, due: Deadline) -> ClusterInputs:
-    """Read model, cluster and lengths, and list the space; of a vast one, its recipes.
+def read_inputs(request: PlanRequest) -> ClusterInputs:
+    """Read model, cluster and lengths, and list the space unless it is vast.
 
     Raises:
         SpecError: a word is wrong, or nothing is left to choose.
@@ -200,6 +246,7 @@ def read_inputs(request: PlanRequest, due: Deadline) -> ClusterInputs:
         if getattr(request, name) is not None:
             require_known(name, getattr(request, name), known)
     model, cluster = read_model(request.model), read_cluster(request.cluster)
+    trains = read_program(request.program)
     by_layer = request.layers == "own"
     if by_layer and request.export is not None:
         raise SpecError(
@@ -207,6 +254,7 @@ def read_inputs(request: PlanRequest, due: Deadline) -> ClusterInputs:
             f"for all. Export a plan of layers = alike."
         )
     if by_layer:
+        trains.require_own_layers()
         require_no_offload(request.offload)
         require_kernel_prices(model, cluster, request.precision)
     fixed = _fixed(request)
@@ -219,7 +267,8 @@ def read_inputs(request: PlanRequest, due: Deadline) -> ClusterInputs:
         recompute=request.recompute or "none",
         offload=cast(Offload, fixed.get("offload", "none")),
         precision=request.precision,
-        context_strategy=request.context_strategy or "needed-kv",
+        context_strategy=request.context_strategy,
+        program=trains,
         expert_skew=request.expert_skew,
         lengths=request.lengths,
         policy=request.policy,
@@ -232,7 +281,8 @@ def read_inputs(request: PlanRequest, due: Deadline) -> ClusterInputs:
     machine = Machine(cluster)
     if policies:
         step = dataclasses.replace(step, policy=None)
-    base = step_options(step, 1, machine.device)
+    trains.require_device(machine.device)
+    base = step_options(step, 1, machine.device, trains)
     if request.offload is not None:
         require_host(machine.device, request.offload)
     program = None if request.export is None else EXPORTS[request.export][0]
@@ -240,18 +290,17 @@ def read_inputs(request: PlanRequest, due: Deadline) -> ClusterInputs:
         stack = dataclasses.replace(base.stack, offloads_master=program.offloads_master)
         base = dataclasses.replace(base, stack=stack)
     packer = None if request.lengths is None else choice_packer(model, request.lengths, base)
-    some = partial(list_space, model, cluster.devices, base, fixed=fixed, policies=policies)
-    listing = due.part(_LIST_SHARE)
-    listing = dataclasses.replace(listing, until_s=max(listing.until_s, listing.clock() + _LIST_S))
-    every = listing.attempt(some)
-    space = some(only=RECIPES) if every is None else every
-    if program is not None:
-        space = program.keep(model, space)
-    kind = Search if len(cluster.classes) == 1 else ClassSearch
-    search = kind(model, machine, space, packer=packer)
+    lattice = list_lattice(model, cluster.devices, base, fixed=fixed, policies=policies)
+    if trains.name != DEFAULT:
+        lattice = keep_runnable(trains, lattice)
+    search, unlisted_s = make_search(
+        model, machine, lattice, request.model, packer=packer, program=program, by_layer=by_layer
+    )
     read = read_digests(request.model, request.cluster, request.lengths)
+    if trains.name != DEFAULT:
+        read["program"] = digest(trains)
     return ClusterInputs(
-        request, policies, program, request.asked(), read, search, every is not None
+        request, policies, program, request.asked(), read, search, unlisted_s, trains, lattice
     )
 
 
@@ -331,6 +380,9 @@ def read_digests(model: str, cluster: str, lengths: str | None) -> dict[str, str
 
 def digest_curves(cluster: ClusterSpec) -> str:
     """The digest of the shipped curves, and of those measured on a cluster's own machine."""
-    shipped = sorted(Path(cost.__file__).with_name("data").iterdir())
+    data = Path(cost.__file__).with_name("data")
+    shipped = sorted(file for file in data.iterdir() if file.is_file())
+    if not any(each.device.is_here for each in cluster.classes):
+        shipped += sorted((data / "accelerators").iterdir())
     own = [each.device.curve_file for each in cluster.classes]
     return digest([digest_file(file) for file in (*shipped, *own) if file is not None])

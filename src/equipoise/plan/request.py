@@ -19,7 +19,6 @@ from typing import Any, TypeAlias
 from equipoise.base.digest import digest
 from equipoise.base.errors import FitError, SpecError
 from equipoise.base.units import GIB
-from equipoise.cost.curves.sources import sources_of
 from equipoise.data.progress import Progress, SilentProgress
 from equipoise.plan.answer.explain import find_flip, loses_by
 from equipoise.plan.answer.final import Finalist, price_choice, smallest_cluster
@@ -54,7 +53,8 @@ class PlanAnswer:
     """The best and the next, as priced."""
     model: ModelSpec
     is_whole: bool
-    """Whether every choice was listed; where there was no time, only published recipes were."""
+    """Whether every choice was searched; of a vast space whose sites or layers differ, only what
+    recipes differ in is."""
     is_late: bool
     """Whether time ended before everything was priced."""
 
@@ -146,7 +146,7 @@ def plan(
     due = Deadline.after(seconds)
     inputs: Inputs
     if isinstance(request, PlanRequest):
-        inputs = read_inputs(request, due)
+        inputs = read_inputs(request)
     else:
         inputs = run_inputs = read_run_inputs(request, progress=progress)
         due = Deadline.after(seconds)  # its corpus may have been made first
@@ -162,7 +162,9 @@ def plan(
         least = min(float(each.run.price.memory_bytes.max()) for each in finalists)
         raise _too_large(inputs, outcome.listed, least, due)
     lock = decide(inputs, outcome, finalists, due)
-    return PlanAnswer(lock, tuple(finalists), search.model, inputs.is_whole, due.is_over())
+    return PlanAnswer(
+        lock, tuple(finalists), search.model, math.isinf(inputs.unlisted_s), due.is_over()
+    )
 
 
 def decide(inputs: Inputs, outcome: Outcome, finalists: list[Finalist], due: Deadline) -> Plan:
@@ -189,7 +191,7 @@ def decide(inputs: Inputs, outcome: Outcome, finalists: list[Finalist], due: Dea
     if len(finalists) > 1:
         second = finalists[1]
         flip = find_flip(best.terms, second.run.price.terms, second.choice.words()["layout"])
-    bound = min(outcome.progress.bound_s, best.step_s) if inputs.is_whole else 0.0
+    bound = min(outcome.progress.bound_s, best.step_s, inputs.unlisted_s)
     without = None
     if finalists[0].choice.options.offload != "none":
         choice = finalists[0].choice
@@ -210,8 +212,9 @@ def decide(inputs: Inputs, outcome: Outcome, finalists: list[Finalist], due: Dea
         flip=flip,
         nodes=finalists[0].nodes,
         read=inputs.read,
-        sources=sources_of(search.machine.cluster, search.space.base.precision),
+        sources=inputs.sources,
         without_offload=without,
+        remarks=inputs.remarks(finalists, due),
     )
 
 

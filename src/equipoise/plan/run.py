@@ -33,6 +33,7 @@ from equipoise.plan.search.incumbent import Outcome
 from equipoise.plan.search.search import Search
 from equipoise.plan.space.choice import Choice
 from equipoise.plan.space.trainable import keep_timed, list_trainable, run_keys
+from equipoise.sim.answer import program_sources
 from equipoise.sim.machine import Machine
 from equipoise.spec.catalog import Policy
 from equipoise.spec.cluster.spec import ClusterSpec, this_machine
@@ -109,9 +110,18 @@ class RunInputs:
         return self.run.spec.name
 
     @property
-    def is_whole(self) -> bool:
-        """Always: there are some hundred choices."""
-        return True
+    def sources(self) -> dict[str, str]:
+        """Where each number of this machine comes from."""
+        return program_sources(self.search.machine.cluster, self.search.space.base, None)
+
+    def remarks(self, _finalists: list[Finalist], _due: Deadline) -> tuple[str, ...]:
+        """None: the run's program is equipoise, and its model its own."""
+        return ()
+
+    @property
+    def unlisted_s(self) -> float:
+        """Infinite: there are some hundred choices, and all are listed."""
+        return math.inf
 
     @property
     def last_resort(self) -> Offload:

@@ -5,6 +5,7 @@ Kept true (tests/unit/sim/test_request.py)
 """
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +15,18 @@ from equipoise.base.arrays import Floats
 from equipoise.base.units import GIB
 from equipoise.cost.curves.sources import sources_of
 from equipoise.cost.step.request import StepOptions
-from equipoise.sim.faults import FaultRun
+from equipoise.cost.step.spread import SHARE, Interval, step_interval
+from equipoise.sim.faults import FaultRun, Month
 from equipoise.sim.jitter import JitterRun
 from equipoise.sim.machine import Machine
 from equipoise.sim.step import StepRun
+from equipoise.spec.cluster.spec import ClusterSpec
+from equipoise.spec.device.file import doubts_of, read_device_file
+from equipoise.spec.device.spec import THIS_CPU, DeviceSpec
+from equipoise.spec.layout import Layout
+from equipoise.spec.offload import OFFLOADS
+from equipoise.spec.program.spec import DEFAULT, ProgramSpec
+from equipoise.spec.run.spec import Recompute
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +37,48 @@ class FittingChange:
     """As a command line has it: ``zero=3``, ``--recompute full``."""
     memory_gib_max: float
     step_s: float
+
+
+_SPARING: tuple[Recompute, ...] = ("attention", "every-2", "selective", "full")
+"""Recomputation, from what costs least time to what saves most memory."""
+
+
+def fitting_changes(
+    price: Callable[[Layout, StepOptions], StepRun],
+    layout: Layout,
+    options: StepOptions,
+    device: DeviceSpec,
+) -> tuple[FittingChange, ...]:
+    """Changes of one setting with which a step fits that does not fit without, fastest first.
+
+    Args:
+        price: The step with another layout and other options.
+        layout: That does not fit.
+        options: Likewise.
+        device: Whether it can offload to its host.
+    """
+    changed = [
+        (f"zero={zero}", dataclasses.replace(layout, zero=zero), options)
+        for zero in (2, 3)
+        if zero > layout.zero and layout.zero_ranks > 1
+    ]
+    changed += [
+        (f"--recompute {name}", layout, dataclasses.replace(options, recompute=name))
+        for name in _SPARING
+        if options.recompute == "none"
+    ]
+    changed += [
+        (f"--offload {name}", layout, dataclasses.replace(options, offload=name))
+        for name in OFFLOADS[1:]
+        if options.offload == "none" and device.name != THIS_CPU
+    ]
+    fitting = []
+    for change, other, asked in changed:
+        tried = price(other, asked).price
+        if tried.fits:
+            gib = float(tried.memory_bytes.max()) / GIB
+            fitting.append(FittingChange(change, gib, tried.step_s))
+    return tuple(sorted(fitting, key=lambda each: each.step_s))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,6 +95,10 @@ class StepAnswer:
     """A long run with failures; None unless requested."""
     would_fit: tuple[FittingChange, ...] | None = None
     """Changes of one setting that fit, fastest first; None if the step fits."""
+    month: Month | None = None
+    """Some days of a run with failures; None unless requested."""
+    program: ProgramSpec | None = None
+    """The program that trains; None: equipoise."""
 
     @property
     def step_s(self) -> float:
@@ -54,6 +109,15 @@ class StepAnswer:
     def tokens(self) -> int:
         """Tokens of the step, over all ranks."""
         return self.run.price.tokens
+
+    @property
+    def interval(self) -> Interval | None:
+        """Seconds between which 80% of such steps lie; None on this machine's own curves.
+
+        Spreads of curves are those of published steps on described clusters, and this machine's
+        curves have intervals of their own.
+        """
+        return None if self.machine.device.is_here else step_interval(self.terms)
 
     @property
     def terms(self) -> dict[str, float]:
@@ -103,24 +167,68 @@ class StepAnswer:
 
     @property
     def sources(self) -> dict[str, str]:
-        """Where each number of the cluster comes from, by its name."""
-        return sources_of(self.machine.cluster, self.options.precision)
+        """Where each number of the cluster comes from, by its name, and each of the program's."""
+        return program_sources(self.machine.cluster, self.options, self.program)
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """What was measured of this machine under load, or only in part, a sentence each."""
+        return calibration_doubts(self.machine.cluster)
 
     def noise(self) -> dict[str, Any]:
-        """Jitter, failures and changes that would fit, as plain data; absent ones left out."""
+        """Intervals, jitter, failures, changes that would fit: plain data, absent ones left out."""
         noise: dict[str, Any] = {}
+        if (sure := self.interval) is not None:
+            noise["interval"] = {"share": SHARE, "low_s": sure.low_s, "high_s": sure.high_s}
+            noise["spreads"] = [dataclasses.asdict(each) for each in sure.spreads]
         if self.jitter is not None:
             noise["jitter"] = dataclasses.asdict(self.jitter)
         if self.goodput is not None:
             noise["goodput"] = dataclasses.asdict(self.goodput)
+        if self.month is not None:
+            noise["days"] = self._days(self.month)
         if self.would_fit is not None:
             noise["would_fit"] = [dataclasses.asdict(each) for each in self.would_fit]
         return noise
 
+    def _days(self, month: Month) -> dict[str, Any]:
+        """Days of a run with failures, with what they train and cost."""
+        _, usd = _energy_and_money(self.run, self.machine)
+        bought = month.mean.wall_s / self.step_s * (1 + (month.spares or 0) / month.devices)
+        return dataclasses.asdict(month) | {
+            "tokens": month.mean.steps * self.tokens,
+            "usd": None if usd is None else usd * bought,
+        }
+
     def as_row(self) -> dict[str, Any]:
         """Plain data: what ``equipoise simulate --json`` prints."""
         row = step_row(self.run, self.machine, self.options)
-        return row | self.noise() | {"sources": self.sources}
+        return row | self.noise() | {"doubts": list(self.doubts), "sources": self.sources}
+
+
+def calibration_doubts(cluster: ClusterSpec) -> tuple[str, ...]:
+    """What forecasts on a cluster must say of how its devices were measured; empty of others.
+
+    Args:
+        cluster: Its classes may be of this machine.
+    """
+    files = {each.device.curve_file: each.device.name for each in cluster.classes}
+    return tuple(
+        doubt
+        for file, name in files.items()
+        if file is not None
+        for doubt in doubts_of(read_device_file(file), name)
+    )
+
+
+def program_sources(
+    cluster: ClusterSpec, options: StepOptions, program: ProgramSpec | None
+) -> dict[str, str]:
+    """Sources of the numbers of a cluster, and of the facts of a program but equipoise."""
+    sources = sources_of(cluster, options.precision, options.stack)
+    if program is None or program.name == DEFAULT:
+        return sources
+    return sources | {f"{program.name}: {name}": source for name, source in program.sources}
 
 
 def step_row(run: StepRun, machine: Machine, options: StepOptions) -> dict[str, Any]:

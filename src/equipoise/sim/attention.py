@@ -13,7 +13,7 @@ Kept true (tests/unit/sim/test_parts.py)
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from equipoise.schedule.attention.price import (
     LinkPrice,
     Links,
     price_attention,
+    replay_pass,
 )
 from equipoise.schedule.attention.schedule import AttentionSchedule
 from equipoise.schedule.attention.strategies import write_attention
@@ -69,9 +70,43 @@ class ContextLinks:
     ranks_per_node: int | None = None
     """Ranks of the group that share a node; with ``far``."""
 
+    def slowed(self, times: float) -> "ContextLinks":
+        """The same links at a part of their bandwidth."""
+        near, far = (
+            each and replace(each, bytes_per_s=each.bytes_per_s / times)
+            for each in (self.near, self.far)
+        )
+        return ContextLinks(near or self.near, far, self.ranks_per_node)
+
 
 Splits = dict[tuple[bytes, ContextPrice | None], ContextSplit]
 """By documents' lengths, int64, and what ``auto`` chose by."""
+
+
+def merges_s(
+    merge_bytes: float,
+    elements: float,
+    heads: int,
+    kv_heads: int,
+    *,
+    chunks: int,
+    bytes_per_s: float,
+) -> tuple[float, float]:
+    """Seconds in which what chunks of keys give is added up, forward and backward.
+
+    Args:
+        merge_bytes: ``Stack.merge_bytes``.
+        elements: Of one head's queries on this rank.
+        heads: Query heads of this rank; outputs and their gradients have as many.
+        kv_heads: Key/value heads of this rank.
+        chunks: Chunks of keys.
+        bytes_per_s: That memory moves.
+
+    >>> merges_s(10.0, 1e6, 2, 1, chunks=3, bytes_per_s=1e9)
+    (0.04, 0.08)
+    """
+    one = merge_bytes * elements * (chunks - 1) / bytes_per_s
+    return one * heads, one * (heads + 2 * kv_heads)
 
 
 class AttentionCore:
@@ -100,7 +135,7 @@ class AttentionCore:
             price: What ``auto`` chooses by.
         """
         self._model, self._layout, self._options = model, layout, options
-        self._rates, self._links = rates, links
+        self._rates, self._links = rates, links.slowed(options.residuals.traffic)
         self._splits = {} if splits is None else splits
         self._price = price
         self._known: dict[bytes, CoreTimes] = {}
@@ -220,7 +255,10 @@ class AttentionCore:
     ) -> Floats:
         """Whole causal documents, this rank's heads [s]."""
         model, tp = self._model, self._layout.tp
-        slower = self._options.residuals.attention / self._options.stack.attention_rate
+        options = self._options
+        slower = options.residuals.attention * self._rates.attention_slowdown(
+            options.stack.attention
+        )
         return slower * self._rates.attention_s(
             lengths,
             -(-model.heads // tp),
@@ -276,13 +314,41 @@ class AttentionCore:
         )
         compute = float(priced.compute_ns.max()) / (1 + BACKWARD_OVER_FORWARD) * 1e-9
         forward, backward = float(priced.forward_ns.max()), float(priced.backward_ns.max())
+        waits = (
+            max(0.0, forward * 1e-9 - compute),
+            max(0.0, backward * 1e-9 - BACKWARD_OVER_FORWARD * compute),
+        )
+        if options.stack.context_waits:
+            waits = self._travel_s(schedule)
+        merges = merges_s(
+            options.stack.merge_bytes,
+            float(split.tokens.max()) * self._wire.head_width,
+            -(-model.heads // layout.tp),
+            self._kv_heads,
+            chunks=layout.cp,
+            bytes_per_s=self._rates.bytes_per_s / options.residuals.moves,
+        )
         return CoreTimes(
             float(split.tokens.max()),
             compute,
             self._backward_ratio(lengths) * compute,
-            max(0.0, forward * 1e-9 - compute),
-            max(0.0, backward * 1e-9 - BACKWARD_OVER_FORWARD * compute),
+            waits[0] + merges[0],
+            waits[1] + merges[1],
         )
+
+    def _travel_s(self, schedule: AttentionSchedule) -> tuple[float, float]:
+        """What travels in each pass if nothing is computed beside it [s]."""
+        near, far, ranks = self._links.near, self._links.far, self._layout.cp
+        per_node = ranks if far is None else self._links.ranks_per_node or ranks
+        links = Links(near, far or near, tuple(rank // per_node for rank in range(ranks)))
+        idle = np.zeros((ranks, max(map(len, schedule.rounds))))
+        out, back = (
+            1e-9
+            * float(replay_pass(schedule, idle, links, self._wire, is_backward=way).ends_ns.max())
+            for way in (False, True)
+        )
+        # Keys once more; and a sum of gradients makes one hop more than there are other ranks.
+        return out, out + back * ranks / (ranks - 1)
 
     def _backward_ratio(self, lengths: Ints) -> float:
         """Backward over forward of these documents on the device's own curves."""

@@ -94,7 +94,7 @@ class DividedStep:
             return cls(packed.policy, np.concatenate(each), turns)
         rows = tuple(tuple(_slices_of(rank)) for rank in packed.ranks)
         units = tuple(tuple(macro_units(rank)) for rank in packed.ranks)
-        return cls(packed.policy, _whole_tokens(packed), (), rows, units)
+        return cls(packed.policy, whole_tokens(packed), (), rows, units)
 
     def ranks(self, chosen: Sequence[int]) -> "DividedStep":
         """The pipelines of some ranks, or of all if ranks run documents together."""
@@ -226,7 +226,8 @@ def _slices_of(rank: Sequence[MicroBatch]) -> Iterator[SlicedBatch]:
         yield SlicedBatch(sizes, np.array(pairs, dtype=np.int64))
 
 
-def _whole_tokens(packed: PackedStep) -> Ints:
+def whole_tokens(packed: PackedStep) -> Ints:
+    """Length of each document of a step, its parts together, int64 [documents]."""
     stops: dict[tuple[int, int], int] = {}
     for batch in packed:
         rows = zip(batch.pieces.tolist(), batch.begins.tolist(), strict=True)

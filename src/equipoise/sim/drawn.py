@@ -69,7 +69,7 @@ def step_packer(model: ModelSpec, lengths: str | ArrayLike, options: StepOptions
             f'"{nearest(options.policy, POLICIES)}".'
         )
     step_tokens = options.context_tokens * options.step_sequences
-    doc_tokens = _read(lengths, options, step_tokens)
+    doc_tokens = read_documents(lengths, options.context_tokens, step_tokens, seed=options.seed)
     stream = DocumentStream(doc_tokens, seed=options.seed, context_tokens=options.context_tokens)
     curve = counted_curve(model)
 
@@ -77,8 +77,9 @@ def step_packer(model: ModelSpec, lengths: str | ArrayLike, options: StepOptions
         return stream.step(step * step_tokens, step_tokens)
 
     def pack(layout: Layout, options: StepOptions) -> Documents | DividedStep:
-        options.count_micro_batches(layout)
         traits = POLICIES[options.policy]
+        if not traits.divides:  # parts of documents are shared out in any number
+            options.count_micro_batches(layout)
         require_policy(options.policy, context=layout.cp, pipeline=layout.pp)
         spec = PackSpec(
             policy=options.policy,
@@ -101,15 +102,27 @@ def step_packer(model: ModelSpec, lengths: str | ArrayLike, options: StepOptions
     return pack
 
 
-def _read(lengths: str | ArrayLike, options: StepOptions, step_tokens: int) -> NDArray[np.int64]:
-    """Lengths as given, as read from a file, or enough draws to fill a step."""
+def read_documents(
+    lengths: str | ArrayLike, context_tokens: int, most_tokens: int, *, seed: int
+) -> NDArray[np.int64]:
+    """Lengths as given, as read from a file, or enough draws of a distribution.
+
+    Args:
+        lengths: A distribution's name, a file of lengths, or lengths [tokens].
+        context_tokens: Window; longer documents are cut.
+        most_tokens: For how many tokens draws have to be enough.
+        seed: Of the draws.
+
+    Raises:
+        DataError: the lengths cannot be read.
+    """
     if not isinstance(lengths, str):
         return np.asarray(lengths)
     if lengths not in distribution_names():
         return read_lengths(Path(lengths))
     documents = 4096
-    drawn = draw_lengths(lengths, documents, seed=options.seed)
-    while int(drawn.clip(max=options.context_tokens).sum()) < step_tokens:
+    drawn = draw_lengths(lengths, documents, seed=seed)
+    while int(drawn.clip(max=context_tokens).sum()) < most_tokens:
         documents *= 2
-        drawn = draw_lengths(lengths, documents, seed=options.seed)
+        drawn = draw_lengths(lengths, documents, seed=seed)
     return drawn

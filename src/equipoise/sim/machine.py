@@ -11,9 +11,12 @@ Kept true (tests/unit/sim/test_parts.py)
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from equipoise.base.arrays import Floats
-from equipoise.cost.kernel import attention_s, gemm_s, stream_s
+from equipoise.cost.kernel import attention_s, attention_slowdown, gemm_s, stream_s
 from equipoise.cost.link import Op, collective_s, group_of
+from equipoise.cost.step.dispatch import ExpertRoutes
 from equipoise.cost.step.layer import Collective
 from equipoise.cost.step.request import Precision
 from equipoise.schedule.attention.price import LinkPrice, Links
@@ -21,6 +24,7 @@ from equipoise.sim.attention import ContextLinks
 from equipoise.spec.cluster.spec import ClusterSpec
 from equipoise.spec.device.by_name import DeviceSpec, Dtype
 from equipoise.spec.layout import Layout
+from equipoise.spec.program.stack import Attention, Fp8
 
 
 class Machine:
@@ -38,8 +42,8 @@ class Machine:
         narrow: Dtype = "bf16" if "bf16" in self.device.dtypes else self.device.dtypes[0]
         self._dtype: Dtype = "fp32" if self._is_wide else narrow
         self._other: Machine | None = None
-        self._products: dict[tuple[float, float, float, bool], float] = {}
-        self._traffic: dict[tuple[int, ...], Collective] = {}
+        self._products: dict[tuple[float, float, float, bool, Fp8], float] = {}
+        self._traffic: dict[tuple[tuple[int, ...], int | None], Collective] = {}
         self._moves = float(stream_s(self.device, 1e9).s - stream_s(self.device, 0.0).s) / 1e9
 
     def at(self, precision: Precision) -> "Machine":
@@ -74,11 +78,20 @@ class Machine:
         ]
         return sum(peaks) / self.cluster.devices
 
-    def product_s(self, rows: float, columns: float, inner: float, *, fp8: bool) -> float:
-        """One matrix product [s]."""
-        key = rows, columns, inner, fp8
+    def product_s(
+        self,
+        rows: float,
+        columns: float,
+        inner: float,
+        *,
+        fp8: bool,
+        scaled: Fp8 = "per-product",
+    ) -> float:
+        """One matrix product, in FP8 scaled as ``scaled`` says [s]."""
+        key = rows, columns, inner, fp8, scaled
         if key not in self._products:
-            timing = gemm_s(self.device, rows, columns, inner, "fp8" if fp8 else self._dtype)
+            dtype = "fp8" if fp8 else self._dtype
+            timing = gemm_s(self.device, rows, columns, inner, dtype, scaled=scaled)
             self._products[key] = float(timing.s)
             self._note("matrix products", bool(timing.extrapolated))
         return self._products[key]
@@ -107,6 +120,10 @@ class Machine:
         self._note("attention", bool(timing.extrapolated.any()))
         return timing.s
 
+    def attention_slowdown(self, kernel: Attention) -> float:
+        """Time of an attention kernel over that of the device's fastest, which was measured."""
+        return attention_slowdown(self.device, kernel)
+
     @property
     def bytes_per_s(self) -> float:
         """Between memory and cores, as kernels reach it."""
@@ -116,10 +133,15 @@ class Machine:
         """Devices on which these ranks stand: rank r on device r."""
         return list(ranks)
 
-    def collective(self, ranks: tuple[int, ...]) -> Collective:
-        """Collectives of one group of ranks: from the operation and the whole tensor's bytes."""
-        if ranks not in self._traffic:
-            group = group_of(self.cluster, self.stand(ranks))
+    def collective(self, ranks: tuple[int, ...], *, at_once: int | None = None) -> Collective:
+        """Collectives of one group of ranks: from the operation and the whole tensor's bytes.
+
+        Args:
+            ranks: The group.
+            at_once: As ``cost.link.group_of`` has it.
+        """
+        if (ranks, at_once) not in self._traffic:
+            group = group_of(self.cluster, self.stand(ranks), at_once=at_once)
             known: dict[tuple[str, float], float] = {}
 
             def seconds(operation: Op, size_bytes: float) -> float:
@@ -130,12 +152,25 @@ class Machine:
                     self._note("collectives", bool(timing.extrapolated))
                 return known[key]
 
-            self._traffic[ranks] = seconds
-        return self._traffic[ranks]
+            self._traffic[ranks, at_once] = seconds
+        return self._traffic[ranks, at_once]
 
-    def hop_s(self, source: int, target: int, size_bytes: float) -> float:
-        """One message between two ranks [s]."""
-        return self.collective((source, target))("send", size_bytes)
+    def expert_routes(self, ranks: tuple[int, ...], most_nodes: int = 0) -> ExpertRoutes | None:
+        """What connects the ranks that share a layer's experts; None of one rank."""
+        if len(ranks) == 1:
+            return None
+        stand = self.stand(ranks)
+        nodes = len(np.unique(self.cluster.node_of(stand)))
+        touched = [self.cluster.classes[at] for at in np.unique(self.cluster.class_of(stand))]
+        far = min(each.nic_bytes_per_s for each in touched) if nodes > 1 else 0.0
+        near = min(each.tiers[-1].link.bytes_per_s for each in touched)
+        return ExpertRoutes(len(ranks), nodes, near, far, most_nodes)
+
+    def hop_s(
+        self, source: int, target: int, size_bytes: float, *, at_once: int | None = None
+    ) -> float:
+        """One message between two ranks, while ``at_once`` ranks send theirs [s]."""
+        return self.collective((source, target), at_once=at_once)("send", size_bytes)
 
     def context_links(self, layout: Layout) -> ContextLinks:
         """What connects the ranks of a context group."""

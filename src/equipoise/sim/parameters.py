@@ -5,16 +5,19 @@ What it decides
     them in every micro-batch, because no rank keeps a sum of its own; 3 gathers each layer's
     parameters in every pass of every micro-batch and scatters its gradients in each, but those of
     layers that ``cost.memory.weights.is_kept_whole`` names, which travel as of 1. What travels in a
-    micro-batch hides behind its own computing as far as that lasts. Experts are reduced over the
+    micro-batch hides behind its own computing as far as that lasts. Where each virtual stage sends
+    its own, gradients travel from its last backward on, in the order in which stages end, and
+    parameters arrive in the order in which they begin. Experts are reduced over the
     ranks that hold the same ones. Parameters travel as wide as they are computed with.
 
-Kept true (tests/unit/sim/test_parts.py, tests/unit/sim/test_parameters.py)
+Kept true (tests/unit/sim/test_parts.py, test_parameters.py, test_overlap.py)
     ZeRO 2 and 3 pay per micro-batch; bytes shrink with tensor and expert parallelism; nothing is
     paid on one data-parallel rank; ZeRO 3 gathers in its passes what ``parallel.zero.shard`` does.
 
 Sources
     Traffic of each stage of ZeRO: arXiv:1910.02054, section 7. Copies of shards: PyTorch FSDP,
-    arXiv:2304.11277, section 3.2.
+    arXiv:2304.11277, section 3.2. Buckets of each model chunk: Megatron-Core,
+    megatron/core/distributed, --overlap-grad-reduce and --overlap-param-gather.
 """
 
 import functools
@@ -23,12 +26,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from equipoise.base.arrays import Floats, Ints
+from equipoise.base.arrays import Flags, Floats, Ints
 from equipoise.cost.link import Op
 from equipoise.cost.memory.weights import held_groups, is_kept_whole
 from equipoise.cost.offload import ADAM_BYTES, host_update_s
 from equipoise.cost.step.layer import add
 from equipoise.cost.step.request import StepOptions, element_bytes
+from equipoise.schedule.pipeline.instruction import Op as PassOp
+from equipoise.schedule.pipeline.replay import PipelineTimeline
 from equipoise.sim.machine import Machine
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
@@ -234,7 +239,9 @@ def pass_traffic(
         return
     held = moved_by_layer(model, layout, options, sparse=sparse).in_passes
     slow = options.residuals.traffic / options.stack.rails
-    gather = gather_s(machine, layout, held, element_bytes(options.precision)) * slow
+    narrow = options.precision == "fp8" and options.stack.gather_fp8
+    width = 1 if narrow else element_bytes(options.precision)
+    gather = gather_s(machine, layout, held, width) * slow
     reduce = reduce_s(machine, layout, held, options.stack.grad_bytes) * slow
     forward, backward = float(parts[0].sum()), float(parts[1:].sum())
     if not options.stack.data_overlap:
@@ -251,3 +258,42 @@ def optimizer_s(machine: Machine, layout: Layout, held: Held, options: StepOptio
     if offloads_optimizer(options.offload):
         return sum(host_update_s(machine.device, weights, options))
     return weights * ADAM_BYTES / machine.bytes_per_s * options.residuals.moves
+
+
+def exposed_by_stage_s(
+    timeline: PipelineTimeline, rank: int, gather_s: float, reduce_s: float, *, layers: int
+) -> tuple[float, float]:
+    """What nothing hides of gathering parameters before, and of reducing gradients after [s].
+
+    Args:
+        timeline: The rank's pipeline, with those of its peers.
+        rank: Which rank of the pipeline.
+        gather_s: What gathering all its parameters takes.
+        reduce_s: What reducing all its gradients takes.
+        layers: How many it holds, over all its stages.
+    """
+    mine = timeline.rank == rank
+    forwards = mine & (timeline.op == PassOp.FORWARD)
+    begins, stops = _spans(timeline, forwards, first=True)
+    share, least = 1.0 / max(1, len(begins)), 1.0 / max(1, layers)
+    before, arrived = least * gather_s, 0.0
+    start = float(begins.min()) if len(begins) else 0.0
+    for at in np.argsort(begins, kind="stable"):
+        arrived += share * gather_s
+        before = max(before, arrived - float(stops[at] - start))
+    begins, stops = _spans(timeline, mine & ~forwards, first=False)
+    end, sent = (float(stops.max()) if len(stops) else 0.0), -np.inf
+    for at in np.argsort(stops, kind="stable"):
+        whole = max(sent, float(begins[at])) + share * reduce_s
+        sent = max(whole, float(stops[at]) + least * reduce_s)
+    return before, max(sent - end, least * reduce_s)
+
+
+def _spans(timeline: PipelineTimeline, rows: Flags, *, first: bool) -> tuple[Floats, Floats]:
+    """Begin and end of each stage's first or last instruction, float64 [stages] [s]."""
+    stage, begin = timeline.stage[rows], timeline.begin_ns[rows]
+    end = timeline.end_ns[rows]
+    order = np.lexsort((begin if first else -end, stage))
+    _, places = np.unique(stage[order], return_index=True)
+    chosen = order[places]
+    return np.asarray(1e-9 * begin[chosen]), np.asarray(1e-9 * end[chosen])

@@ -19,6 +19,7 @@ import numpy as np
 from equipoise.balance.stage import StageSplit, split_stages
 from equipoise.base.arrays import Floats, Ints
 from equipoise.cost.offload import COPIES, add_copies, loads_without_copies
+from equipoise.cost.step.again import left_out
 from equipoise.cost.step.layer import LayerTraffic, add, price_layer, product_passes
 from equipoise.cost.step.request import TERMS, StepOptions, element_bytes
 from equipoise.cost.step.work import head_work, layer_work
@@ -31,6 +32,7 @@ from equipoise.sim.machine import Machine
 from equipoise.sim.parameters import pass_traffic
 from equipoise.sim.planned import PlannedPipeline
 from equipoise.sim.sharding import auto_price
+from equipoise.spec.catalog import SCHEDULES
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.offload import offloads_activations
@@ -55,6 +57,8 @@ class BatchParts:
     """Final norm, head and loss."""
     hop_s: float
     """One message to the next stage."""
+    spared_s: tuple[float, ...] = ()
+    """What of each layer's forward is not computed again; empty where there is no such thing."""
 
 
 class Core(Protocol):
@@ -64,9 +68,9 @@ class Core(Protocol):
         """The core of one micro-batch's documents [tokens]."""
 
 
-LayerKinds = dict[tuple[float, bool], Floats]
-"""A layer without its core and repeats, by its tokens and whether it has experts, [PASSES, TERMS]
-[s]."""
+LayerKinds = dict[tuple[float, bool], tuple[Floats, Floats]]
+"""A layer without its core and repeats, [PASSES, TERMS], and what of it is not computed again,
+[TERMS] [s]; by its tokens and whether it has experts."""
 
 
 class StepParts:
@@ -114,6 +118,7 @@ class StepParts:
             machine.collective(ranks) if layout.tp > 1 else None,
             machine.collective(experts) if layout.ep > 1 else None,
             machine.collective(tuple(layout.group_of(0, "etp"))) if layout.etp > 1 else None,
+            machine.expert_routes(experts, options.stack.dispatch_nodes),
         )
         self._next = layout.rank_at(pp=min(1, layout.pp - 1))
         self._links: Links | None = None
@@ -198,14 +203,20 @@ class StepParts:
     def _assemble(self, cores: Sequence[CoreTimes]) -> BatchParts:
         """A micro-batch, of the core that it has in layers of each kind."""
         model, layout = self._model, self._layout
-        made = [self._layer(core, *kind) for core, kind in zip(cores, self._distinct, strict=True)]
+        parts = list(zip(cores, self._distinct, strict=True))
+        made = [self._layer(core, *kind) for core, kind in parts]
         core = max(cores, key=lambda each: each.tokens)
         beside = layout.tp if self._options.stack.sequence_parallel else 1
         size = core.tokens * model.hidden * self._width / beside
-        hop = self._machine.hop_s(0, self._next, size) if layout.pp > 1 else 0.0
+        senders = layout.world // layout.pp
+        hop = 0.0
+        if layout.pp > 1:
+            hop = self._machine.hop_s(0, self._next, size, at_once=senders)
         hop *= self._options.residuals.traffic
         layers = tuple(made[kind] for kind in self._kind_of)
-        return BatchParts(layers, self._first(core), self._last(core), hop)
+        spared = [float(self._kinds[each.tokens, kind[0]][1].sum()) for each, kind in parts]
+        of_layers = tuple(spared[kind] for kind in self._kind_of) if any(spared) else ()
+        return BatchParts(layers, self._first(core), self._last(core), hop, of_layers)
 
     def _layer(self, core: CoreTimes, sparse: bool, recompute: LayerRecompute) -> Floats:
         known = core.tokens, sparse
@@ -219,21 +230,28 @@ class StepParts:
                 sequence_parallel=stack.sequence_parallel,
                 fused=stack.fused,
                 repeats_keys=stack.repeats_keys,
+                norm_bytes=stack.norm_bytes,
+                rotation_bytes=stack.rotation_bytes,
                 expert_skew=self._options.expert_skew,
                 width=self._width,
             )
-            self._kinds[known] = price_layer(
+            machine, traffic = self._machine, self._traffic
+            again = left_out(work.products, machine, self._layout, self._options, traffic)
+            priced = price_layer(
                 work,
                 self._machine,
                 self._layout,
                 self._options,
                 tokens=core.tokens,
                 hidden=self._model.hidden,
+                top_k=self._model.top_k,
                 traffic=self._traffic,
                 width=self._width,
             )
-        parts = self._kinds[known].copy()
-        beside = parts[0].copy()
+            self._kinds[known] = priced, np.zeros_like(again) if sparse else again
+        parts, spared = self._kinds[known]
+        parts = parts.copy()
+        beside = parts[0] - spared
         add(parts, 0, "attention", core.forward_s)
         add(parts, 1, "attention", core.backward_s)
         add(parts, 0, "context traffic", core.forward_exposed_s)
@@ -316,6 +334,10 @@ def run_pipeline(
     by_pass = 1e9 * table.sum(axis=3)
     sizes = {"stages": stages, "micro_batches": len(batches)}
     hop_ns = 1e9 * np.array([batch.hop_s for batch in batches])
+    if not messages_overlap(options):  # the sender waits, and who receives has waited by then
+        by_pass[:-1, :, 0] += hop_ns
+        by_pass[1:, :, 1] += hop_ns
+        hop_ns = np.zeros_like(hop_ns)
     prices = make_prices(*np.moveaxis(by_pass, 2, 0), hop_ns=hop_ns, **sizes)
     known, copies = prices, 1e9 * table[..., COPIES]
     if copies.any():  # in the order that it has without offloading, no wait makes a step faster
@@ -328,6 +350,13 @@ def run_pipeline(
     np.add.at(last, place, 1e-9 * by_pass[:, -1, 1:].sum(axis=1))
     np.add.at(first, place, 1e-9 * by_pass[:, 0, 0])
     return PipelineRun(schedule, prices, parts, last, first, tuple(tokens))
+
+
+def messages_overlap(options: StepOptions) -> bool:
+    """Whether messages between stages travel beside computing."""
+    where = options.stack.message_overlap
+    is_interleaved = SCHEDULES[options.schedule].is_interleaved
+    return where == "all" or (where == "interleaved" and is_interleaved)
 
 
 def _by_stage(batches: Sequence[BatchParts], split: StageSplit) -> Floats:

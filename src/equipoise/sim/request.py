@@ -22,26 +22,33 @@ from typing import Any, Literal, get_args
 
 from equipoise.base.errors import LayoutError, SpecError
 from equipoise.base.nearest import nearest
-from equipoise.base.units import GIB
-from equipoise.cost.curves.parts import is_timed
 from equipoise.cost.step.request import Precision, StepOptions, residuals_of
-from equipoise.sim.answer import FittingChange, StepAnswer
+from equipoise.sim.answer import StepAnswer, fitting_changes
 from equipoise.sim.divided import DividedStep
 from equipoise.sim.drawn import step_packer
-from equipoise.sim.faults import FaultOptions, FaultRun, run_with_faults
+from equipoise.sim.faults import (
+    FaultOptions,
+    FaultRun,
+    Month,
+    price_days,
+    read_faults,
+    run_with_faults,
+)
 from equipoise.sim.jitter import run_with_jitter
 from equipoise.sim.machine import Machine
 from equipoise.sim.mixed.replay import run_layered, run_sites
+from equipoise.sim.mixed.require import require_kernel_prices, require_no_offload
 from equipoise.sim.mixed.words import CONTEXT_STRATEGIES, read_layers
 from equipoise.sim.step import Documents, StepRun
 from equipoise.spec.catalog import SCHEDULES
 from equipoise.spec.cluster.file import read_cluster
 from equipoise.spec.cluster.spec import ClusterSpec
-from equipoise.spec.device.by_name import Dtype
-from equipoise.spec.device.spec import THIS_CPU, DeviceSpec
+from equipoise.spec.device.spec import DeviceSpec
 from equipoise.spec.layout import ORDERS, Layout
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.offload import OFFLOADS, Offload
+from equipoise.spec.program.file import read_program
+from equipoise.spec.program.spec import DEFAULT, ProgramSpec
 from equipoise.spec.run.spec import Recompute
 from equipoise.spec.words import LayoutWords, read_layout, read_model
 
@@ -55,11 +62,6 @@ _CHECKPOINT_S, _RESTART_S = 30.0, 600.0
 
 _FAULT_STEPS = 100_000
 """Long enough that goodput no longer moves in its third digit."""
-
-_ZERO: tuple[Literal[2, 3], ...] = (2, 3)
-
-_SPARING: tuple[Recompute, ...] = ("attention", "every-2", "selective", "full")
-"""Recomputation, from what costs least time to what saves most memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +90,12 @@ class StepRequest:
     recompute: Recompute = "none"
     offload: Offload = "none"
     precision: Precision = "bf16"
-    context_strategy: str = "needed-kv"
-    """What travels between context ranks."""
+    context_strategy: str | None = None
+    """What travels between context ranks; None: what the program takes by itself."""
     order: Literal["dp-pp", "pp-dp"] | None = None
-    """Which of two axes is outermost; None: the layout's own order."""
+    """Which of two axes is outermost; None: that of a ``Layout``, and for words the program's."""
+    program: str | ProgramSpec = DEFAULT
+    """The program that trains: a shipped one, or the path of a program.toml."""
     layers: str | None = None
     """Strategies of layers, run after run, as ``12:tp=2,dp=4,zero=1:full 20:tp=1,dp=8:none``."""
     expert_skew: float = 1.0
@@ -115,6 +119,9 @@ class StepRequest:
     """Steps between checkpoints; None: Young's interval."""
     restart_s: float | None = None
     """Time from a failure to the next step [s]; None: 600 s."""
+    faults: str | None = None
+    """Words of ``sim.faults.read_faults``, which price some days of the run; in place of the last
+    four."""
 
 
 def simulate(request: StepRequest) -> StepAnswer:
@@ -133,17 +140,14 @@ def simulate(request: StepRequest) -> StepAnswer:
     (False, ['zero=2', 'zero=3'])
     """
     _require_failures(request)
-    model, words = _model_of(request), _layout_of(request)
-    require_used(request, experts=model.experts, cp=words.layout.cp)
-    cluster = request.cluster
-    machine = Machine(read_cluster(cluster) if isinstance(cluster, str) else cluster)
-    layout = words.layout
-    layout.require_world(machine.cluster.devices)
-    options = step_options(request, words.virtual, machine.device)
+    asked = read_step(request)
+    model, machine, layout = asked.model, asked.machine, asked.layout
+    options, program = asked.options, asked.program
     documents = _documents_of(request, model, layout, options)
     price: Callable[[Layout, StepOptions], StepRun]
     price = partial(run_sites, model, machine, documents=documents)
     if request.layers is not None:
+        program.require_own_layers()
         require_kernel_prices(model, machine.cluster, request.precision)
         require_no_offload(request.offload)
         layers = read_layers(request.layers, layout)
@@ -156,18 +160,56 @@ def simulate(request: StepRequest) -> StepAnswer:
         step_s *= jitter.mean
     if request.mtbf_hours is not None:
         goodput = _goodput(request, request.mtbf_hours, step_s, machine.cluster.devices)
+    month = None if request.faults is None else _month(request, step_s, machine.cluster.devices)
     if not run.price.fits and request.layers is None:
-        would_fit = _would_fit(price, layout, options, machine.device)
-    return StepAnswer(run, machine, options, jitter, goodput, would_fit)
+        would_fit = fitting_changes(price, layout, options, machine.device)
+    return StepAnswer(run, machine, options, jitter, goodput, would_fit, month, program)
 
 
-def step_options(request: StepRequest, virtual: int, device: DeviceSpec) -> StepOptions:
+@dataclass(frozen=True, slots=True, eq=False)
+class AskedStep:
+    """What the names and words of a request stand for."""
+
+    model: ModelSpec
+    machine: Machine
+    layout: Layout
+    options: StepOptions
+    program: ProgramSpec
+
+
+def read_step(request: StepRequest) -> AskedStep:
+    """Read a request's names and words, and refuse what does not go together.
+
+    Raises:
+        SpecError: a name or a number of the request is wrong, or a setting would change nothing.
+        ModelError: the config.json is not one, or describes a model that the decoder is not.
+        LayoutError: degrees do not go with the cluster.
+    """
+    program = read_program(request.program)
+    model, words = _model_of(request), _layout_of(request, program)
+    require_used(request, experts=model.experts, cp=words.layout.cp)
+    cluster = request.cluster
+    machine = Machine(read_cluster(cluster) if isinstance(cluster, str) else cluster)
+    layout = words.layout
+    layout.require_world(machine.cluster.devices)
+    program.require_device(machine.device)
+    options = step_options(request, words.virtual, machine.device, program)
+    program.require(
+        layout, options.schedule, options.recompute, options.context_strategy, options.precision
+    )
+    return AskedStep(model, machine, layout, options, program)
+
+
+def step_options(
+    request: StepRequest, virtual: int, device: DeviceSpec, program: ProgramSpec
+) -> StepOptions:
     """The request's options of a step on a device.
 
     Args:
         request: Its model, cluster, layout and documents are not read.
         virtual: Stages of each pipeline rank.
         device: The device that computes.
+        program: The program that trains.
 
     Raises:
         SpecError: names the setting.
@@ -187,9 +229,11 @@ def step_options(request: StepRequest, virtual: int, device: DeviceSpec) -> Step
         precision=request.precision,
         expert_skew=request.expert_skew,
         policy=request.policy or "by-work",
-        context_strategy=request.context_strategy,
+        sharding=program.sharding,
+        context_strategy=request.context_strategy or program.context_strategy,
         seed=request.seed,
-        residuals=residuals_of(device),
+        stack=program.stack,
+        residuals=residuals_of(device, program.stack),
     )
 
 
@@ -209,7 +253,7 @@ def require_used(request: StepRequest, *, experts: int, cp: int | None) -> None:
             f"policy = {request.policy} needs lengths, the documents that it packs. Give both or "
             f"neither."
         )
-    if request.context_strategy != "needed-kv" and cp == 1:
+    if request.context_strategy not in (None, "needed-kv") and cp == 1:
         raise SpecError(
             f"context_strategy = {request.context_strategy} needs context ranks; cp = 1. Give cp "
             f"of 2 or more, or leave context_strategy out."
@@ -221,55 +265,26 @@ def require_used(request: StepRequest, *, experts: int, cp: int | None) -> None:
         )
 
 
-def require_kernel_prices(model: ModelSpec, cluster: ClusterSpec, precision: Precision) -> None:
-    """Refuse layers of their own where steps are priced from timed parts, which are of whole steps.
-
-    Raises:
-        SpecError: names the cluster.
-    """
-    dtype: Dtype = "fp32" if precision == "fp32" else "bf16"
-    if precision != "fp8" and is_timed(cluster.device, model, dtype, cluster.devices):
-        raise SpecError(
-            f"layers are priced one by one from kernels alone, while steps of this model on "
-            f"{cluster.name} are priced from timed parts, which include the host's time; the two "
-            f"cannot be compared. Leave layers out."
-        )
-
-
-def require_no_offload(offload: str | None) -> None:
-    """Refuse layers of their own that offload.
-
-    Raises:
-        SpecError: says what to leave out.
-    """
-    if offload not in (None, "none"):
-        raise SpecError(
-            f"layers with strategies of their own keep everything on the device, so offload = "
-            f"{offload} does not go with them. Leave layers or offload out."
-        )
-
-
 def _model_of(request: StepRequest) -> ModelSpec:
     return read_model(request.model) if isinstance(request.model, str) else request.model
 
 
-def _layout_of(request: StepRequest) -> LayoutWords:
-    if isinstance(request.layout, str):
-        words = read_layout(request.layout)
-        if request.virtual != 1:
-            raise SpecError(
-                f"virtual = {request.virtual} goes beside a Layout. Write it into the words: "
-                f"{request.layout},virtual={request.virtual}."
-            )
-    else:
-        words = LayoutWords(request.layout, request.virtual)
+def _layout_of(request: StepRequest, program: ProgramSpec) -> LayoutWords:
     if request.order is not None:
         require_known("order", request.order, tuple(ORDERS))
-    if request.order == "pp-dp":
-        words = dataclasses.replace(
-            words, layout=dataclasses.replace(words.layout, order=ORDERS["pp-dp"])
+    order: str | None = request.order
+    if not isinstance(request.layout, str):
+        words = LayoutWords(request.layout, request.virtual)
+    elif request.virtual == 1:
+        words, order = read_layout(request.layout), order or program.order
+    else:
+        raise SpecError(
+            f"virtual = {request.virtual} goes beside a Layout. Write it into the words: "
+            f"{request.layout},virtual={request.virtual}."
         )
-    return words
+    if order is None:
+        return words
+    return dataclasses.replace(words, layout=dataclasses.replace(words.layout, order=ORDERS[order]))
 
 
 def _documents_of(
@@ -314,7 +329,8 @@ def _require_numbers(request: StepRequest, device: DeviceSpec) -> None:
     require_known("recompute", request.recompute, get_args(Recompute))
     require_known("offload", request.offload, OFFLOADS)
     require_known("precision", request.precision, get_args(Precision))
-    require_known("context_strategy", request.context_strategy, CONTEXT_STRATEGIES)
+    if request.context_strategy is not None:
+        require_known("context_strategy", request.context_strategy, CONTEXT_STRATEGIES)
     if request.precision == "fp8" and "fp8" not in device.dtypes:
         raise SpecError(
             f"{device.name} has no fp8; it multiplies {', '.join(device.dtypes)}. Give precision "
@@ -344,6 +360,17 @@ def _require_failures(request: StepRequest) -> None:
                 f"{name} = {value:g} needs mtbf_hours, for without it nothing fails. Give both or "
                 f"neither."
             )
+    if request.faults is not None and request.mtbf_hours is not None:
+        raise SpecError(
+            "faults and mtbf_hours both say how often devices fail. Give one of them; faults also "
+            "takes detect, spares, repair and days."
+        )
+
+
+def _month(request: StepRequest, step_s: float, devices: int) -> Month:
+    """Some days of a run with failures."""
+    faults, days = read_faults(request.faults or "")
+    return price_days(step_s, devices, faults, days=days, seed=request.seed)
 
 
 def _goodput(request: StepRequest, mtbf_hours: float, step_s: float, devices: int) -> FaultRun:
@@ -354,34 +381,3 @@ def _goodput(request: StepRequest, mtbf_hours: float, step_s: float, devices: in
     )
     faults = FaultOptions(mtbf_hours * 3600, checkpoint_s, restart_s, request.checkpoint_steps)
     return run_with_faults(step_s, devices, faults, steps=_FAULT_STEPS, seed=request.seed)
-
-
-def _would_fit(
-    price: Callable[[Layout, StepOptions], StepRun],
-    layout: Layout,
-    options: StepOptions,
-    device: DeviceSpec,
-) -> tuple[FittingChange, ...]:
-    """Changes of one setting that fit, fastest first."""
-    changed = [
-        (f"zero={zero}", dataclasses.replace(layout, zero=zero), options)
-        for zero in _ZERO
-        if zero > layout.zero and layout.zero_ranks > 1
-    ]
-    changed += [
-        (f"--recompute {name}", layout, dataclasses.replace(options, recompute=name))
-        for name in _SPARING
-        if options.recompute == "none"
-    ]
-    changed += [
-        (f"--offload {name}", layout, dataclasses.replace(options, offload=name))
-        for name in OFFLOADS[1:]
-        if options.offload == "none" and device.name != THIS_CPU
-    ]
-    fitting = []
-    for change, other, asked in changed:
-        tried = price(other, asked).price
-        if tried.fits:
-            gib = float(tried.memory_bytes.max()) / GIB
-            fitting.append(FittingChange(change, gib, tried.step_s))
-    return tuple(sorted(fitting, key=lambda each: each.step_s))

@@ -36,7 +36,7 @@ from equipoise.sim.divided import Documents as Documents
 from equipoise.sim.here import measured_parts
 from equipoise.sim.machine import Machine
 from equipoise.sim.memory import StageMemory, stage_memory, with_keys
-from equipoise.sim.parameters import between_s, travel_of
+from equipoise.sim.parameters import between_s, exposed_by_stage_s, travel_of
 from equipoise.sim.parts import PipelineRun, StepParts, layers_of_ranks, run_pipeline, split_layers
 from equipoise.sim.planned import end_of_step_s
 from equipoise.sim.turns import fullest_turns, slowest_turns
@@ -235,6 +235,15 @@ def _ends(
     travel = travel_of(model, machine, layout, options, layers)
     before, after = np.zeros((2, layout.pp))
     for rank, mine in enumerate(layers):
+        if options.stack.stage_overlap and options.stack.data_overlap:
+            before[rank], after[rank] = exposed_by_stage_s(
+                run.timeline,
+                rank,
+                float(travel.gather_s[rank]),
+                float(travel.reduce_s[rank]),
+                layers=len(mine),
+            )
+            continue
         before[rank], after[rank] = exposed_s(
             run,
             rank,

@@ -172,6 +172,8 @@ class Plan:
     """Where each number of the cluster comes from, by its name."""
     without_offload: dict[str, float] | None = None
     """``step_s`` and ``memory_gib_max`` without offloading, if the best offloads; else None."""
+    remarks: tuple[str, ...] = ()
+    """What else a reader should know: published recipes' prices, programs that run a schedule."""
     version: int = VERSION
 
     @property
@@ -229,6 +231,7 @@ def read_plan(file: Path) -> Plan:
                 "runners_up": tuple(map(_candidate, row["runners_up"])),
                 "wall": tuple(Wall(**each) for each in row["wall"]),
                 "nodes": tuple(row["nodes"]),
+                "remarks": tuple(row.get("remarks", ())),
                 "flip": Flip(**row["flip"]) if row["flip"] else None,
             }
         )

@@ -15,7 +15,8 @@ from equipoise.plan.answer.final import price_finalists
 from equipoise.plan.bounds.roofline import needed_bytes, peak_bound_s
 from equipoise.plan.search.evaluate import Estimates
 from equipoise.plan.search.search import Search
-from equipoise.plan.space.columns import SCHEDULES, Space, list_space
+from equipoise.plan.space.columns import SCHEDULES, Space
+from equipoise.plan.space.listing import list_space
 from equipoise.sim.machine import Machine
 from equipoise.spec.catalog import POLICIES, Policy
 from equipoise.spec.cluster.spec import find_cluster

@@ -98,7 +98,7 @@ def test_other_forms_are_refused(tmp_path: Path) -> None:
     file.write_text("{")
     with pytest.raises(PlanError) as caught:
         read_plan(file)
-    assert str(caught.value).startswith(f"{file} cannot be read as a plan.lock (Expecting ")
+    assert str(caught.value).startswith(f"{file} cannot be read as a plan.lock (it is not JSON at ")
     assert str(caught.value).endswith(f'Write one: "equipoise plan --out {tmp_path}".')
 
 

@@ -10,12 +10,9 @@ from equipoise.cli.console import make_console
 from equipoise.cli.table import Column, print_columns
 from equipoise.cost.compare import CurveComparison
 from equipoise.spec.device.cuda import cuda_tiers
-from equipoise.spec.device.file import DeviceFile
+from equipoise.spec.device.file import BUSY_CORES, DeviceFile
 from equipoise.spec.device.parts import Measured
 from equipoise.spec.device.spec import THIS_CPU
-
-_BUSY_CORES = 0.3
-"""Cores of other load above which the figures are doubtful."""
 
 
 def file_rows(device: DeviceFile) -> dict[str, Any]:
@@ -29,6 +26,7 @@ def file_rows(device: DeviceFile) -> dict[str, Any]:
         "seconds": device.seconds,
         "other_load_cores": device.other_load_cores,
         "thin_points": device.thin_points,
+        "left": list(device.left),
         "peak_flop_per_s": dict(device.peaks),
         "stream_bytes_per_s": {
             name: row(getattr(device.stream, name)) for name in ("copy", "scale", "add", "triad")
@@ -62,7 +60,7 @@ def print_file(device: DeviceFile, file: Path) -> None:
         f"{device.machine}: measured in {device.seconds:.0f} s on {units} at once, with "
         f"{device.other_load_cores:.1f} cores of other load"
     )
-    if device.other_load_cores > _BUSY_CORES:
+    if device.other_load_cores > BUSY_CORES:
         console.print(
             "Something else kept cores busy, so these figures are too slow by as much. Measure "
             "again on a quiet machine."
@@ -71,6 +69,11 @@ def print_file(device: DeviceFile, file: Path) -> None:
         console.print(
             f"Time ran out at {device.thin_points} points: they have fewer than six samples, and "
             f"their intervals hold less than 95%."
+        )
+    if device.left:
+        console.print(
+            f"Two minutes were not enough for {len(device.left)} more: {', '.join(device.left)}. "
+            f"The same command goes on with them; forecasts say what they lack."
         )
     columns = (
         Column("what", is_left=True),

@@ -15,6 +15,7 @@ from equipoise.cli.written import require_folder_of, require_kind
 
 if TYPE_CHECKING:
     from equipoise.observe.run_record import RunRecord
+    from equipoise.schedule.attention.price import LinkPrice
     from equipoise.spec.device.driver import CudaDevice
     from equipoise.spec.device.file import DeviceFile
     from equipoise.spec.device.parts import ModelParts
@@ -29,7 +30,8 @@ examples:
   equipoise calibrate                                under a minute; this-cpu is priced by it,
                                                      or this-cuda where there are CUDA devices
   CUDA_VISIBLE_DEVICES= equipoise calibrate          the cores of a machine that has devices
-  equipoise calibrate run.toml                       also the sizes and parts of this run's steps
+  equipoise calibrate run.toml                       also the sizes and parts of this run's steps;
+                                                     two minutes, and again goes on
   equipoise calibrate --plot curves.png --out lab.json
   equipoise calibrate --compare runs/demo            predicted beside measured, and the wrong curve
   equipoise calibrate --fit runs/demo                correct the curves by what the run measured
@@ -77,9 +79,9 @@ def run(args: argparse.Namespace) -> int:
     file: Path = usual if args.out is None else args.out
     if args.compare is not None or args.fit is not None:
         return _compare(args, file)
-    from equipoise.cli.calibrate.table import file_rows, print_file
     from equipoise.launch.agent import whole_environment
     from equipoise.spec.device.file import write_device_file
+    from equipoise.train.calibrate.model import join_parts
     from equipoise.train.calibrate.parts_plan import PartsPlan
 
     # What is timed here has the variables of ranks that train.
@@ -92,14 +94,25 @@ def run(args: argparse.Namespace) -> int:
     folder = file.absolute().parent
     _make(folder)
     kept = _kept_parts(file, machine)
+    if plan is not None and not devices:
+        measured = _measure_run(args, resolved, plan, file, kept)
+        _show(args, file, measured)
+        return 0
     measured = _measure(args, resolved, devices, folder)
     measured = dataclasses.replace(measured, parts=kept)
     write_device_file(file, measured)
     if plan is not None:
         parts = _time_parts(args, plan, file, len(devices))
-        others = [each for each in kept if (each.model, each.dtype) != (parts.model, parts.dtype)]
-        measured = dataclasses.replace(measured, parts=(*others, parts))
+        measured = dataclasses.replace(measured, parts=join_parts(kept, parts))
         write_device_file(file, measured)
+    _show(args, file, measured)
+    return 0
+
+
+def _show(args: argparse.Namespace, file: Path, measured: "DeviceFile") -> None:
+    """Print and draw what was measured."""
+    from equipoise.cli.calibrate.table import file_rows, print_file
+
     if args.plot is not None:
         from equipoise.dash.calibrate_plot import plot_device_file
 
@@ -112,7 +125,57 @@ def run(args: argparse.Namespace) -> int:
         print_file(measured, file)
         if args.plot is not None:
             sys.stdout.write(f"{args.plot}\n")
-    return 0
+
+
+def _measure_run(
+    args: argparse.Namespace,
+    resolved: "ResolvedRun",
+    plan: "PartsPlan",
+    file: Path,
+    kept: "tuple[ModelParts, ...]",
+) -> "DeviceFile":
+    """The cores of this machine and the parts of a run's steps, as far as two minutes go."""
+    from equipoise.observe.machine import usable_cores
+    from equipoise.spec.device.file import write_device_file
+    from equipoise.train.calibrate.budgeted import RunCalibration, calibrate_run, device_file_of
+    from equipoise.train.calibrate.measure import MOST_RANKS
+    from equipoise.train.calibrate.model import join_parts, put_together
+    from equipoise.train.calibrate.ranks import Target
+    from equipoise.train.calibrate.session import open_session, session_file
+
+    target = Target.cores(min(len(usable_cores()), MOST_RANKS))
+    calibration = RunCalibration.for_run(resolved, plan, target, file.absolute().parent)
+    session = open_session(session_file(file), calibration.key)
+    if session.done and not args.quiet:
+        sys.stderr.write(
+            f"Goes on with a calibration that was begun before: {len(session.done)} of its "
+            f"{len(calibration.tasks())} tasks are done.\n"
+        )
+    progress = make_progress(args.quiet or args.json)
+    left = calibrate_run(calibration.tasks(), session, progress)
+    measured = dataclasses.replace(device_file_of(session, calibration.plan, left), parts=kept)
+    write_device_file(file, measured)
+    by_way = {way: session.ways[way] for way in calibration.ways if way in session.ways}
+    parts = put_together(plan, by_way, _own_link(file, target.ranks))
+    measured = dataclasses.replace(measured, parts=join_parts(kept, parts))
+    write_device_file(file, measured)
+    if not left:
+        session.end()
+    return measured
+
+
+def _own_link(file: Path, ranks: int) -> "LinkPrice":
+    """The link between ranks of this machine, as its device file has it."""
+    from equipoise.schedule.attention.price import LinkPrice
+    from equipoise.sim.machine import Machine
+    from equipoise.spec.cluster.spec import own_cluster
+    from equipoise.spec.device.by_name import own_device
+    from equipoise.spec.layout import Layout
+
+    if ranks == 1:  # nobody to share attention with
+        return LinkPrice(0.0, float("inf"))
+    machine = Machine(own_cluster(own_device(file), ranks))
+    return machine.context_links(Layout(cp=ranks)).near
 
 
 def _measure(
@@ -151,24 +214,12 @@ def _kept_parts(file: Path, machine: str) -> "tuple[ModelParts, ...]":
 def _time_parts(
     args: argparse.Namespace, plan: "PartsPlan", file: Path, devices: int
 ) -> "ModelParts":
-    """The parts of a run's steps, with the links of the device file."""
-    from equipoise.observe.machine import usable_cores
-    from equipoise.schedule.attention.price import LinkPrice
-    from equipoise.sim.machine import Machine
-    from equipoise.spec.cluster.spec import own_cluster
-    from equipoise.spec.device.by_name import own_device
-    from equipoise.spec.layout import Layout
+    """The parts of a run's steps on devices, with the links of the device file."""
     from equipoise.train.calibrate.model import measure_parts
     from equipoise.train.calibrate.ranks import Target
 
     progress = make_progress(args.quiet or args.json)
-    target = Target.cuda(devices) if devices else None
-    if devices == 1:  # nobody to share attention with
-        return measure_parts(plan, LinkPrice(0.0, float("inf")), progress, target)
-    ranks = devices or max(2, len(usable_cores()))
-    machine = Machine(own_cluster(own_device(file), ranks))
-    link = machine.context_links(Layout(cp=ranks)).near
-    return measure_parts(plan, link, progress, target)
+    return measure_parts(plan, _own_link(file, devices), progress, Target.cuda(devices))
 
 
 def _judge(args: argparse.Namespace) -> None:

@@ -18,6 +18,7 @@ from equipoise.cli.step_arguments import (
     add_sources_argument,
     add_step_arguments,
     require_of_serving,
+    say_forecast,
     serving_of,
 )
 
@@ -68,6 +69,7 @@ plan.lock:
   measured_s: in a price of --measure, what a step took; bound_s is then 0, and there is no flip
   wall: what no longer fits when it grows and the layout stays; flip: the term that, slower by
     times, makes the first runner-up the best
+  remarks: sentences about published recipes, programs that run the schedule, and distant sites
   nodes: of a cluster.toml with measured pairs, which node stands in which place
   asked read version: the words, digests of all that was read, the form of the file
   sources: where each number of the cluster, its links and its curves comes from
@@ -154,6 +156,8 @@ def run(args: argparse.Namespace) -> int:
     from equipoise.spec.plan import LOCK
 
     request = _cluster_request(args) if args.run_toml is None else _run_request(args)
+    if args.run_toml is None:
+        say_forecast(args)
     answer = plan(
         request,
         progress=make_progress(args.quiet or args.json or args.export is not None),
@@ -280,9 +284,9 @@ def _say_what_is_missing(seconds: float, answer: "PlanAnswer") -> None:
     """What there was no time for."""
     if not answer.is_whole:
         _warn(
-            f"Listing every choice takes longer than --seconds {seconds:g} allows, so only those "
-            f"that follow published recipes were searched. A faster one may be among the others. "
-            f"Give more --seconds, or fix more of the layout."
+            f"On several sites, or with layers of their own, only the {answer.listed:,} choices "
+            f"that published recipes differ in were searched. A faster one may be among the "
+            f"others. Fix more of the layout to search all."
         )
     if answer.is_late:
         _warn(
@@ -303,7 +307,7 @@ def _cluster_request(args: argparse.Namespace) -> "PlanRequest":
     missing = [f"--{name.replace('_', '-')}" for name in needed if getattr(args, name) is None]
     if missing:
         raise SpecError(
-            f"equipoise plan: the following arguments are required: {', '.join(missing)}; or a "
+            f"equipoise plan: needs {', '.join(missing)}; or a "
             f'run.toml, which says them itself. See "equipoise plan --help".'
         )
     own = [f"--{name}" for name, _ in args.overrides]

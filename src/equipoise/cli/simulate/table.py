@@ -72,7 +72,7 @@ def print_step(answer: StepAnswer, title: str, *, is_quiet: bool, sources_are_li
     )
     if run.sites:
         console.print(f"Stages stand on: {', '.join(run.sites)}.", soft_wrap=True)
-    for line in _noise_lines(row):
+    for line in (*answer.doubts, *_noise_lines(row)):
         console.print(line, soft_wrap=True)
     if "experts" in row["terms"] and answer.options.expert_skew == 1:
         console.print("Experts count as balanced; --expert-skew says by how much they are not.")
@@ -88,6 +88,12 @@ def _in_runs(layers: Sequence[int]) -> str:
 def _noise_lines(row: Mapping[str, Any]) -> list[str]:
     """What would fit, and what jitter and failures make of the step."""
     lines = []
+    if "interval" in row:
+        low_s, high_s = row["interval"]["low_s"], row["interval"]["high_s"]
+        lines.append(
+            f"{row['interval']['share']:.0%} of such steps take between {format_seconds(low_s)} "
+            f"and {format_seconds(high_s)}; --explain says why."
+        )
     if "would_fit" in row:
         fitting = [
             f"{each['change']} ({each['memory_gib_max']:.1f} GiB, {format_seconds(each['step_s'])})"
@@ -113,4 +119,35 @@ def _noise_lines(row: Mapping[str, Any]) -> list[str]:
             f"{long_run['saving_s'] / wall_s:.1%} saves, every {long_run['checkpoint_steps']} "
             f"steps, {long_run['restarting_s'] / wall_s:.1%} restarts."
         )
+    if "days" in row:
+        lines.append(_days_line(row["days"]))
     return lines
+
+
+def _days_line(days: Mapping[str, Any]) -> str:
+    """Sentences on some days of a run that fails and goes on."""
+    mean = days["mean"]
+    wall_s = mean["wall_s"]
+    parts = {
+        "is computed in vain": mean["lost_s"],
+        "saves": mean["saving_s"],
+        "passes until failures are detected": mean["detecting_s"],
+        "restarts": mean["restarting_s"],
+        "waits for a spare": mean["waiting_s"],
+    }
+    spent = [
+        f"{seconds / wall_s:.1%} {what}"
+        for what, seconds in parts.items()
+        if seconds >= 5e-4 * wall_s
+    ]
+    money = "" if days["usd"] is None else f" for ${days['usd']:,.0f}"
+    spares = "" if days["spares"] is None else f" and {days['spares']:,} spares"
+    return (
+        f"In {days['days']:g} days {days['devices']:,} devices{spares} fail {mean['failures']:,} "
+        f"times and keep {mean['steps']:,} steps, {days['tokens']:,} tokens{money}. "
+        f"{mean['goodput']:.1%} of the time goes into them (90% of such runs: "
+        f"{days['goodput_low']:.1%} to {days['goodput_high']:.1%}; {days['expected']:.1%} in the "
+        f"long mean with a spare for each failure); {', '.join(spent) or 'nothing is lost'}. They "
+        f"save every {mean['checkpoint_steps']:,} steps; best by Young: {days['young_steps']:,}, "
+        f"by Daly: {days['daly_steps']:,}."
+    )

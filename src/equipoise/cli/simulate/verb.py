@@ -16,6 +16,7 @@ from equipoise.cli.step_arguments import (
     add_sources_argument,
     add_step_arguments,
     require_of_serving,
+    say_forecast,
     serving_of,
 )
 from equipoise.cli.written import require_folder_of, require_kind
@@ -31,16 +32,24 @@ examples:
       --layout tp=8,cp=1,pp=16,dp=64 --context-tokens 8192 --step-sequences 2048
   equipoise simulate --model llama3-8b --cluster h100-sxm:64 --layout dp=64,zero=3 \\
       --context-tokens 8192 --step-sequences 128 --recompute full --json
+  equipoise simulate --model llama3-405b --cluster h100-sxm:512 --layout tp=8,pp=8,cp=4,dp=2 \\
+      --context-tokens 131072 --step-sequences 16 --program torchtitan --explain
   equipoise simulate --model llama3-70b --cluster h100-sxm:64 \\
       --layout tp=4,cp=2,pp=4,dp=2,virtual=5 --schedule interleaved \\
       --context-tokens 8192 --step-sequences 128 --trace step.json --plot step.svg
   equipoise simulate --model llama3-8b --cluster h100-sxm:64 --layout tp=2,cp=4,dp=8 \\
       --context-tokens 131072 --step-sequences 64 --lengths pretrain-128k --policy by-work
+  equipoise simulate --model llama2-7b --cluster h100-sxm:64 --layout tp=8,cp=2,pp=4,virtual=2 \\
+      --context-tokens 131072 --step-sequences 4 --lengths pretrain-128k \\
+      --policy in-order,by-work,delayed,divided,gangs
   equipoise simulate --model layers=48,hidden=7168,heads=56,vocab=50368,gated=0 \\
       --cluster a100-80:128 --layout dp=128,zero=3 --context-tokens 2048 --step-sequences 1024
   equipoise simulate --model llama3-405b --cluster h100-sxm:8192 --layout tp=8,pp=16,dp=64 \\
       --context-tokens 8192 --step-sequences 2048 --jitter 0.05 --mtbf-hours 50000 \\
       --checkpoint-s 20 --restart-s 600
+  equipoise simulate --model llama3-405b --cluster h100-sxm:8192 --layout tp=8,pp=16,dp=64 \\
+      --context-tokens 8192 --step-sequences 2048 \\
+      --faults mtbf=50000h,checkpoint=5s,detect=10s,restart=300s,spares=16,repair=48h
   equipoise simulate --requests trace.jsonl --model llama3-8b --cluster h100-sxm:2 \\
       --layout dp=2 --slo ttft=0.5,tpot=0.03
   equipoise simulate --requests azure.csv --model llama3-70b --cluster h100-sxm:8 \\
@@ -65,11 +74,21 @@ GeneratedTokens.
   stages: layers busy_s exposed_s bubble_s of each pipeline rank
   energy_j_per_step energy_j_per_token usd_per_step usd_per_million_tokens
   extrapolated: measured curves that were read beyond their sizes
+  interval: low_s and high_s between which a share of such steps lie; spreads: curve terms seconds
+    spread_s, what each curve adds to the step and by how much it is off; not on this machine
+  doubts: sentences on this machine's curves: measured under load, or only in part
   jitter: mean and p95 of the step over the step without; with --jitter
   would_fit: where it does not fit, changes of one setting that do, fastest first
   goodput: share of the time that goes into steps that are kept, and where the rest goes; with
     --mtbf-hours
+  days: a month of the run, with --faults: mean (goodput, steps, failures, seconds by what they go
+    to), goodput_low goodput_high, expected, young_steps daly_steps, tokens, usd
   sources: where each number of the device, its links and its curves comes from
+
+Several policies are compared on equal content, each in its own layout of the same devices. --json
+then prints rows, plain first: policy layout change slice_tokens seconds bound_s gain most_gain
+tokens useful_flop memory_gib fits delay_mean_steps delay_most_steps extra_steps has_same_steps
+terms; and steps tokens_per_step documents.
 """
 
 
@@ -112,13 +131,44 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "each rank at every moment",
     )
     parser.add_argument(
+        "--explain",
+        action="store_true",
+        help="also print how sure the step's time is, and of what",
+    )
+    parser.add_argument(
         "--jitter",
         type=float,
         metavar="SHARE",
         help="standard deviation, over its mean, of the time that a stage takes for one pass of a "
         "micro-batch",
     )
+    parser.add_argument(
+        "--steps",
+        type=int,
+        metavar="N",
+        help="with several policies, as --policy by-work,delayed,gangs: consecutive steps that "
+        "each of them packs (default: 16)",
+    )
+    parser.add_argument(
+        "--cut",
+        choices=["windows", "documents"],
+        help="with several policies: cut documents at every window's edge, as plain packing does, "
+        "or only those longer than a window (default: windows)",
+    )
+    parser.add_argument(
+        "--max-tokens",
+        type=int,
+        metavar="N",
+        help="with several policies: most tokens of a micro-batch on one rank (default: a quarter "
+        "more than an even share where documents are divided, or than a window)",
+    )
     faults = parser.add_argument_group("failures")
+    faults.add_argument(
+        "--faults",
+        metavar="WORDS",
+        help="price a month: mtbf=50000h (of one device) and any of checkpoint=30s, detect=10s, "
+        "restart=600s, steps=200 (between checkpoints), spares=4, repair=24h, days=30",
+    )
     faults.add_argument(
         "--mtbf-hours",
         type=float,
@@ -147,6 +197,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Price one step, or serve a trace, and print it."""
+    from equipoise.cli.simulate.interval import print_interval
     from equipoise.cli.simulate.table import print_step
     from equipoise.sim.request import StepRequest, simulate
 
@@ -154,8 +205,18 @@ def run(args: argparse.Namespace) -> int:
         return _serve(args)
     _require_step(args)
     _judge_files(args)
+    if args.policy is not None and "," in args.policy:
+        return _compare(args)
+    for name in _SEVERAL:
+        if getattr(args, name) is not None:
+            flag = f"--{name.replace('_', '-')}"
+            raise SpecError(
+                f"{flag} {getattr(args, name)} is read where several policies are compared. Name "
+                f"them with commas, as --policy by-work,delayed, or leave {flag} out."
+            )
     given = {each.name for each in dataclasses.fields(StepRequest)} & vars(args).keys()
     answer = simulate(StepRequest(**{name: getattr(args, name) for name in given}))
+    say_forecast(args)
     title = f"{args.model} on {answer.machine.cluster.name}, {args.layout}"
     if args.plot is not None or args.trace is not None:
         _draw(args, answer, title)
@@ -163,10 +224,49 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write(json.dumps(answer.as_row(), indent=1) + "\n")
         return 0
     print_step(answer, title, is_quiet=args.quiet, sources_are_listed=args.sources)
+    if args.explain and not args.quiet:
+        print_interval(answer)
     if not args.quiet:
         for file in (args.plot, args.trace):
             if file is not None:
                 sys.stdout.write(f"{file}\n")
+    return 0
+
+
+_SEVERAL = ("steps", "cut", "max_tokens")
+"""Flags of a comparison of policies alone."""
+
+_ONE_STEP = ("layers", "plot", "trace", "jitter", "faults", "mtbf_hours", "sources")
+"""Flags that a comparison of policies does not read."""
+
+
+def _compare(args: argparse.Namespace) -> int:
+    """Price several policies on the same documents, and print them side by side."""
+    from equipoise.cli.console import make_progress
+    from equipoise.cli.simulate.policies_table import print_policies
+    from equipoise.sim.policies.compare import compare_policies
+    from equipoise.sim.policies.setting import CompareOptions
+    from equipoise.sim.request import StepRequest
+
+    for name in _ONE_STEP:
+        if getattr(args, name):
+            flag = name.replace("_", "-")
+            raise SpecError(
+                f"--{flag} reads one step of one policy, and --policy {args.policy} names several. "
+                f"Name one, or leave --{flag} out."
+            )
+    given = {each.name for each in dataclasses.fields(StepRequest)} & vars(args).keys()
+    request = StepRequest(**{name: getattr(args, name) for name in given - {"policy"}})
+    policies = [name.strip() for name in args.policy.split(",")]
+    progress = make_progress(args.quiet or args.json)
+    steps = 16 if args.steps is None else args.steps
+    how = CompareOptions(args.cut or "windows", args.max_tokens)
+    answer = compare_policies(request, policies, steps=steps, how=how, progress=progress)
+    say_forecast(args)
+    if args.json:
+        sys.stdout.write(json.dumps(answer.as_row(), indent=1) + "\n")
+        return 0
+    print_policies(answer, f"{args.model} on {args.cluster}", is_quiet=args.quiet)
     return 0
 
 

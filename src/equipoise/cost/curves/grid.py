@@ -21,6 +21,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
+from importlib.resources.abc import Traversable
 from typing import Any
 
 import numpy as np
@@ -183,13 +184,21 @@ def build_grid(
 
 @functools.cache
 def read_table(name: str) -> tuple[dict[str, str], ...]:
-    """The rows of a table that the package ships, without its comment lines."""
-    text = (resources.files("equipoise.cost") / "data" / name).read_text(encoding="utf-8")
+    """The rows of a table that the package ships, without its comment lines; none without it."""
+    file = _table_file(name)
+    text = "" if file is None else file.read_text(encoding="utf-8")
     return tuple(csv.DictReader(line for line in text.splitlines() if not line.startswith("#")))
+
+
+def _table_file(name: str) -> Traversable | None:
+    data = resources.files("equipoise.cost") / "data"
+    files = (data / name, data / "accelerators" / name)
+    return next((file for file in files if file.is_file()), None)
 
 
 def provenance(name: str) -> str:
     """Where a shipped table comes from: its comment lines, joined."""
-    text = (resources.files("equipoise.cost") / "data" / name).read_text(encoding="utf-8")
+    file = _table_file(name)
+    text = "" if file is None else file.read_text(encoding="utf-8")
     lines = itertools.takewhile(lambda line: line.startswith("#"), text.splitlines())
     return " ".join(line.lstrip("# ") for line in lines)

@@ -25,10 +25,24 @@ from equipoise.spec.device.cuda import cuda_tiers
 from equipoise.spec.device.file import DeviceFile, read_device_file
 from equipoise.spec.device.parts import ModelParts
 from equipoise.spec.device.spec import DeviceSpec, Dtype
+from equipoise.spec.program.stack import Fp8
 
-GEMM_TABLES = {"h100-sxm": "h100", "h200": "h200", "a100-80": "a100"}
+GEMM_TABLES = {
+    "h100-sxm": "h100",
+    "h200": "h200",
+    "a100-80": "a100",
+    "b200": "b200",
+    "gb300": "gb300",
+    "l40s": "l40s",
+}
 """The shipped table of each device whose products were measured."""
-ATTENTION_TABLES = {"h100-sxm": "h100", "a100-80": "a100"}
+ATTENTION_TABLES = {
+    "h100-sxm": "h100",
+    "a100-80": "a100",
+    "b200": "b200",
+    "gb300": "gb300",
+    "l40s": "l40s",
+}
 """The shipped table of each device whose attention was measured."""
 LINK_OF = {"h100": "nvlink4", "a100": "nvlink3"}
 """The link that each shipped table of collectives was measured on."""
@@ -40,6 +54,11 @@ _STANDS_IN = {
     "v100-32": "a100-80",
     "v100-16": "a100-80",
     "mi250x": "a100-80",
+    "h800": "h100-sxm",
+    "h20": "h100-sxm",
+    "gb200": "b200",
+    "mi300x": "h100-sxm",
+    "mi355x": "b200",
 }
 """Devices with similar kernel efficiency: the same maker's next generation, or an equal peak."""
 
@@ -65,7 +84,9 @@ def collective_curve(link: LinkSpec) -> CollectiveCurve | None:
     return _shipped_collectives(link.curve)
 
 
-def gemm_curve(device: DeviceSpec, dtype: Dtype) -> tuple[LogGrid, str, Dtype] | None:
+def gemm_curve(
+    device: DeviceSpec, dtype: Dtype, scaled: Fp8 = "per-product"
+) -> tuple[LogGrid, str, Dtype] | None:
     """A grid over m, n, k, with the device and dtype measured; None if no device is close.
 
     Dtypes of equal width are multiplied alike.
@@ -79,7 +100,8 @@ def gemm_curve(device: DeviceSpec, dtype: Dtype) -> tuple[LogGrid, str, Dtype] |
         return None
     grids = _shipped_gemm(GEMM_TABLES[name])
     known: Dtype = "fp8" if dtype == "fp8" and "fp8" in grids else "bf16"
-    return grids[known], name, known
+    measured = _FP8_ROWS.get(scaled, known) if known == "fp8" else known
+    return grids.get(measured, grids[known]), name, known
 
 
 def attention_curves(
@@ -106,9 +128,13 @@ def _shipped_collectives(name: str) -> CollectiveCurve:
     return curve_of_rows(nccl_rows(name), LINKS[LINK_OF[name]].bytes_per_s)
 
 
+_FP8_ROWS: dict[Fp8, str] = {"per-tensor": "fp8-alone", "mx": "fp8-alone", "per-block": "fp8-block"}
+"""What a shipped table calls products in FP8, by how they are scaled."""
+
+
 @functools.cache
 def _shipped_gemm(name: str) -> dict[str, LogGrid]:
-    rows = read_table(f"gemm_{name}.csv")
+    rows = (*read_table(f"gemm_{name}.csv"), *read_table(f"gemm_fp8_{name}.csv"))
     return {
         dtype: gemm_grid(
             (int(row["m"]), int(row["n"]), int(row["k"]), float(row["us"]) * 1e-6)

@@ -24,7 +24,7 @@ from equipoise.cost.curves.measured import (
     gemm_curve,
 )
 from equipoise.cost.kernel import UNMEASURED_EFFICIENCY
-from equipoise.cost.step.request import residuals_of
+from equipoise.cost.step.request import Stack, residuals_of
 from equipoise.spec.cluster.link import LinkSpec
 from equipoise.spec.cluster.spec import CLUSTERS, ClusterSpec, NodeClass
 from equipoise.spec.device.spec import DeviceSpec, Dtype
@@ -32,7 +32,11 @@ from equipoise.spec.device.spec import DeviceSpec, Dtype
 _FITTED = "fitted on 475 published steps of nine sources, each left out in turn"
 
 
-def sources_of(cluster: ClusterSpec, dtype: Dtype) -> dict[str, str]:
+def sources_of(
+    cluster: ClusterSpec,
+    dtype: Dtype,
+    stack: Stack = Stack(),  # noqa: B008
+) -> dict[str, str]:
     """Sources by what they describe; with several node classes, names begin with the class.
 
     >>> from equipoise.spec.cluster.spec import find_cluster
@@ -46,15 +50,17 @@ def sources_of(cluster: ClusterSpec, dtype: Dtype) -> dict[str, str]:
     sources: dict[str, str] = {}
     for each in cluster.classes:
         prefix = f"{each.name}: " if several else ""
-        sources |= {prefix + name: source for name, source in _of_class(each, dtype)}
+        sources |= {prefix + name: source for name, source in _of_class(each, dtype, stack)}
     if cluster.between is not None:
         sources[f"link {cluster.between.name}"] = cluster.between.source
+    if cluster.trunk_bytes_per_s is not None:
+        sources["trunk"] = "the cluster file: trunk_gbit_per_s"
     if cluster.node_bytes_per_s is not None:
         sources["links between nodes"] = "the cluster file: node_gbyte_per_s"
     return sources
 
 
-def _of_class(nodes: NodeClass, dtype: Dtype) -> Iterator[tuple[str, str]]:
+def _of_class(nodes: NodeClass, dtype: Dtype, stack: Stack) -> Iterator[tuple[str, str]]:
     device = nodes.device
     yield from device.sources
     if dtype not in device.dtypes:
@@ -68,7 +74,7 @@ def _of_class(nodes: NodeClass, dtype: Dtype) -> Iterator[tuple[str, str]]:
     for link in links:
         if link.curve is not None:
             yield f"collectives over {link.name}", _collectives(device, link)
-    factors = residuals_of(device)
+    factors = residuals_of(device, stack)
     if (factors.products, factors.traffic) != (1.0, 1.0):
         said = f"products x {factors.products:g}, messages x {factors.traffic:g}"
         yield "under load", f"{said}: {_FITTED}"

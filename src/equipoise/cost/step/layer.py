@@ -6,6 +6,9 @@ What it decides
     weight gradient the tokens are the inner dim. Attention's backward belongs entirely to the
     input gradient, and recomputation precedes it.
 
+    Grouped products of experts are priced as one, or by expert: in tiles of its own rows, its
+    weights read once whatever the rows, so that few rows take what reading takes.
+
     Tensor-parallel traffic is a gather before and a reduce-scatter after each half of a layer, or
     two all-reduces without sequence parallelism; the stack's overlap hides its share behind
     products.
@@ -19,6 +22,8 @@ Sources
     residual 1 for 3, rounded up.
 """
 
+import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -27,14 +32,26 @@ import numpy as np
 
 from equipoise.base.arrays import Floats
 from equipoise.cost.link import Op
+from equipoise.cost.step.dispatch import ExpertRoutes
+from equipoise.cost.step.fp8 import cast_bytes, is_narrow
 from equipoise.cost.step.request import TERMS, StepOptions
 from equipoise.cost.step.work import LayerWork, Product
 from equipoise.spec.layout import Layout
+from equipoise.spec.program.stack import Attention, Fp8
 
 _MOVES_BACKWARD = 1.6
 
 _LAUNCH_S = 2e-6
 """Gap between two kernels on a device that waits for nothing, as profiles show [s]."""
+
+_LAUNCHES = (1.0, 1.2, 0.5)
+"""Kernels of each pass over those of the forward."""
+
+_TILE_ROWS = 128
+"""Rows that a tile of a grouped product has, of one expert."""
+
+_SUM_BYTES = 8.0
+"""Bytes a weight of a gradient that a product adds to a sum in fp32: read and written."""
 
 Collective = Callable[[Op, float], float]
 """Seconds of an operation, by the bytes of the whole tensor."""
@@ -43,8 +60,16 @@ Collective = Callable[[Op, float], float]
 class Rates(Protocol):
     """Kernel times of one device."""
 
-    def product_s(self, rows: float, columns: float, inner: float, *, fp8: bool) -> float:
-        """One matrix product [s]."""
+    def product_s(
+        self,
+        rows: float,
+        columns: float,
+        inner: float,
+        *,
+        fp8: bool,
+        scaled: Fp8 = "per-product",
+    ) -> float:
+        """One matrix product, in FP8 scaled as ``scaled`` says [s]."""
 
     def attention_s(
         self,
@@ -57,6 +82,9 @@ class Rates(Protocol):
         pack_tokens: Floats | None = None,
     ) -> Floats:
         """Causal attention over each document [s], in one pack or in packs of a given size."""
+
+    def attention_slowdown(self, kernel: Attention) -> float:
+        """Time of an attention kernel over that of the fastest."""
 
     @property
     def bytes_per_s(self) -> float:
@@ -72,6 +100,8 @@ class LayerTraffic:
     """Among the ranks that share the experts of a layer."""
     within: Collective | None
     """Among the ranks that share each expert."""
+    routes: ExpertRoutes | None = None
+    """What connects the ranks that share the experts of a layer."""
 
 
 def add(parts: Floats, row: int, term: str, seconds: float) -> None:
@@ -88,12 +118,13 @@ def price_layer(
     tokens: float,
     hidden: int,
     traffic: LayerTraffic,
+    top_k: int = 1,
     width: int = 2,
 ) -> Floats:
     """Price one layer without its attention core and its recomputation.
 
     ``tokens`` are those of the micro-batch on this rank's context share; ``width`` is the bytes of
-    an activation that travels.
+    an activation that travels, and ``top_k`` the experts of a row that is routed.
 
     Returns:
         float64 [PASSES, TERMS] [s].
@@ -107,29 +138,41 @@ def price_layer(
     moves = work.moved_bytes / rates.bytes_per_s * residuals.moves
     add(parts, 0, "element-wise", moves)
     add(parts, 1, "element-wise", _MOVES_BACKWARD * moves)
-    for row, share in ((0, 1.0), (1, 1.2), (2, 0.5)):
+    if options.precision == "fp8":
+        casts = cast_bytes(work.products, stack.fp8, hidden)
+        for row, size in enumerate(casts):
+            add(parts, row, "element-wise", size / rates.bytes_per_s * residuals.moves)
+    for row, share in enumerate(_LAUNCHES):
         add(parts, row, "launches", share * work.kernels * _LAUNCH_S)
     if traffic.tensor is not None and layout.tp > 1:
         whole = tokens * hidden * width
-        seconds = _tensor_s(traffic.tensor, whole, stack.sequence_parallel)
+        gathered = whole / 2 if options.precision == "fp8" and stack.gather_fp8 else whole
+        seconds = _tensor_s(traffic.tensor, gathered, whole, stack.sequence_parallel)
         exposed = seconds * (1.0 - stack.tensor_overlap) * residuals.traffic
         add(parts, 0, "tensor traffic", exposed)
+        if stack.weight_overlap:
+            summed = exposed * _summed_share(traffic.tensor, whole, stack.sequence_parallel)
+            exposed -= min(summed, float(parts[2, TERMS.index("products")]))
         add(parts, 1, "tensor traffic", exposed)
         if stack.sequence_parallel:
             # Inputs are gathered once more for the weight gradient, during the input gradient.
-            again = 2 * traffic.tensor("all_gather", whole) * residuals.traffic
+            again = 2 * traffic.tensor("all_gather", gathered) * residuals.traffic
             beside = parts[1, TERMS.index("products")]
             add(parts, 2, "tensor traffic", max(0.0, again - beside))
     if traffic.expert is not None and work.routed_rows and layout.ep > 1:
-        sent = work.routed_rows * hidden * width * options.expert_skew
-        seconds = 2 * traffic.expert("all_to_all", sent) * residuals.traffic
-        add(parts, 0, "expert traffic", seconds)
-        add(parts, 1, "expert traffic", seconds)
+        for row in (0, 1):
+            seconds = _experts_s(
+                work, options, traffic.expert, traffic.routes, hidden, top_k, width
+            )
+            beside = _beside_experts(stack.dispatch_beside, parts[row], work)
+            exposed = max(0.0, seconds * residuals.traffic - beside)
+            add(parts, row, "expert traffic", exposed)
     if traffic.within is not None and work.routed_rows and layout.etp > 1:
         whole = work.routed_rows * hidden * width * layout.etp * options.expert_skew
         seconds = _halves_s(traffic.within, whole) * residuals.traffic
         add(parts, 0, "expert traffic", seconds)
         add(parts, 1, "expert traffic", seconds)
+    _wait_for_host(parts, work.kernels, stack.host_launch_s)
     if layout.zero < 3:
         summed = work.weights * stack.sum_bytes / rates.bytes_per_s
     else:
@@ -139,17 +182,73 @@ def price_layer(
     return parts
 
 
+def _experts_s(
+    work: LayerWork,
+    options: StepOptions,
+    all_to_all: Collective,
+    routes: ExpertRoutes | None,
+    hidden: int,
+    top_k: int,
+    width: int,
+) -> float:
+    """Rows on their way to experts and back, in one pass [s]."""
+    stack, skew = options.stack, options.expert_skew
+    if stack.dispatch == "per-node" and routes is not None:
+        rows = work.routed_rows / top_k
+        narrow = options.precision == "fp8" and stack.dispatch_fp8
+        return sum(
+            routes.travel_s(rows, top_k, hidden, is_return=back, fp8=narrow and not back, skew=skew)
+            for back in (False, True)
+        )
+    return 2 * all_to_all("all_to_all", work.routed_rows * hidden * width * skew)
+
+
+def _beside_experts(beside: str, parts: Floats, work: LayerWork) -> float:
+    """What rows' travel runs beside in one pass [s].
+
+    Args:
+        beside: ``Stack.dispatch_beside``.
+        parts: Of the pass, float64 [TERMS].
+        work: Of the layer.
+    """
+    if beside == "nothing":
+        return 0.0
+    if beside == "layer":
+        return float(parts.sum())
+    dense = sum(each.flop for each in work.products if not each.grouped)
+    shared = sum(each.flop for each in work.products if each.name == "shared expert")
+    return float(parts[TERMS.index("products")]) * shared / dense
+
+
+def _wait_for_host(parts: Floats, kernels: int, launch_s: float) -> None:
+    """Where the host launches more slowly than the device computes, the device waits."""
+    for row, share in enumerate(_LAUNCHES):
+        missing = share * kernels * launch_s - float(parts[row].sum())
+        add(parts, row, "launches", max(0.0, missing))
+
+
 def _halves_s(collective: Collective, whole_bytes: float) -> float:
     """Seconds of a gather and a reduce-scatter."""
     gather = collective("all_gather", whole_bytes)
     return gather + collective("reduce_scatter", whole_bytes)
 
 
-def _tensor_s(collective: Collective, whole_bytes: float, sequence_parallel: bool) -> float:
+def _tensor_s(
+    collective: Collective, gathered_bytes: float, whole_bytes: float, sequence_parallel: bool
+) -> float:
     """Seconds of a layer's two halves in one pass."""
     if sequence_parallel:
-        return 2 * _halves_s(collective, whole_bytes)
+        gather = collective("all_gather", gathered_bytes)
+        return 2 * (gather + collective("reduce_scatter", whole_bytes))
     return 2 * collective("all_reduce", whole_bytes)
+
+
+def _summed_share(collective: Collective, whole_bytes: float, sequence_parallel: bool) -> float:
+    """The share of a pass's tensor traffic that sums gradients of inputs."""
+    if not sequence_parallel:
+        return 1.0
+    scatter = collective("reduce_scatter", whole_bytes)
+    return scatter / (collective("all_gather", whole_bytes) + scatter)
 
 
 def product_passes(
@@ -157,19 +256,29 @@ def product_passes(
 ) -> tuple[float, float, float]:
     """Seconds of a product's forward and its two gradients."""
     rows, columns, inner = product.rows, product.columns, product.inner
-    fp8 = options.precision == "fp8" and product.name not in ("head", "router")
-    if product.grouped:
+    stack = options.stack
+    fp8 = options.precision == "fp8" and is_narrow(product)
+    price = functools.partial(rates.product_s, fp8=fp8, scaled=stack.fp8)
+    # A product that adds to a sum streams it beside its own work, on the same memory.
+    summed = 0.0 if stack.sum_bytes else _SUM_BYTES * product.weights / rates.bytes_per_s
+    if not product.grouped:
+        return (
+            product.count * price(rows, columns, inner),
+            product.count * price(rows, inner, columns),
+            math.hypot(product.count * price(inner, columns, rows), summed),
+        )
+    if stack.experts == "as-one":
         # One kernel fills the device with tiles of all experts, like one product of all their
         # rows, but reads each expert's weights once.
         rows = product.rows * product.count
-        passes = [
-            rates.product_s(rows, columns, inner, fp8=fp8),
-            rates.product_s(rows, inner, columns, fp8=fp8),
-            rates.product_s(inner, columns, rows, fp8=fp8),
-        ]
-        return passes[0], passes[1], passes[2]
+        return price(rows, columns, inner), price(rows, inner, columns), price(inner, columns, rows)
+    rows = math.ceil(product.rows / _TILE_ROWS) * _TILE_ROWS
+    every = rows * product.count
+    read = product.weights * (1.0 if fp8 else 2.0) / rates.bytes_per_s
+    written = summed or product.weights * 2.0 / rates.bytes_per_s
     return (
-        product.count * rates.product_s(rows, columns, inner, fp8=fp8),
-        product.count * rates.product_s(rows, inner, columns, fp8=fp8),
-        product.count * rates.product_s(inner, columns, rows, fp8=fp8),
+        max(price(every, columns, inner), read),
+        max(price(every, inner, columns), read),
+        # Each expert's tokens alone are the inner dim.
+        math.hypot(price(inner, columns * product.count, rows), written),
     )

@@ -4,10 +4,10 @@ Why
     Planner, simulator, benches and ``equipoise simulate`` must mean the same by a step's price.
 
 What it decides
-    The nouns. A *stack* says how a training program runs a layout, in facts that its authors
-    publish: which attention kernel, what is fused, what is overlapped. *Residuals* say how far a
-    whole step falls short of kernels measured one by one (clocks under load, host,
-    interference); they are the only fitted numbers here (``bench/published/throughput.py``).
+    The nouns. A *stack* (``spec.program.stack``) says how a training program runs a layout, in
+    facts that its authors publish. *Residuals* say how far a whole step falls short of kernels
+    measured one by one (clocks under load, host, interference); they are the only fitted numbers
+    here (``bench/published/throughput.py``).
 
 The interface
     One pure function prices a step; it is on a higher floor because it replays the pipeline
@@ -31,6 +31,7 @@ from equipoise.base.errors import LayoutError, SpecError
 from equipoise.spec.device.by_name import DeviceSpec
 from equipoise.spec.layout import Layout
 from equipoise.spec.offload import Offload
+from equipoise.spec.program.stack import Stack as Stack
 from equipoise.spec.run.spec import Recompute
 
 Precision = Literal["bf16", "fp8", "fp32"]
@@ -66,44 +67,6 @@ PASSES = ("forward", "input", "weight")
 
 
 @dataclass(frozen=True, slots=True)
-class Stack:
-    """How a training program runs a layout."""
-
-    attention: Literal["flash", "unfused"] = "flash"
-    """``unfused`` writes scores to memory, masked ones included."""
-    attention_rate: float = 1.0
-    """Speed of the attention kernel over the device's measured one, which is its fastest."""
-    repeats_keys: bool = False
-    """Keys and values are copied for every query head before attention, and travel as copies."""
-    fused: bool = True
-    """Neighbouring element-wise operations are one kernel."""
-    sequence_parallel: bool = True
-    """Norms and residuals are divided over tensor-parallel ranks."""
-    tensor_overlap: float = 0.0
-    """Share of tensor-parallel traffic that overlaps the products it feeds, 0 to 1."""
-    data_overlap: bool = True
-    """Traffic of gradients and parameters overlaps backward and forward."""
-    grad_bytes: int = 4
-    """Bytes of a gradient's element as it is reduced."""
-    sum_bytes: float = 8.0
-    """Bytes moved per weight to accumulate a micro-batch's gradient: a sum in fp32 read and
-    written, or one in 16 bits plus a gradient written separately."""
-    rails: float = 1.0
-    """Share of a node's network ports that carry ZeRO 3's parameters."""
-    dropout: bool = False
-    """Layers use dropout, and keep its masks."""
-    offloads_master: bool = True
-    """An optimizer in host memory holds fp32 weights there, and not only its moments."""
-    logit_bytes: float = 6.0
-    """Bytes held per logit: one copy in 16 bits and one in fp32; 0 if the loss is computed in
-    chunks."""
-    slack_share: float = 0.04
-    """Memory lost to a caching allocator, as a share of what comes and goes: 2 to 5 percent."""
-    split: Literal["exact", "equal"] = "exact"
-    """How layers are split into stages: slowest stage fastest, or equally many in each."""
-
-
-@dataclass(frozen=True, slots=True)
 class Residuals:
     """Ratio of a step's time to that of its kernels one by one; 1 and 0 add nothing."""
 
@@ -121,8 +84,17 @@ clocks that drop under load, and links that others use. With any one source left
 by at most 0.02 and 0.08."""
 
 
-def residuals_of(device: DeviceSpec) -> Residuals:
-    """The residuals of a device: the fitted ones, but none for this machine.
+FITTED_PROGRAMS = {
+    False: Residuals(products=1.14, traffic=1.32),
+    True: Residuals(products=1.25, traffic=1.32),
+}
+"""The same for programs by their files, by whether the device multiplies FP8: those that do lose
+more of their clock under load (``bench/published/throughput.py``, 2026-11-23). With any one source
+left out, these move by at most 0.04 and 0.08."""
+
+
+def residuals_of(device: DeviceSpec, stack: Stack = Stack()) -> Residuals:  # noqa: B008
+    """The residuals of a device under a program: the fitted ones, but none for this machine.
 
     This machine's curves were measured under a load like a run's, on all its cores or devices at
     once, and include its residuals.
@@ -131,7 +103,9 @@ def residuals_of(device: DeviceSpec) -> Residuals:
     >>> residuals_of(find_device("h100-sxm")).products
     1.13
     """
-    return Residuals() if device.is_here else FITTED
+    if device.is_here:
+        return Residuals()
+    return FITTED if stack == Stack() else FITTED_PROGRAMS["fp8" in device.dtypes]
 
 
 @dataclass(frozen=True, slots=True)

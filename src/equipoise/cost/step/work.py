@@ -51,7 +51,12 @@ class Product:
     @property
     def flop(self) -> float:
         """FLOP of one forward."""
-        return 2.0 * self.count * self.rows * self.columns * self.inner
+        return 2.0 * self.rows * self.weights
+
+    @property
+    def weights(self) -> float:
+        """Weights of all."""
+        return float(self.count) * self.columns * self.inner
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +90,8 @@ def layer_work(
     sequence_parallel: bool = True,
     fused: bool = True,
     repeats_keys: bool = False,
+    norm_bytes: float = 4.0,
+    rotation_bytes: float = 4.0,
     expert_skew: float = 1.0,
     width: int = 2,
 ) -> LayerWork:
@@ -98,6 +105,8 @@ def layer_work(
         sequence_parallel: Whether norms and residuals are divided over tensor-parallel ranks.
         fused: Whether neighbouring element-wise operations are one kernel.
         repeats_keys: Whether keys and values are copied for every query head.
+        norm_bytes: Moved by a norm for each element of 2 bytes; more of wider ones.
+        rotation_bytes: Moved by a rotation, likewise.
         expert_skew: Rows of the fullest expert rank over the mean [ratio]; 1 is balanced.
         width: Bytes of an activation.
     """
@@ -108,10 +117,12 @@ def layer_work(
     value = heads * model.head_width
     products = list(_attention_products(model, tokens, tp, kv_heads))
     beside = tokens / (tp if sequence_parallel else 1)
-    # Two norms, one read and one write each, and two residuals, two reads and one write each.
-    moved = beside * hidden * width * (2 * 2 + 2 * 3)
+    # Two norms; and two residuals, two reads and one write each.
+    wider = width / 2
+    normed = 2 * beside * hidden * norm_bytes * wider
+    moved = beside * hidden * width * 2 * 3
     if model.gated:  # older models have learned positions
-        moved += tokens * width * 2 * (query + kv_heads * model.head_width)  # rotations
+        normed += tokens * rotation_bytes * wider * (query + kv_heads * model.head_width)
     if repeats_keys:
         moved += tokens * width * 2 * (heads + kv_heads) * model.head_width
     kernels = 2 + 2 + 2 + 1
@@ -141,8 +152,8 @@ def layer_work(
             moved += tokens * width * model.shared_ffn / tp * model.products
     kernels += sum(1 if each.grouped else each.count for each in products) + 1
     if not fused:
-        # Eager: a norm is up to five passes in fp32, a gated activation two kernels, and biases,
-        # dropout and casts are passes of their own.
+        # Eager: a gated activation is two kernels, and biases, dropout and casts are passes of
+        # their own.
         moved *= 1.5
         kernels *= 2
     return LayerWork(
@@ -151,10 +162,10 @@ def layer_work(
         kv_heads,
         model.score_width,
         value // heads,
-        moved,
+        moved + normed,
         kernels,
         routed,
-        sum(float(each.count) * each.columns * each.inner for each in products),
+        sum(each.weights for each in products),
     )
 
 

@@ -1,7 +1,9 @@
 """The best and the next three, priced whole; and the smallest cluster if nothing fits.
 
 What it decides
-    Runners-up differ from the best and from each other in a degree, if enough choices do.
+    Runners-up differ from the best and from each other in a degree, if enough choices do, else in
+    another setting that a user would choose. One has a schedule that common programs run, if the
+    best has not.
     With documents, each is priced on the pipelines that have most work; tokens and FLOP are
     those of all. On a cluster with measured pairs, nodes are placed for each, if that is faster.
 
@@ -26,12 +28,13 @@ from equipoise.plan.search.incumbent import Outcome
 from equipoise.plan.search.place import Placement, place_nodes, placed
 from equipoise.plan.search.search import Search
 from equipoise.plan.space.choice import Choice
-from equipoise.plan.space.columns import list_space
+from equipoise.plan.space.listing import list_space
 from equipoise.sim.divided import DividedStep
 from equipoise.sim.machine import Machine
 from equipoise.sim.mixed.layers import LayerStrategy
 from equipoise.sim.mixed.replay import run_layered, run_sites
 from equipoise.sim.step import Documents, StepRun, price_step
+from equipoise.spec.catalog import SCHEDULES
 from equipoise.spec.cluster.spec import ClusterSpec, find_cluster
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.offload import Offload
@@ -70,7 +73,12 @@ def price_finalists(
     for choice in choices:
         if all(degrees_of(choice) != degrees_of(each) for each in chosen):
             chosen.append(choice)
-    chosen += [each for each in choices if each not in chosen]
+    for choice in choices:
+        if all(settings_of(choice) != settings_of(each) for each in chosen):
+            chosen.append(choice)
+    common = next((each for each in choices if is_common(each)), None)
+    if chosen and common is not None and not any(map(is_common, chosen[:count])):
+        chosen.insert(count - 1, common)
     priced: list[Finalist] = []
     if chosen and due is not NEVER:  # soon: the search has priced its parts
         priced.append(_as_searched(search, chosen[0]))
@@ -87,6 +95,29 @@ def degrees_of(choice: Choice) -> tuple[int, ...]:
     """Degrees that distinguish a runner-up's layout."""
     layout = choice.layout
     return layout.tp, layout.cp, layout.pp, layout.dp, layout.ep, layout.etp
+
+
+def is_common(choice: Choice) -> bool:
+    """Whether Megatron-LM runs its schedule, and with it most programs."""
+    return choice.layout.pp == 1 or SCHEDULES[choice.options.schedule].megatron is not None
+
+
+def settings_of(choice: Choice) -> tuple[object, ...]:
+    """What a user would choose between: degrees, ZeRO, micro-batch, schedule, recomputation.
+
+    Not the order of ranks and what travels between context ranks, which follow from the rest.
+    """
+    layout, options = choice.layout, choice.options
+    piped = (options.schedule, options.virtual) if layout.pp > 1 else ()
+    shared = layout.zero, layout.replicas, options.micro_batch
+    return (
+        *degrees_of(choice),
+        *shared,
+        *piped,
+        options.recompute,
+        options.offload,
+        options.policy,
+    )
 
 
 def price_choice(search: Search, choice: Choice) -> Finalist:

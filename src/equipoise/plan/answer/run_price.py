@@ -73,7 +73,7 @@ def price_run(
     for policy in policies:
         if finalists and due.is_over():
             break
-        space, place = search.space, NAMED["policy"].index(policy)
+        space, place = search.listed, NAMED["policy"].index(policy)
         space = Space(space.columns | {"policy": np.full(len(space), place)}, space.base)
         under = Search(search.model, search.machine, space, packer=packer_of(steps, policy))
         for each in price_finalists(under, outcome, _PRICED, due):

@@ -85,7 +85,7 @@ def group_bound_s(
     space: Space,
     rows: Ints,
     passes: Passes,
-    known: Travels,
+    known: Travels | None,
     *,
     has_documents: bool,
 ) -> Floats:
@@ -97,7 +97,7 @@ def group_bound_s(
         space: The choices.
         rows: Choices that run these kernels, int64 [n].
         passes: Least passes without recomputation; of windows for any number of micro-batches.
-        known: As of ``fullest_rank_bound_s``.
+        known: As of ``fullest_rank_bound_s``; None leaves that bound out.
         has_documents: Whether micro-batches differ.
 
     Cost: about 0.5 us a row.
@@ -110,9 +110,9 @@ def group_bound_s(
     is_plain = np.isin(space["schedule"][rows], schedules_with(lambda each: each.is_plain))
     longer = np.where(is_plain & (not has_documents), bubble(pp, count), 1.0)
     least = np.maximum(np.maximum(even * longer, mean), passes.once_s)
-    least = np.maximum(
-        least, fullest_rank_bound_s(model, machine, space, rows, count, passes, known)
-    )
+    if known is not None:
+        fullest = fullest_rank_bound_s(model, machine, space, rows, count, passes, known)
+        least = np.maximum(least, fullest)
     return np.asarray(least * LESS / (1.0 - space.base.residuals.step_share))
 
 
@@ -149,7 +149,7 @@ def fullest_rank_bound_s(
         busy[here] = lightest.busy[place]
         without_last[here] = lightest.without_last[place]
         without_ends[here] = lightest.without_ends[place]
-    busy += again * shares * (passes.counts @ passes.layers[..., 0]).min()
+    busy += again * shares * (passes.counts @ (passes.layers[..., 0] - passes.spared)).min()
     below = passes.below.T[..., None]
     backward = (_backwards(passes) - below[1]).min(axis=(1, 2))[recompute]
     # With whole backwards, a micro-batch has to come back through all stages before.
@@ -174,7 +174,9 @@ def fullest_rank_bound_s(
             least = np.maximum(computes - below[at], 0.0).min(axis=2)[recompute] * overlap
             waits = np.maximum(travel - most, 0.0) + SLOWDOWN * np.minimum(travel, least)
             busy += layers * shares * (waits @ passes.counts)
-    if space.base.stack.data_overlap:
+    if space.base.stack.data_overlap and space.base.stack.stage_overlap:
+        bound = begins + busy + optimizer
+    elif space.base.stack.data_overlap:
         bound = begins + np.maximum(busy, without_last + reduce)
         bound = np.maximum(bound, gather + without_ends + reduce) + optimizer
     else:
@@ -286,7 +288,7 @@ def _lightest(passes: Passes, share: float) -> _Layers:
     """Seconds of the lightest layers, with a multiple of all bins' micro-batches."""
     linear, core = _repeats(len(passes.layers[0]))
     forward, attends = passes.layers[..., 0], passes.core
-    backward, rest = passes.layers[..., 1:].sum(axis=2), forward - attends
+    backward, rest = passes.layers[..., 1:].sum(axis=2), forward - attends - passes.spared
 
     def whole(join: Callable[[Floats], Floats]) -> Floats:
         return join(backward) + linear * join(rest) + core * join(attends)
@@ -309,7 +311,8 @@ def _forwards(passes: Passes) -> Floats:
 def _backwards(passes: Passes) -> Floats:
     """Both gradients and what is recomputed, float64 [RECOMPUTES, bins, layers] [s]."""
     linear, core = _repeats(len(passes.layers[0]))
-    again = linear[:, None] * (passes.layers[..., 0] - passes.core) + core[:, None] * passes.core
+    products = passes.layers[..., 0] - passes.core - passes.spared
+    again = linear[:, None] * products + core[:, None] * passes.core
     return np.asarray(passes.layers[..., 1:].sum(axis=2) + again)
 
 

@@ -67,6 +67,8 @@ class Passes:
     """float64 [distinct micro-batches, layers, 3]."""
     core: Floats
     """The attention core of each forward, float64 [distinct micro-batches, layers]."""
+    spared: Floats
+    """What of each forward is not computed again, likewise."""
     first: Floats
     """float64 [distinct micro-batches, 3]."""
     last: Floats
@@ -317,6 +319,7 @@ def _collect(
     return Passes(
         every.sum(axis=2)[index],
         every[:, 0, TERMS.index("attention")][index],
+        np.array([each.spared_s or np.zeros(len(each.layers)) for each in priced]),
         np.array([each.first.sum(axis=1) for each in priced]),
         np.array([each.last.sum(axis=1) for each in priced]),
         np.asarray(counts, dtype=np.float64),

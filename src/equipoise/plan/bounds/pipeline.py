@@ -133,6 +133,8 @@ def _with_travel(
     options = choice.options
     overlaps = options.stack.data_overlap
     forward, backward = (each * overlaps for each in (ranks.first_forward, ranks.last_backward))
+    if overlaps and options.stack.stage_overlap:  # a rank hides its travel behind all that it does
+        forward = backward = np.full(choice.layout.pp, np.inf)
     share = 1.0 / np.maximum(travel.layers, 1)
     gathered, reduced = share * travel.gather_s, share * travel.reduce_s
     makespan = max(ranks.makespan_s, span)

@@ -71,13 +71,20 @@ def memory_bound_bytes(model: ModelSpec, space: Space, *, has_documents: bool = 
     return np.concatenate([np.zeros(0), *parts])
 
 
-def _memory_bound_bytes(model: ModelSpec, space: Space, full: float) -> Floats:
+def memory_guess_bytes(model: ModelSpec, space: Space) -> Floats:
+    """What the fullest rank needs if all layers are alike and cut evenly, float64 [rows]."""
+    return _memory_bound_bytes(model, space, 1.0, as_if_alike=True)
+
+
+def _memory_bound_bytes(
+    model: ModelSpec, space: Space, full: float, *, as_if_alike: bool = False
+) -> Floats:
     stack, base = space.base.stack, space.base
     tp, pp, zero = space["tp"], space["pp"], space["zero"]
     of_param, of_grad, of_optimizer = weight_bytes(base)
     width = element_bytes(base.precision)
     layers, one = model.layers, pp == 1
-    is_alike = len({model.is_sparse(each) for each in range(layers)}) == 1
+    is_alike = as_if_alike or len({model.is_sparse(each) for each in range(layers)}) == 1
     most = np.ceil(layers / pp) if is_alike else layers / pp
     weights = _Weights(model, space)
     tables = weights.tables
@@ -103,6 +110,7 @@ def _memory_bound_bytes(model: ModelSpec, space: Space, full: float) -> Floats:
     # The first stage, which has most in flight.
     ahead = np.minimum(stages_ahead(space), space.micro_batches)
     runs = np.floor(layers / (pp * space["virtual"])) - 1 if is_alike else np.ones(len(tp))
+    runs = runs + as_if_alike
     stage = np.where(one, layers, np.maximum(runs, 1.0))
     least = stage * space["virtual"]
     first = states(least) + slack * tokens * (kept * np.minimum(stage * ahead, room) + widest)

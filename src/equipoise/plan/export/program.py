@@ -22,6 +22,7 @@ from equipoise.base.arrays import Flags
 from equipoise.base.errors import SpecError
 from equipoise.plan.space.choice import Choice
 from equipoise.plan.space.columns import NAMED, Space, schedules_with
+from equipoise.plan.space.lattice import Lattice
 from equipoise.spec.catalog import SCHEDULES
 from equipoise.spec.layout import ORDERS
 from equipoise.spec.model.presets import ModelSpec
@@ -32,6 +33,9 @@ Lack = tuple[Callable[[Mapping[str, Any]], Any], str]
 refuses them. Sizes are the degrees of a layout, ``experts``, ``batches`` of a rank, and
 whether a pipeline's micro-batches go round its stages ``in_rounds``, anything ``repeats`` or is in
 host memory."""
+
+_AT_ONCE = 1 << 18
+"""Choices that are columns at the same time."""
 
 _DEGREES = ("tp", "cp", "pp", "dp", "ep", "etp", "zero", "replicas")
 
@@ -111,19 +115,23 @@ class Program:
             doable &= ~is_lacking(sizes)
         return doable
 
-    def keep(self, model: ModelSpec, space: Space) -> Space:
-        """The part of a space that it can do.
+    def keep(self, model: ModelSpec, lattice: Lattice) -> Space:
+        """The choices that it can do, as columns.
 
         Raises:
             SpecError: it can do nothing of it; says what it has.
         """
-        doable = self.can(model, space)
-        if doable.any():
-            return space.keep(doable)
+        kept = []
+        for first in range(0, len(lattice), _AT_ONCE):
+            rows = np.arange(first, min(first + _AT_ONCE, len(lattice)))
+            kept.append(rows[self.can(model, lattice.keep(rows))])
+        doable = np.concatenate(kept)
+        if len(doable):
+            return lattice.keep(doable)
         known = "; ".join(f"{what} {', '.join(names)}" for what, names in self.known.items())
         raise SpecError(
-            f"{self.title} can do none of {len(space):,} choices. It has {known}. Fix less of the "
-            f"layout, or one of these."
+            f"{self.title} can do none of {len(lattice):,} choices. It has {known}. Fix less of "
+            f"the layout, or one of these."
         )
 
 

@@ -193,7 +193,7 @@ def plan_base(search: Search, base: int) -> LayeredPlan | None:
         whole = run_sites(
             search.model, search.machine, choice.layout, choice.options, documents=documents
         )
-        strategies = list_strategies(search.space, base, has_documents=documents is not None)
+        strategies = list_strategies(search.listed, base, has_documents=documents is not None)
         table = price_strategies(search, choice, strategies)
     except (LayoutError, SpecError):  # a schedule that this many micro-batches do not fill
         return None

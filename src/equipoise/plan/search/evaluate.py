@@ -26,7 +26,7 @@ Kept true (tests/unit/plan/search/test_search.py, tests/unit/plan/search/test_ev
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -39,6 +39,7 @@ from equipoise.plan.bounds.pipeline import LESS, pipeline_bound_s, rounding_s
 from equipoise.plan.search.incumbent import Priced
 from equipoise.plan.space.choice import Choice
 from equipoise.plan.space.columns import COLUMNS, Space, group_equal
+from equipoise.plan.space.lattice import Lattice
 from equipoise.plan.space.packs import Packer, Packs, pack_key
 from equipoise.sim.attention import AttentionCore, Splits
 from equipoise.sim.divided import DividedStep
@@ -69,7 +70,11 @@ class Estimates:
     """Bounds and prices of the choices of one space."""
 
     def __init__(
-        self, model: ModelSpec, machine: Machine, space: Space, packer: Packer | None
+        self,
+        model: ModelSpec,
+        machine: Machine,
+        space: Space | Lattice,
+        packer: Packer | None,
     ) -> None:
         self._model, self._machine, self._space = model, machine, space
         self.packs = Packs(model, packer)
@@ -93,7 +98,7 @@ class Estimates:
             bound: Their lower bound so far [s].
             cutoff: From this bound on, rows are pruned [s].
         """
-        space, packs = self._space, self.packs
+        space, packs = cast(Space, self._space), self.packs  # groups are of listed spaces
         choice = space.choice(int(rows[0]))
         try:
             passes = self.kernels.group_passes(choice, packs.bins(choice))

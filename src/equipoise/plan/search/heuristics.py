@@ -20,8 +20,8 @@ What it decides
     bound of memory; where that does not fit when it is priced, the next. Experts lie on as few
     ranks as hold them, or on as many as can.
 
-    A lattice of millions takes longer to list than an answer may. ``RECIPES`` is what is listed
-    then: the same rules, with every degree and every micro-batch.
+    Of a lattice of millions (``plan.search.vast``) both look at ``RECIPES`` alone: the same rules,
+    with every degree and every micro-batch.
 
 Kept true (tests/unit/plan/search/test_search.py, tests/unit/plan/search/test_heuristics.py)
     Every row is of the space; the local search ends; within each recipe the ranks that share the
@@ -90,6 +90,8 @@ def climb(
     peak: Floats,
     price: Callable[[list[int]], Sequence[float]],
     is_over: Callable[[], bool],
+    *,
+    guess: Floats | None = None,
 ) -> None:
     """Price likely rows.
 
@@ -100,11 +102,13 @@ def climb(
         peak: Their time bound, float64 [n] [s].
         price: Seconds of some rows; infinite of one that does not fit.
         is_over: Whether to stop.
+        guess: A better guess of their time than ``guess_s``, float64 [n] [s].
     """
     if not len(rows):
         return
     kept = space.keep(rows)
-    guess = guess_s(kept, peak) * np.where(memory > _CLOSE, 1.5, 1.0)
+    guess = guess_s(kept, peak) if guess is None else guess
+    guess = guess * np.where(memory > _CLOSE, 1.5, 1.0)
     order = np.argsort(guess, kind="stable")
     tried, starts = dict[int, float](), list[int]()
 
@@ -159,18 +163,21 @@ def _apart(space: Space, rows: Ints, ranked: Sequence[int], count: int) -> list[
 
 def guess_s(space: Space, peak: Floats) -> Floats:
     """A guess of each choice's step, by its roofline bound, float64 [rows] [s]."""
-    pp, virtual, m = space["pp"], space["virtual"], space.micro_batches
-    waits = (pp - 1) / (virtual * m)
+    traffic = 1.0 + 0.04 * np.log2(space["tp"]) + 0.5 * (space["tp"] > 8)
+    traffic = traffic + 0.06 * np.log2(space["cp"])
+    traffic = traffic + np.where((space["zero"] == 3) & (space["pp"] > 1), 1.0, 0.0)
+    traffic = traffic + np.where(space["zero"] == 0, 0.05, 0.0)
+    small = np.maximum(0.0, np.log2(4096 / (space["micro_batch"] * space.base.context_tokens)))
+    return np.asarray(peak * waiting(space) * traffic * (1.0 + 0.05 * small))
+
+
+def waiting(space: Space) -> Floats:
+    """A guess of what each choice's pipeline waits, beyond what bounds of 1F1B know [ratio]."""
+    waits = (space["pp"] - 1) / (space["virtual"] * space.micro_batches)
     is_split = np.isin(space["schedule"], schedules_with(lambda each: each.splits_backward))
     is_plain = np.isin(space["schedule"], schedules_with(lambda each: each.is_plain))
     # The bound of 1F1B has its bubble in it.
-    longer = np.where(is_plain, 1.0, 1.0 + waits * np.where(is_split, 0.6, 1.0))
-    traffic = 1.0 + 0.04 * np.log2(space["tp"]) + 0.5 * (space["tp"] > 8)
-    traffic = traffic + 0.06 * np.log2(space["cp"])
-    traffic = traffic + np.where((space["zero"] == 3) & (pp > 1), 1.0, 0.0)
-    traffic = traffic + np.where(space["zero"] == 0, 0.05, 0.0)
-    small = np.maximum(0.0, np.log2(4096 / (space["micro_batch"] * space.base.context_tokens)))
-    return np.asarray(peak * longer * traffic * (1.0 + 0.05 * small))
+    return np.where(is_plain, 1.0, 1.0 + waits * np.where(is_split, 0.6, 1.0))
 
 
 _AGAIN = tuple(RECOMPUTES.index(name) for name in ("none", "selective", "full"))
@@ -185,12 +192,12 @@ RECIPES = {
     "zero": (1, 3),
     "replicas": (1,),
     "etp": (1,),
-    "order": (0,),
+    "order": (0, 1),
     "schedule": schedules_with(lambda each: each.is_common),
     "recompute": _AGAIN,
     "context_strategy": (NAMED["context_strategy"].index("needed-kv"),),
 }
-"""Columns of recipes, as ``plan.space.columns.list_space`` takes them."""
+"""Columns of recipes, as ``plan.space.lattice.Lattice.find`` takes them."""
 
 
 def find_seeds(

@@ -81,13 +81,13 @@ class ClassSearch(Search):
         """Search until nothing can be ``gap`` faster, or the time is over."""
         capacity = self.machine.capacity_bytes
         looks_due, climb_due = (due.part(share) for share in (_LOOK_SHARE, _CLIMB_SHARE))
-        of_all = self.model, self.machine, self.space
+        of_all = self.model, self.machine, self.listed
         needs = needed_bytes(*of_all, has_documents=self.packer is not None)
         rows = np.flatnonzero(needs <= capacity)
         reached.rows, reached.least_bytes = len(rows), float(needs.min())
         least, guess = self._peak_s(rows)
         lowest = reached.bound_s = float(least.min(initial=np.inf))
-        groups = group_equal([self.space[name][rows] for name in _SHARED])
+        groups = group_equal([self.listed[name][rows] for name in _SHARED])
         members: list[Ints] = [rows[group] for group in groups]
         frontier: list[_Node] = []
         for at in sorted(range(len(groups)), key=lambda at: float(guess[groups[at]].min())):
@@ -105,7 +105,7 @@ class ClassSearch(Search):
         def price(some: list[int]) -> list[float]:
             return [best.price(row, lowest) for row in some]
 
-        climb(self.space, rows, needs[rows] / capacity, guess, price, climb_due.is_over)
+        climb(self.listed, rows, needs[rows] / capacity, guess, price, climb_due.is_over)
         about = dict(zip(rows.tolist(), guess.tolist(), strict=True))
         while frontier and frontier[0][0] < self.cutoff_s(best.best_s):
             reached.bound_s = frontier[0][0]
@@ -121,7 +121,7 @@ class ClassSearch(Search):
                 tighter = max(bound, self._group_s(mine, recompute="none"))
                 heapq.heappush(frontier, (tighter, 1, 0.0, at))
             elif level == 1:
-                for group in group_equal([self.space[name][mine] for name in _OWN]):
+                for group in group_equal([self.listed[name][mine] for name in _OWN]):
                     tighter = max(bound, self._group_s(mine[group]))
                     heapq.heappush(frontier, (tighter, 2, 0.0, len(members)))
                     members.append(mine[group])
@@ -144,7 +144,7 @@ class ClassSearch(Search):
 
     def _replay(self, row: int) -> Priced | None:
         try:
-            run = self.replay(self.space.choice(row))
+            run = self.replay(self.listed.choice(row))
         except (LayoutError, SpecError):  # a schedule that this many micro-batches do not fill
             return None
         return Priced(row, run.price.step_s, run.price.needs_bytes)
@@ -178,10 +178,10 @@ class ClassSearch(Search):
 
     def _group_s(self, rows: Ints, *, recompute: Recompute | None = None) -> float:
         """Bound of choices that differ in recomputation, context strategy and schedule [s]."""
-        virtual = int(self.space["virtual"][rows].max())
+        virtual = int(self.listed["virtual"][rows].max())
         least = float(np.inf)
-        for at in np.unique(self.space["context_strategy"][rows], return_index=True)[1]:
-            choice = self.space.choice(int(rows[at]))
+        for at in np.unique(self.listed["context_strategy"][rows], return_index=True)[1]:
+            choice = self.listed.choice(int(rows[at]))
             if recompute is not None:
                 options = dataclasses.replace(choice.options, recompute=recompute)
                 choice = Choice(choice.layout, options)
@@ -222,7 +222,11 @@ class ClassSearch(Search):
 
     def _peak_s(self, rows: Ints) -> tuple[Floats, Floats]:
         """Each row's roofline bound and a guess, float64 [rows] [s]."""
-        precision, machine, space = self.space.base.precision, self.machine, self.space.keep(rows)
+        precision, machine, space = (
+            self.listed.base.precision,
+            self.machine,
+            self.listed.keep(rows),
+        )
         ratio = machine.peak_flop_per_s(precision) / machine.mean_peak_flop_per_s(precision)
         faster = np.where(space["pp"] > 1, ratio, 1.0)
         least, about = (
@@ -237,7 +241,7 @@ class ClassSearch(Search):
         One micro-batch's way there and back; every other takes its part of the bound, or as long as
         a place among those in flight is taken.
         """
-        space, choice = self.space.keep(rows), self.space.choice(int(rows[0]))
+        space, choice = self.listed.keep(rows), self.listed.choice(int(rows[0]))
         again = least / least.min()
         if choice.layout.pp == 1 or not np.isfinite(bound):
             return np.asarray(bound * again)

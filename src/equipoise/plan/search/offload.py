@@ -28,9 +28,12 @@ import numpy as np
 from equipoise.base.arrays import Flags, Ints
 from equipoise.plan.bounds.roofline import memory_bound_bytes, needed_bytes, peak_bound_s
 from equipoise.plan.search.deadline import Deadline
+from equipoise.plan.search.heuristics import RECIPES
 from equipoise.plan.search.incumbent import Outcome, Priced, SearchProgress
 from equipoise.plan.search.search import Search
+from equipoise.plan.search.vast import least_peak_s
 from equipoise.plan.space.columns import Space
+from equipoise.plan.space.lattice import Lattice
 from equipoise.spec.offload import OFFLOADS
 
 
@@ -77,7 +80,7 @@ def search_offloaded(
             search.note(here)
 
     packer = None if search.packer is None else search.documents
-    after = type(search)(
+    after = (Search if isinstance(search.space, Lattice) else type(search))(
         *(search.model, search.machine, space, packer, search.gap, known, note),
         beats_s=outcome.progress.best_s,
         clock=search.clock,
@@ -85,6 +88,9 @@ def search_offloaded(
     offloaded = after.run(seconds=due.left_s, watch=watch)
     fitting = (*outcome.fitting, *(_numbered(each, places) for each in offloaded.fitting))
     bound_s = min(outcome.progress.bound_s, offloaded.progress.bound_s)
+    if isinstance(search.space, Lattice):
+        of_all = search.model, search.machine, search.space
+        bound_s = min(bound_s, least_peak_s(*of_all, packs=search.packer is not None))
     return Outcome(
         tuple(sorted(fitting, key=lambda each: (each.step_s, each.row))),
         SearchProgress(len(search.known), offloaded.progress.best_s, bound_s),
@@ -99,16 +105,17 @@ def _list_offloaded(
     search: Search, outcome: Outcome, may: Callable[[Space], Flags] | None
 ) -> tuple[Ints, Space, float]:
     """Numbers of choices that may pay, int64 [n], those choices, and the least of all needs."""
-    model, machine, space = search.model, search.machine, search.space
+    model, machine, every = search.model, search.machine, search.space
     capacity = machine.capacity_bytes
     packs = search.packer is not None
+    numbers = np.arange(len(every)) if isinstance(every, Space) else every.find(RECIPES)
+    space = every.keep(numbers)
     is_large = memory_bound_bytes(model, space, has_documents=packs) > capacity
     tried = [each.row for each in search.known.values() if each.memory_bytes > capacity]
-    is_large[[row for row in tried if row < len(space)]] = True
+    is_large |= np.isin(numbers, tried)
     for rows in search.too_large:
         is_large[rows] = True
-    rows = np.flatnonzero(is_large)
-    large = space.keep(rows)
+    large, rows = space.keep(is_large), numbers[is_large]
     soonest = peak_bound_s(model, machine, large, has_documents=packs)
     is_near = soonest < search.cutoff_s(outcome.progress.best_s)
     rows, large = rows[is_near], large.keep(is_near)
@@ -120,7 +127,7 @@ def _list_offloaded(
             needs[~may(those)] = np.inf
         least = min(least, float(needs.min(initial=np.inf)))
         fits = needs <= capacity
-        places.append(kind * len(space) + rows[fits])
+        places.append(kind * len(every) + rows[fits])
         kinds.append(those.keep(fits))
     columns = {name: np.concatenate([each[name] for each in kinds]) for name in space.columns}
     return np.concatenate(places), Space(columns, space.base), least

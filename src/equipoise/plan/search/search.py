@@ -37,7 +37,7 @@ import heapq
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -50,6 +50,7 @@ from equipoise.plan.search.incumbent import Incumbent, Outcome, Priced, Reached,
 from equipoise.plan.search.team import Home, Team, spare_cores
 from equipoise.plan.space.choice import Choice
 from equipoise.plan.space.columns import Space, group_equal
+from equipoise.plan.space.lattice import Lattice
 from equipoise.plan.space.packs import Packer
 from equipoise.schedule.compiled import compile_loop
 from equipoise.schedule.pipeline.sweep import fill, sweep
@@ -68,7 +69,7 @@ _HINT_SHARE = 0.5
 _SEED_SHARE = 0.5
 """Share of the time for the warm start."""
 
-_KERNELS = ("tp", "cp", "micro_batch", "ep", "etp")
+KERNELS = ("tp", "cp", "micro_batch", "ep", "etp")
 """Columns that say which kernels run."""
 
 _ANSWERS = 4
@@ -103,7 +104,7 @@ class Search:
 
     model: ModelSpec
     machine: Machine
-    space: Space
+    space: Space | Lattice
     packer: Packer | None = None
     gap: float = 0.01
     known: dict[int, Priced] = field(default_factory=dict)
@@ -122,7 +123,15 @@ class Search:
     """In an evaluation, whose caches may be half filled."""
 
     def __post_init__(self) -> None:
-        self.estimates = Estimates(self.model, self.machine, self.space, self.packer)
+        self.estimates = self._make_estimates()
+
+    @property
+    def listed(self) -> Space:
+        """The space, where it is listed; a lattice has a search of its own."""
+        return cast(Space, self.space)
+
+    def _make_estimates(self) -> Estimates:
+        return Estimates(self.model, self.machine, self.space, self.packer)
 
     def run(
         self, *, seconds: float = np.inf, watch: Callable[[SearchProgress], None] | None = None
@@ -165,7 +174,7 @@ class Search:
         if is_large:
             for loop in (sweep, fill):
                 compile_loop(loop)
-        of_all, packs = (self.model, self.machine, self.space), self.packer is not None
+        of_all, packs = (self.model, self.machine, self.listed), self.packer is not None
         needs = needed_bytes(*of_all, has_documents=packs)
         capacity = self.machine.capacity_bytes
         rows = np.flatnonzero(needs <= capacity)
@@ -189,7 +198,7 @@ class Search:
 
     def _forget(self) -> None:
         """Begin with empty caches."""
-        self.estimates = Estimates(self.model, self.machine, self.space, self.packer)
+        self.estimates = self._make_estimates()
         self._was_stopped = False
 
     def _price_seeds(self, priced: list[Priced], due: Deadline) -> None:
@@ -198,7 +207,7 @@ class Search:
         With documents, of those few recipes that are best with full windows.
         """
         packs = self.packer is not None
-        recipes = find_seeds(self.model, self.machine, self.space, has_documents=packs)
+        recipes = find_seeds(self.model, self.machine, self.listed, has_documents=packs)
         if packs:
             recipes = self._best_with_windows(recipes, due)
         while recipes:
@@ -263,24 +272,24 @@ class Search:
             return [best.fitting_s(row) for row in some]
 
         def price_windows(some: list[int]) -> list[float]:
-            homes = [tuple(int(self.space[name][row]) for name in _KERNELS) for row in some]
+            homes = [tuple(int(self.space[name][row]) for name in KERNELS) for row in some]
             asked = [("window_s", row) for row in some]
             seconds = team.ask(asked, [(home,) for home in homes], [1.0] * len(some))
             windows.update(zip(some, seconds, strict=True))
             return seconds
 
         ask = price if self.packer is None else price_windows
-        climb(self.space, rows, memory, peak, ask, climb_due.is_over)
+        climb(self.listed, rows, memory, peak, ask, climb_due.is_over)
         hints = [row for row in windows if np.isfinite(windows[row])]
         hints = sorted(hints, key=lambda row: (windows[row], row))[:_HINTS]
         self._evaluate(team, best, [(lowest, OWN, row) for row in hints])
 
     def _branch_root(self, rows: Ints, peak: Floats) -> list[Node]:
         """The first frontier: groups of rows that run the same kernels, by their least bound."""
-        names = (*_KERNELS, *(["dp", "policy"] if self.packer is not None else []))
-        columns = [self.space[name][rows] for name in names]
+        names = (*KERNELS, *(["dp", "policy"] if self.packer is not None else []))
+        columns = [self.listed[name][rows] for name in names]
         if self.packer is not None:  # where ranks meet in each turn, other documents are packed
-            columns.append((self.space["zero"][rows] >= 2).astype(np.int64))
+            columns.append((self.listed["zero"][rows] >= 2).astype(np.int64))
         groups = group_equal(columns)
         self._members = [rows[group] for group in groups]
         frontier = [(float(peak[group].min()), GROUP, at) for at, group in enumerate(groups)]
@@ -315,13 +324,12 @@ class Search:
         answers: list[Any] = [0.0] * len(nodes)
         asked, homes, weights, places = [], [], [], []
         for place, (bound, level, at) in enumerate(nodes):
-            row = at if level >= ROW else int(self._members[at][0])
-            if level >= ROW and row in self.known:
+            if level >= ROW and at in self.known:
                 continue
-            subject = (self._members[at], bound, cutoff) if level == GROUP else (row,)
-            asked.append((_EVALUATIONS[level], *subject))
-            homes.append(self._home(row, is_group=level == GROUP))
-            weights.append(_WEIGHTS[level])
+            question, row = self._question((bound, level, at), cutoff)
+            asked.append(question)
+            homes.append(self._home(row, is_group=level <= GROUP))
+            weights.append(self._weigh(level))
             places.append(place)
         for place, answer in zip(places, team.ask(asked, homes, weights), strict=True):
             answers[place] = answer
@@ -331,6 +339,16 @@ class Search:
             if level == OWN and at in self.known:
                 best.price(at, bound)
         return answers
+
+    def _question(self, node: Node, cutoff: float) -> tuple[tuple[Any, ...], int]:
+        """What to ask about a node, and a row of it."""
+        bound, level, at = node
+        row = at if level >= ROW else int(self._members[at][0])
+        subject = (self._members[at], bound, cutoff) if level == GROUP else (row,)
+        return (_EVALUATIONS[level], *subject), row
+
+    def _weigh(self, level: int) -> float:
+        return _WEIGHTS[level]
 
     def _home(self, row: int, *, is_group: bool) -> Home:
         """Who packs the same documents; and shares the same layers out over context ranks."""

@@ -4,7 +4,7 @@ What it decides
     What is said of each choice: its words, what ``equipoise simulate --requests`` prints of it, and
     where the mean latency goes.
 
-Kept true (tests/unit/plan/serving/test_request.py, tests/unit/cli/plan/test_requests.py)
+Kept true (tests/unit/plan/serving/test_search.py, tests/unit/cli/plan/test_requests.py)
     The answer is what ``equipoise plan --requests --json`` prints; its prices are those of
     ``simulate`` for the same words.
 """

@@ -6,7 +6,7 @@ What it decides
     cluster; the first part computes prompts. Parts are of any size on up to 16 devices, and of
     sixteenths beyond.
 
-Kept true (tests/unit/plan/serving/test_space.py)
+Kept true (tests/unit/plan/serving/test_search.py)
     Each choice once; every one is legal; degrees that are given are those of every replica.
 """
 

@@ -23,11 +23,11 @@ from equipoise.base.errors import LayoutError
 from equipoise.cost.curve import counted_curve
 from equipoise.data.mixture import Mixture, open_stream
 from equipoise.data.stream import tell_apart
-from equipoise.schedule.expert import split_experts
 from equipoise.schedule.pipeline.prices import make_prices
 from equipoise.schedule.pipeline.strategies import write_pipeline
 from equipoise.sim.stages import ranks_of_stages, units_of
 from equipoise.spec.catalog import POLICIES
+from equipoise.spec.model.experts import split_experts
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.run.spec import LayoutSpec, RunSpec
 

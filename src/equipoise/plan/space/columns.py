@@ -49,14 +49,12 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from equipoise.base.arrays import Flags, Ints
-from equipoise.base.errors import SpecError
 from equipoise.cost.step.request import StepOptions
 from equipoise.plan.space.choice import Choice
 from equipoise.spec import catalog
-from equipoise.spec.catalog import Policy, ScheduleTraits
+from equipoise.spec.catalog import ScheduleTraits
 from equipoise.spec.layout import ORDERS, Layout
-from equipoise.spec.model.presets import ModelSpec
-from equipoise.spec.offload import OFFLOADS, Offload
+from equipoise.spec.offload import OFFLOADS
 from equipoise.spec.run.spec import Recompute
 
 SCHEDULES = tuple(name for name, traits in catalog.SCHEDULES.items() if traits.planned != "never")
@@ -86,15 +84,6 @@ COLUMNS = (
     *("tp", "cp", "pp", "dp", "ep", "etp", "zero", "replicas", "micro_batch", "virtual"),
     *NAMED,
 )
-
-_ALONE = "1f1b"
-"""The schedule of rows without a pipeline, where it says nothing."""
-_MOST_MICRO_BATCH = 16
-_MOST_TOKENS = 65_536
-"""The most tokens of a micro-batch of more windows than that."""
-_MOST_TP = 16
-_LEAST_TOKENS = 1024
-"""The fewest tokens of a context rank: below, messages take longer than they save."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -160,18 +149,15 @@ class Rows:
         self,
         fixed: Mapping[str, int | str],
         named: Mapping[str, Sequence[str]],
-        only: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
         """Begin with no column.
 
         Args:
             fixed: Columns that have one value; of those that are named, a name.
             named: Names of columns whose numbers are places in them.
-            only: Numbers that some columns are limited to, unless they are fixed.
         """
         self.columns: dict[str, Ints] = {}
         self._fixed = dict(fixed)
-        self._only = {name: kept for name, kept in (only or {}).items() if name not in fixed}
         for name, names in named.items():
             if name in self._fixed:
                 value = str(self._fixed[name])
@@ -202,8 +188,6 @@ class Rows:
         self.columns[name] = column
         if name in self._fixed:
             self.keep(column == self._fixed[name])
-        if name in self._only:
-            self.keep(np.isin(column, self._only[name]))
 
     def keep(self, rows: Flags) -> None:
         """Drop the others."""
@@ -232,111 +216,6 @@ def group_equal(columns: Sequence[Ints]) -> list[Ints]:
     return np.split(order, breaks) if len(order) else []
 
 
-def list_space(
-    model: ModelSpec,
-    devices: int,
-    base: StepOptions,
-    *,
-    fixed: Mapping[str, int | str] | None = None,
-    policies: Sequence[Policy] = (),
-    only: Mapping[str, Sequence[int]] | None = None,
-) -> Space:
-    """Every choice for one step.
-
-    Args:
-        model: Sizes.
-        devices: Devices of the cluster; every one is used.
-        base: Window, sequences of the step, precision, stack: what is not to be chosen.
-        fixed: Columns that have one value, by ``COLUMNS``.
-        policies: Policies to choose from for packed documents; that of the base unless given.
-        only: Numbers that some columns are limited to, by ``COLUMNS``, unless they are fixed.
-
-    Raises:
-        SpecError: nothing is left; says what was fixed.
-
-    Cost: about 0.2 us a choice.
-
-    >>> from equipoise.spec.model.presets import preset
-    >>> space = list_space(preset("llama3-8b"), 6, StepOptions(8192, 6), fixed={"tp": 2, "pp": 3})
-    >>> sorted({space.choice(row).layout.dp for row in range(len(space))})
-    [1]
-    """
-    rows = Rows(fixed or {}, NAMED, only)
-    degrees = _divisors(devices)
-    rows.cross("tp", [each for each in degrees if each <= _MOST_TP and _carries(model, each)])
-    rows.cross("pp", [each for each in degrees if each <= model.layers])
-    rows.keep(devices % (rows["tp"] * rows["pp"]) == 0)
-    rows.cross("cp", degrees)
-    rows.keep(devices % (rows["tp"] * rows["pp"] * rows["cp"]) == 0)
-    rows.keep((rows["cp"] == 1) | (base.context_tokens // rows["cp"] >= _LEAST_TOKENS))
-    rows.derive("dp", devices // (rows["tp"] * rows["pp"] * rows["cp"]))
-    most = max(_MOST_MICRO_BATCH, _MOST_TOKENS // base.context_tokens)
-    rows.cross("micro_batch", [each for each in _divisors(base.step_sequences) if each <= most])
-    rows.keep(base.step_sequences % (rows["dp"] * rows["micro_batch"]) == 0)
-    _fold_experts(rows, model)
-    ranks = rows["dp"] * rows["cp"]
-    is_once = (rows["pp"] == 1) & (base.step_sequences == rows["dp"] * rows["micro_batch"])
-    rows.derive("once", is_once.astype(np.int64))
-    rows.cross("zero", [1, 0, 2, 3], where=ranks > 1)
-    rows.keep((rows["zero"] != 2) | (rows["once"] == 1))
-    del rows.columns["once"]
-    rows.cross("replicas", degrees, where=(rows["zero"] == 3) & (rows["pp"] == 1))
-    ranks = rows["dp"] * rows["cp"]
-    rows.keep((ranks % rows["replicas"] == 0) & ((rows["replicas"] < ranks) | (ranks == 1)))
-    rows.cross("order", range(len(ORDERS)), where=(rows["pp"] > 1) & (rows["dp"] > 1))
-    _schedules(rows, model, base)
-    rows.cross("recompute", range(len(RECOMPUTES)))
-    rows.cross("context_strategy", range(len(CONTEXT_STRATEGIES)), where=rows["cp"] > 1)
-    shared = rows["cp"] > 1
-    rows.keep(~shared | _strategy_carries(rows, model))
-    offload = OFFLOADS.index(cast(Offload, (fixed or {}).get("offload", "none")))
-    rows.columns["offload"] = np.full(len(rows["tp"]), offload)
-    rows.cross("policy", [NAMED["policy"].index(each) for each in policies or (base.policy,)])
-    rows.keep(_divides(rows))
-    rows.derive("micro_batches", base.step_sequences // (rows["dp"] * rows["micro_batch"]))
-    if not len(rows["tp"]):
-        said = ", ".join(f"{name} = {value}" for name, value in (fixed or {}).items())
-        less = ", or fix less" if said else ""
-        raise SpecError(
-            f"No layout of {devices:,} devices carries {model.layers} layers of {model.heads} "
-            f"heads and {base.step_sequences:,} sequences a step"
-            f"{' with ' if said else ''}{said}. Give sequences that more data-parallel "
-            f"ranks divide{less}."
-        )
-    return Space(rows.columns, base)
-
-
-def _fold_experts(rows: Rows, model: ModelSpec) -> None:
-    """Experts over ep ranks in equal runs, their hidden units over etp."""
-    sizes = _divisors(model.experts) if model.experts else [1]
-    rows.cross("ep", sizes)
-    rows.cross("etp", [each for each in (1, 2, 4, 8, 16) if model.experts or each == 1])
-    rows.keep((rows["etp"] == 1) | (rows["etp"] == rows["tp"]))
-    stage = rows["tp"] * rows["cp"] * rows["dp"]
-    rows.keep(stage % (rows["ep"] * rows["etp"]) == 0)
-
-
-def _schedules(rows: Rows, model: ModelSpec, base: StepOptions) -> None:
-    known = schedules_with(lambda each: each.planned == "always" or rows.is_fixed("schedule"))
-    known.sort(key=lambda place: SCHEDULES[place] != _ALONE)
-    rows.cross("schedule", known, where=rows["pp"] > 1)
-    many = _is(rows, lambda each: each.is_interleaved)
-    each = range(1, model.layers // 2 + 1)  # layers of a stage
-    stages = sorted(
-        {-(-model.layers // (pp * size)) for pp in set(rows["pp"].tolist()) for size in each}
-    )
-    rows.cross("virtual", [1, *[virtual for virtual in stages if virtual > 1]], where=many)
-    layers = -(-model.layers // (rows["pp"] * rows["virtual"]))
-    is_fewest = rows["virtual"] == -(-model.layers // (rows["pp"] * layers))
-    rows.keep(~_is(rows, lambda each: each.is_interleaved) | ((rows["virtual"] > 1) & is_fewest))
-    two = _is(rows, lambda each: each.in_v)
-    rows.derive("virtual", np.where(two, 2, rows["virtual"]))
-    rows.keep(rows["pp"] * rows["virtual"] <= model.layers)
-    batches = base.step_sequences // (rows["dp"] * rows["micro_batch"])
-    needs = np.array([catalog.SCHEDULES[name].batches_per_rank for name in SCHEDULES])
-    rows.keep(batches >= needs[rows["schedule"]] * rows["pp"])
-
-
 def schedules_with(trait: Callable[[ScheduleTraits], bool]) -> list[int]:
     """Places in ``SCHEDULES`` of those that have a trait.
 
@@ -344,40 +223,3 @@ def schedules_with(trait: Callable[[ScheduleTraits], bool]) -> list[int]:
     ['interleaved', 'zb-h2']
     """
     return [at for at, name in enumerate(SCHEDULES) if trait(catalog.SCHEDULES[name])]
-
-
-def _is(rows: Rows, trait: Callable[[ScheduleTraits], bool]) -> Flags:
-    return np.isin(rows["schedule"], schedules_with(trait))
-
-
-def _strategy_carries(rows: Rows, model: ModelSpec) -> Flags:
-    """Heads divide over the ranks that exchange them."""
-    heads = model.heads // rows["tp"]
-    exchanges = rows["context_strategy"] == CONTEXT_STRATEGIES.index("ulysses")
-    return np.asarray(~exchanges | (heads % rows["cp"] == 0))
-
-
-def _divides(rows: Rows) -> Flags:
-    """Where ranks can run what a policy divides, as ``balance.packing.turns.require_policy``.
-
-    Not every schedule runs units of micro-batches that share documents.
-    """
-    divided = [traits.divides_over for traits in catalog.POLICIES.values()]
-    together, over_time = (
-        np.isin(rows["policy"], [at for at, over in enumerate(divided) if over == kind])
-        for kind in ("ranks", "time")
-    )
-    one = rows["cp"] == 1
-    alone = one & (rows["pp"] == 1)
-    in_units = one & (rows["pp"] > 1) & _is(rows, lambda each: each.runs_slices)
-    return np.asarray((~together | alone) & (~over_time | in_units))
-
-
-def _carries(model: ModelSpec, tp: int) -> bool:
-    """As ``Layout.require_model``: whole heads, and words and units for every rank."""
-    parts = (-(-width // tp) * (tp - 1) < width for width in (model.ffn, model.vocab))
-    return model.heads % tp == 0 and all(parts)
-
-
-def _divisors(number: int) -> list[int]:
-    return [each for each in range(1, number + 1) if number % each == 0]

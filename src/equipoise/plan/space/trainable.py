@@ -23,7 +23,8 @@ import numpy as np
 from equipoise.base.errors import LayoutError, SpecError
 from equipoise.cost.step.request import StepOptions
 from equipoise.plan.space.choice import Choice
-from equipoise.plan.space.columns import CONTEXT_STRATEGIES, NAMED, SCHEDULES, Space, list_space
+from equipoise.plan.space.columns import CONTEXT_STRATEGIES, NAMED, SCHEDULES, Space
+from equipoise.plan.space.listing import list_space
 from equipoise.sim.here import measured_parts
 from equipoise.sim.machine import Machine
 from equipoise.spec import catalog

@@ -18,11 +18,11 @@ from pathlib import Path
 import torch
 
 from equipoise.base.errors import SpecError
+from equipoise.cost.serving import rising_points
 from equipoise.schedule.batching.iteration import PageRun, ServeChunk, Swap
 from equipoise.serve.engine.forward import PagedDecoder
 from equipoise.spec.device.serving import (
     MeasuredServing,
-    Points,
     ServingCurve,
     read_serving,
     serving_name,
@@ -146,8 +146,8 @@ def measure_curve(decoder: PagedDecoder, *, timer: Timer = median_s) -> ServingC
         tokens.append((rows, max(1e-9, probe.chunk_s(0, rows) - attention_s)))
     apart_s = probe.decodes_s(_SEQUENCES, 1) - _read(tokens, _SEQUENCES)
     return ServingCurve(
-        tokens=_rising(tokens),
-        logits=_rising([(rows, probe.logits_s(rows)) for rows in _LOGITS]),
+        tokens=rising_points(tokens),
+        logits=rising_points([(rows, probe.logits_s(rows)) for rows in _LOGITS]),
         pair_s=pair_s,
         kv_token_s=kv_token_s,
         sequence_s=max(0.0, apart_s) / _SEQUENCES,
@@ -157,15 +157,6 @@ def measure_curve(decoder: PagedDecoder, *, timer: Timer = median_s) -> ServingC
 
 def _read(points: Sequence[tuple[int, float]], rows: int) -> float:
     return next((seconds for at, seconds in points if at >= rows), points[-1][1])
-
-
-def _rising(points: Sequence[tuple[int, float]]) -> Points:
-    """The same points, none below an earlier one: more rows never take less time."""
-    risen, most = list[tuple[int, float]](), 0.0
-    for rows, seconds in points:
-        most = max(most, seconds)
-        risen.append((rows, most))
-    return tuple(risen)
 
 
 def kept_curve(decoder: PagedDecoder, file: Path, *, timer: Timer = median_s) -> ServingCurve:

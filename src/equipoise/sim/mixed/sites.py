@@ -134,7 +134,8 @@ def slowest_hop_s(machine: Machine, layout: Layout, first_s: float) -> float:
     if len(machine.cluster.classes) == 1 or layout.pp == 1:
         return first_s
     ranks = [layout.rank_at(pp=rank) for rank in range(layout.pp)]
-    times = [machine.hop_s(a, b, _HOP_BYTES) for a, b in itertools.pairwise(ranks)]
+    senders = layout.world // layout.pp
+    times = [machine.hop_s(a, b, _HOP_BYTES, at_once=senders) for a, b in itertools.pairwise(ranks)]
     return first_s * max(times) / times[0]
 
 

@@ -7,7 +7,7 @@ What it decides
     token. MFU counts a forward's FLOP, 2 for each weight that multiplies a token and those of
     attention's pairs, once for every token however often a preemption had it computed.
 
-Kept true (tests/unit/sim/serve/test_answer.py)
+Kept true (tests/unit/sim/serve/test_request.py)
     ``as_row`` is what ``equipoise simulate --requests --json`` prints; tenants add up to the whole.
 """
 

@@ -12,7 +12,7 @@ What it decides
     Keys and values get nine tenths of the device's memory, less weights and activations, on the
     stage with the least room.
 
-Kept true (tests/unit/sim/serve/test_curve.py)
+Kept true (tests/unit/sim/serve/test_request.py, test_memory.py)
     More rows never take less time; a decode of few rows takes at least the time to read the
     weights; stages add up to the whole model.
 
@@ -20,7 +20,6 @@ Sources
     Launches: ``cost.step.layer``.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,7 +27,7 @@ import numpy as np
 from equipoise.base.errors import FitError
 from equipoise.base.units import GIB
 from equipoise.cost.kernel import decode_attention_s
-from equipoise.cost.serving import ContextExchange, CurvePrice, Hop, StagedPrice
+from equipoise.cost.serving import ContextExchange, CurvePrice, Hop, StagedPrice, rising_points
 from equipoise.cost.step.request import Precision
 from equipoise.cost.step.work import LayerWork, head_work, layer_work
 from equipoise.cost.work import causal_pairs
@@ -43,7 +42,7 @@ from equipoise.sim.serve.layout import (
     split_layers,
 )
 from equipoise.sim.serve.memory import MEMORY_SHARE, stage_memory
-from equipoise.spec.device.serving import MeasuredServing, Points, ServingCurve
+from equipoise.spec.device.serving import MeasuredServing, ServingCurve
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
 
@@ -239,8 +238,8 @@ class _Part:
         logits = [self._head_s(-(-each // cp)) if is_last else 0.0 for each in rows]
         pair_s, kv_token_s = self._attention()
         return ServingCurve(
-            tokens=_rising(rows, tokens),
-            logits=_rising(rows, logits),
+            tokens=rising_points(zip(rows, tokens, strict=True)),
+            logits=rising_points(zip(rows, logits, strict=True)),
             pair_s=len(layers) * pair_s / cp,
             kv_token_s=len(layers) * kv_token_s / cp,
             sequence_s=0.0,
@@ -349,8 +348,3 @@ class _Part:
         groups = collective_of(self._machine, self._layout, "pp", self._first)
         latency_s, byte_s = line_of(lambda size: groups("send", size))
         return Hop(latency_s, byte_s * self._model.hidden * self._width / self._layout.cp)
-
-
-def _rising(rows: Sequence[int], seconds: Sequence[float]) -> Points:
-    highest = np.maximum.accumulate(seconds).tolist()
-    return tuple(zip(rows, highest, strict=True))

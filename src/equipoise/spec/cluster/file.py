@@ -10,6 +10,7 @@ What it decides
 
         name = "grown"
         between = "ethernet-25"                  # between nodes of different classes
+        trunk_gbit_per_s = 400                   # one pipe that all of them share, if they are far
 
         [[nodes]]
         device = "a100-80"
@@ -90,6 +91,7 @@ class _File(BaseModel):
     name: str
     nodes: Annotated[list[_Nodes], Field(min_length=1)]
     between: str | None = None
+    trunk_gbit_per_s: _Positive | None = None
     links: dict[str, _Link] = {}
     node_gbyte_per_s: list[list[float]] | None = None
 
@@ -192,7 +194,26 @@ def _build(file: _File, faults: _Faults) -> ClusterSpec:
             f"it: between = {next(iter(file.links), 'ethernet-25')!r}.".replace("'", '"'),
         )
     rates = _matrix(file, faults)
-    return ClusterSpec(file.name, tuple(classes), between, rates)
+    trunk = _trunk(file, between, faults)
+    return ClusterSpec(file.name, tuple(classes), between, rates, trunk)
+
+
+def _trunk(file: _File, between: LinkSpec | None, faults: _Faults) -> float | None:
+    """Bytes per second of the pipe between sites."""
+    if file.trunk_gbit_per_s is None:
+        return None
+    trunk, path = file.trunk_gbit_per_s * 1e9 / 8, ("trunk_gbit_per_s",)
+    if len(file.nodes) == 1:
+        faults.add(path, "joins nodes of different classes, and there is one. Leave it out.")
+    elif between is not None and trunk < between.bytes_per_s:
+        port = between.bytes_per_s * 8 / 1e9
+        faults.add(
+            path,
+            f"{file.trunk_gbit_per_s:g} Gb/s is narrower than one message, which leaves a node at "
+            f'the {port:g} Gb/s of between = "{between.name}". Give {port:g} or more, or a slower '
+            f"link as between.",
+        )
+    return trunk
 
 
 def _own_link(name: str, given: _Link, base: LinkSpec) -> LinkSpec:

@@ -44,13 +44,26 @@ _GUESS = "efficiency and latency a guess"
 _TABLE = (
     LinkSpec("nvlink5", 900e9, 0.75, 2e-6, f"NVIDIA GB200: 1.8 TB/s both ways; {_CURVE}", "h100"),
     LinkSpec("nvlink4", 450e9, 0.75, 2e-6, f"NVIDIA H100: 900 GB/s both ways; {_CURVE}", "h100"),
+    LinkSpec(
+        "nvlink4-h800",
+        200e9,
+        0.75,
+        2e-6,
+        f"NVIDIA H800: 400 GB/s both ways (DeepEP measures 160); {_CURVE}",
+        "h100",
+    ),
     LinkSpec("nvlink3", 300e9, 0.75, 2e-6, f"NVIDIA A100: 600 GB/s both ways; {_CURVE}", "a100"),
     LinkSpec("nvlink2", 150e9, 0.75, 2e-6, f"NVIDIA V100: 300 GB/s both ways; {_CURVE}", "a100"),
     LinkSpec("xgmi-package", 200e9, 0.75, 3e-6, f"OLCF Frontier user guide: 4 x 50 GB/s; {_GUESS}"),
     LinkSpec("xgmi-node", 50e9, 0.75, 3e-6, f"OLCF Frontier user guide: 1 x 50 GB/s; {_GUESS}"),
+    LinkSpec("xgmi-mi300x", 448e9, 0.7, 3e-6, f"AMD MI300X: 7 links of 64 GB/s; {_GUESS}"),
+    LinkSpec("xgmi-mi355x", 537.6e9, 0.7, 3e-6, f"AMD MI355X: 7 links of 76.8 GB/s; {_GUESS}"),
     LinkSpec("pcie5", 64e9, 0.8, 5e-6, f"PCI Express 5.0 x16, one direction; {_GUESS}"),
     LinkSpec("pcie4", 32e9, 0.8, 5e-6, f"PCI Express 4.0 x16, one direction; {_GUESS}"),
     LinkSpec("pcie3", 16e9, 0.8, 5e-6, f"PCI Express 3.0 x16, one direction; {_GUESS}"),
+    LinkSpec(
+        "ib-xdr", 100e9, 0.86, 5e-6, f"NVIDIA ConnectX-8: 800 Gb/s. Efficiency as ib-ndr; {_HOP}"
+    ),
     LinkSpec("ib-ndr", 50e9, 0.86, 5e-6, f"{_NDR}; {_HOP}"),
     LinkSpec(
         "ib-hdr", 25e9, 0.86, 5e-6, f"NVIDIA ConnectX-6: 200 Gb/s. Efficiency as ib-ndr; {_HOP}"

@@ -1,4 +1,4 @@
-"""Clusters: which devices, in which nodes, joined by which links.
+r"""Clusters: which devices, in which nodes, joined by which links.
 
 Why
     The placement of a group of ranks decides which links its collectives cross. Flat bandwidth
@@ -13,7 +13,15 @@ What it decides
                         [0 1 2 3 4 5 6 7]          tier of 8: the node
 
     A node's devices share its network cards evenly, since in training all communicate at once.
-    Nodes of different classes communicate over ``between``.
+    Nodes of different classes communicate over ``between``, a port a node, and where they are
+    different sites over one *trunk* that all of them share::
+
+        site  [node] [node] [node]            a port a node: between
+                 \______|______/
+                        trunk                 one pipe for all ports
+                  ______|______
+                 /      |      \
+        site  [node] [node] [node]
 
 Kept true (tests/unit/spec/cluster/test_spec.py)
     Every device has one node and one class; an unknown name gets its nearest.
@@ -92,6 +100,9 @@ class ClusterSpec:
     """Link between nodes of different classes: one port per node."""
     node_bytes_per_s: npt.NDArray[np.float64] | None = None
     """Measured rate from all devices of a node to another node, [nodes, nodes]."""
+    trunk_bytes_per_s: float | None = None
+    """What all nodes of a class together send to those of others, one pipe for all; None where
+    ports are the only limit."""
 
     @property
     def devices(self) -> int:
@@ -162,6 +173,8 @@ class _Shape:
     nic: str | None
     nics: int
     source: str
+    in_use: int = 0
+    """Devices that a job takes of a node where the others are spare; 0 for all."""
 
 
 _SHAPES = {
@@ -175,6 +188,14 @@ _SHAPES = {
     "mi250x": _Shape(
         ((2, "xgmi-package"), (8, "xgmi-node")), "slingshot", 4, "OLCF Frontier: 4 x Slingshot 11"
     ),
+    "h800": _Shape(((8, "nvlink4-h800"),), "ib-ndr", 8, "arXiv:2412.19437, section 3.1"),
+    "h20": _Shape(((8, "nvlink4"),), "ib-ndr", 8, "NVIDIA HGX H20, with 8 x ConnectX-7"),
+    "b200": _Shape(((8, "nvlink5"),), "ib-ndr", 8, "NVIDIA DGX B200: 8 x ConnectX-7"),
+    "gb200": _Shape(((72, "nvlink5"),), "ib-ndr", 72, "NVIDIA GB200 NVL72: 72 x ConnectX-7", 64),
+    "gb300": _Shape(((72, "nvlink5"),), "ib-xdr", 72, "NVIDIA GB300 NVL72: 72 x ConnectX-8", 64),
+    "l40s": _Shape(((8, "pcie4"),), "ib-ndr", 4, "a guess: 8 devices on PCIe, 4 x ConnectX-7"),
+    "mi300x": _Shape(((8, "xgmi-mi300x"),), "roce-400", 8, "AMD Instinct platform: 8 x 400 Gb/s"),
+    "mi355x": _Shape(((8, "xgmi-mi355x"),), "roce-400", 8, "AMD Instinct platform: 8 x 400 Gb/s"),
 }
 
 CLUSTERS: dict[str, str] = {name: shape.source for name, shape in _SHAPES.items()} | {
@@ -195,13 +216,16 @@ def node_class(name: str, devices: int) -> NodeClass:
         return _own_nodes(device, devices)
     shape = _SHAPES[device.name]
     size = shape.tiers[-1][0]
+    if devices % size and shape.in_use and devices % shape.in_use == 0:
+        size = shape.in_use
     if devices % size and devices > size:
         less = devices // size * size
         raise SpecError(
             f"{devices:,} devices of {device.name} do not fill whole nodes of {size}. "
             f"Give {less:,} or {less + size:,}."
         )
-    inside = [Tier(min(count, devices), find_link(link)) for count, link in shape.tiers]
+    most = min(devices, size)
+    inside = [Tier(min(count, most), find_link(link)) for count, link in shape.tiers]
     kept = [tier for i, tier in enumerate(inside) if i == 0 or tier.devices > inside[i - 1].devices]
     return NodeClass(
         device.name,
@@ -210,7 +234,7 @@ def node_class(name: str, devices: int) -> NodeClass:
         tuple(kept),
         find_link(shape.nic) if shape.nic else None,
         # Part of a node has its share of the cards.
-        max(1, shape.nics * min(devices, size) // size),
+        max(1, shape.nics * min(devices, size) // shape.tiers[-1][0]),
     )
 
 

@@ -27,6 +27,9 @@ from equipoise.spec.device.spec import Dtype
 
 FORM = 1
 
+BUSY_CORES = 0.3
+"""Cores of other load above which what was measured is doubtful."""
+
 
 def device_folder() -> Path:
     """Where ``equipoise calibrate`` keeps its device files."""
@@ -148,9 +151,32 @@ class DeviceFile:
     """Parts of the models whose run.toml was calibrated."""
     cuda: CudaFacts | None = None
     """None for cores."""
+    left: tuple[str, ...] = ()
+    """What a calibration had no time for yet."""
 
 
 _ADAPTER = TypeAdapter(DeviceFile)
+
+
+def doubts_of(known: DeviceFile, name: str) -> tuple[str, ...]:
+    """What a forecast that rests on a device file must say of it, a sentence each.
+
+    Args:
+        known: What was measured.
+        name: The device, as a command line has it.
+    """
+    doubts = []
+    if known.other_load_cores > BUSY_CORES:
+        doubts.append(
+            f"{name} was measured while other programs kept {known.other_load_cores:.1f} cores "
+            f"busy, so this forecast may be too slow by as much. Measure again on a quiet machine."
+        )
+    if known.left:
+        doubts.append(
+            f"{name} is measured in part: {', '.join(known.left)} are left, and what rests on them "
+            f"is priced from other curves. The same equipoise calibrate goes on with them."
+        )
+    return tuple(doubts)
 
 
 def read_device_file(path: Path) -> DeviceFile:

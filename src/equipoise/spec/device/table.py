@@ -1,38 +1,9 @@
 """The shipped devices, each number with its source."""
 
 from equipoise.base.units import GIB, MIB
+from equipoise.spec.device.later import LATER
+from equipoise.spec.device.sourced import RESERVED_BYTES, device_sources
 from equipoise.spec.device.spec import DeviceSpec, Dtype
-
-_CONTEXT_BYTES = 600 * MIB
-"""A CUDA context with cuBLAS and kernels loaded, as nvidia-smi shows for an idle rank."""
-
-_NCCL_BYTES = 392 * MIB
-"""NCCL's buffers in a group of 8 (aiconfigurator-core 0.12.0, systems/h100_sxm.yaml)."""
-
-_RESERVED = _CONTEXT_BYTES + _NCCL_BYTES
-
-_RESERVED_SOURCE = "aiconfigurator-core 0.12.0, nccl_mem; nvidia-smi of an idle rank"
-_REPORTED = "memory.total of nvidia-smi"
-_IDLE = "nvidia-smi at rest, about"
-
-
-def _sources(
-    *, sheet: str, memory: str = _REPORTED, host: str, price: str, idle: str = _IDLE
-) -> tuple[tuple[str, str], ...]:
-    return (
-        ("peaks", sheet),
-        ("memory_bytes", memory),
-        ("reserved_bytes", _RESERVED_SOURCE),
-        ("memory_bytes_per_s", sheet),
-        ("host_memory_bytes", host),
-        ("host_bytes_per_s", sheet),
-        ("host_memory_bytes_per_s", host),
-        ("power_w", sheet),
-        ("idle_power_w", idle),
-        ("host_power_w", host),
-        ("usd_per_hour", price),
-    )
-
 
 _HOPPER_PEAKS: tuple[tuple[Dtype, float], ...] = (
     ("fp8", 1978.9e12),
@@ -71,7 +42,7 @@ _TABLE = (
         title="NVIDIA H100 SXM5 80 GB HBM3, 700 W",
         peaks=_HOPPER_PEAKS,
         memory_bytes=81_559 * MIB,
-        reserved_bytes=_RESERVED,
+        reserved_bytes=RESERVED_BYTES,
         memory_bytes_per_s=3.35e12,
         host_memory_bytes=256 * 10**9,
         host_bytes_per_s=64e9,
@@ -80,7 +51,7 @@ _TABLE = (
         idle_power_w=70,
         host_power_w=(10_200 - 8 * 700) / 8,
         usd_per_hour=55.04 / 8,
-        sources=_sources(
+        sources=device_sources(
             sheet="NVIDIA H100 Tensor Core GPU datasheet (dense halves of the sparse figures)",
             host=_DGX_H100,
             price="AWS p5.48xlarge on demand, us-east-1, second half of 2025, over 8 GPUs",
@@ -91,7 +62,7 @@ _TABLE = (
         title="NVIDIA H100 SXM5 96 GB HBM2e, 500 W (Grand Teton)",
         peaks=_HOPPER_PEAKS,
         memory_bytes=97_871 * MIB,
-        reserved_bytes=_RESERVED,
+        reserved_bytes=RESERVED_BYTES,
         memory_bytes_per_s=2.4e12,
         host_memory_bytes=256 * 10**9,
         host_bytes_per_s=64e9,
@@ -100,7 +71,7 @@ _TABLE = (
         idle_power_w=70,
         host_power_w=(10_200 - 8 * 700) / 8,
         usd_per_hour=None,
-        sources=_sources(
+        sources=device_sources(
             sheet="torchtitan benchmarks (96 GB HBM2e, 2.4 TB/s, 500 W); peaks as h100-sxm, "
             "which a card held to 500 W does not sustain",
             memory="torchtitan benchmarks: 96 GB, less what the driver keeps of an 80 GB card",
@@ -113,7 +84,7 @@ _TABLE = (
         title="NVIDIA H200 SXM 141 GB HBM3e, 700 W",
         peaks=_HOPPER_PEAKS,
         memory_bytes=143_771 * MIB,
-        reserved_bytes=_RESERVED,
+        reserved_bytes=RESERVED_BYTES,
         memory_bytes_per_s=4.8e12,
         host_memory_bytes=256 * 10**9,
         host_bytes_per_s=64e9,
@@ -122,7 +93,7 @@ _TABLE = (
         idle_power_w=75,
         host_power_w=(10_200 - 8 * 700) / 8,
         usd_per_hour=63.296 / 8,
-        sources=_sources(
+        sources=device_sources(
             sheet="NVIDIA H200 Tensor Core GPU datasheet",
             host=_DGX_H100,
             price="AWS p5en.48xlarge on demand, us-east-1, second half of 2025, over 8 GPUs",
@@ -133,7 +104,7 @@ _TABLE = (
         title="NVIDIA A100 SXM4 80 GB HBM2e, 400 W",
         peaks=_AMPERE_PEAKS,
         memory_bytes=81_920 * MIB,
-        reserved_bytes=_RESERVED,
+        reserved_bytes=RESERVED_BYTES,
         memory_bytes_per_s=2.039e12,
         host_memory_bytes=256 * 10**9,
         host_bytes_per_s=32e9,
@@ -142,7 +113,7 @@ _TABLE = (
         idle_power_w=55,
         host_power_w=(6_500 - 8 * 400) / 8,
         usd_per_hour=27.447 / 8,
-        sources=_sources(
+        sources=device_sources(
             sheet="NVIDIA A100 Tensor Core GPU datasheet",
             host=_DGX_A100,
             price="AWS p4de.24xlarge on demand, us-east-1, second half of 2025, over 8 GPUs",
@@ -153,7 +124,7 @@ _TABLE = (
         title="NVIDIA A100 SXM4 40 GB HBM2, 400 W",
         peaks=_AMPERE_PEAKS,
         memory_bytes=40_960 * MIB,
-        reserved_bytes=_RESERVED,
+        reserved_bytes=RESERVED_BYTES,
         memory_bytes_per_s=1.555e12,
         host_memory_bytes=128 * 10**9,
         host_bytes_per_s=32e9,
@@ -162,7 +133,7 @@ _TABLE = (
         idle_power_w=50,
         host_power_w=(6_500 - 8 * 400) / 8,
         usd_per_hour=21.957 / 8,
-        sources=_sources(
+        sources=device_sources(
             sheet="NVIDIA A100 Tensor Core GPU datasheet",
             host=_DGX_A100,
             price="AWS p4d.24xlarge on demand, us-east-1, second half of 2025, over 8 GPUs",
@@ -173,7 +144,7 @@ _TABLE = (
         title="NVIDIA V100 SXM2 32 GB HBM2, 300 W",
         peaks=_VOLTA_PEAKS,
         memory_bytes=32_510 * MIB,
-        reserved_bytes=_RESERVED,
+        reserved_bytes=RESERVED_BYTES,
         memory_bytes_per_s=0.9e12,
         host_memory_bytes=64 * 10**9,
         host_bytes_per_s=16e9,
@@ -182,7 +153,7 @@ _TABLE = (
         idle_power_w=40,
         host_power_w=(3_500 - 8 * 300) / 8,
         usd_per_hour=31.212 / 8,
-        sources=_sources(
+        sources=device_sources(
             sheet="NVIDIA V100 Tensor Core GPU datasheet",
             host=_DGX_1,
             price="AWS p3dn.24xlarge on demand, us-east-1, over 8 GPUs",
@@ -193,7 +164,7 @@ _TABLE = (
         title="NVIDIA V100 SXM2 16 GB HBM2, 300 W",
         peaks=_VOLTA_PEAKS,
         memory_bytes=16_160 * MIB,
-        reserved_bytes=_RESERVED,
+        reserved_bytes=RESERVED_BYTES,
         memory_bytes_per_s=0.9e12,
         host_memory_bytes=64 * 10**9,
         host_bytes_per_s=16e9,
@@ -202,7 +173,7 @@ _TABLE = (
         idle_power_w=40,
         host_power_w=(3_500 - 8 * 300) / 8,
         usd_per_hour=24.48 / 8,
-        sources=_sources(
+        sources=device_sources(
             sheet="NVIDIA V100 Tensor Core GPU datasheet",
             host=_DGX_1,
             price="AWS p3.16xlarge on demand, us-east-1, over 8 GPUs",
@@ -213,7 +184,7 @@ _TABLE = (
         title="AMD Instinct MI250X, one of its two dies (GCD), 64 GB HBM2e",
         peaks=(("bf16", 191.5e12), ("fp16", 191.5e12), ("fp32", 47.85e12)),
         memory_bytes=64 * GIB,
-        reserved_bytes=_RESERVED,
+        reserved_bytes=RESERVED_BYTES,
         memory_bytes_per_s=1.6384e12,
         host_memory_bytes=64 * GIB,
         host_bytes_per_s=36e9,
@@ -222,7 +193,7 @@ _TABLE = (
         idle_power_w=45,
         host_power_w=0,
         usd_per_hour=None,
-        sources=_sources(
+        sources=device_sources(
             sheet="AMD Instinct MI250X datasheet, halved: 383 TFLOP/s, 3.2768 TB/s, 560 W; "
             "xGMI to the host 36 GB/s (OLCF Frontier user guide)",
             memory="AMD Instinct MI250X datasheet, halved",
@@ -234,5 +205,5 @@ _TABLE = (
     ),
 )
 
-DEVICES: dict[str, DeviceSpec] = {device.name: device for device in _TABLE}
+DEVICES: dict[str, DeviceSpec] = {device.name: device for device in (*_TABLE, *LATER)}
 """Devices by name; ``this-cpu`` is made on request."""

@@ -5,7 +5,8 @@ What it decides
     of 512 tokens, or on devices for the largest micro-batch. Over context ranks every strategy is
     run on packs of one to sixteen equal documents, so that what a call costs and what a tile costs
     can be separated. Each is timed once after every step of the others, so that passing
-    disturbances hit all alike.
+    disturbances hit all alike. Short documents always are; longer ones, and ranks that share a
+    pack, as far as the time goes. The first round warms up, for which short ones are enough.
 
 Kept true (tests/multi/plan/test_calibrate_parts.py)
     Every length and every strategy that the heads allow is timed.
@@ -24,7 +25,7 @@ from equipoise.nn.attention import pack_attention
 from equipoise.nn.device.clock import wall_clock
 from equipoise.nn.measure_kernels import DTYPES
 from equipoise.parallel.context.attention import attend_by_plan
-from equipoise.train.calibrate.parts_plan import PartsPlan, WaySamples
+from equipoise.train.calibrate.parts_plan import SHORT_TOKENS, PartsPlan, WaySamples
 
 STRATEGIES = ("needed-kv", "all-gather", "ring", "ulysses")
 """Strategies over context ranks that are timed."""
@@ -32,8 +33,14 @@ STRATEGIES = ("needed-kv", "all-gather", "ring", "ulysses")
 _CALL_TOKENS = 512
 """Tokens of short documents that one call attends to on a core."""
 
-Sample = Callable[[bool], None]
-"""Times everything once; kept, or to warm up."""
+_WARM_TOKENS = 1024
+"""Longest document that is run to warm up."""
+
+More = Callable[[], bool]
+"""Whether there is time for more; all ranks get the same answer."""
+
+Sample = Callable[[bool, More], None]
+"""Times everything once, as far as there is time; kept, or to warm up."""
 
 
 def time_documents(ranks: Ranks, plan: PartsPlan, shares: int, samples: WaySamples) -> Sample:
@@ -55,8 +62,12 @@ def time_documents(ranks: Ranks, plan: PartsPlan, shares: int, samples: WaySampl
         calls.append((tokens, copies, operands))
         samples.documents[tokens] = [], []
 
-    def sample(kept: bool) -> None:
+    def sample(kept: bool, more: More) -> None:
         for tokens, copies, operands in calls:
+            if tokens > _WARM_TOKENS and not kept:
+                continue
+            if tokens > SHORT_TOKENS and kept and not more():
+                return
             attend = pack_attention([tokens] * copies, ranks.device).attend
             both = _time_both(attend, operands, ranks)
             for seconds, kept_s in zip(both, samples.documents[tokens], strict=True):
@@ -77,10 +88,15 @@ def time_context(ranks: Ranks, plan: PartsPlan, samples: WaySamples) -> Sample:
         own = len(planned.shares.rows[ranks.rank])
         operands = _operands(plan, own, heads, kv_heads, ranks.device)
         samples.context[strategy, at] = [], []
-        calls.append((samples.context[strategy, at], planned, operands))
+        is_short = at == len(plan.packs) - 1
+        calls.append((samples.context[strategy, at], planned, operands, is_short))
 
-    def sample(kept: bool) -> None:
-        for lists, planned, operands in calls:
+    def sample(kept: bool, more: More) -> None:
+        for lists, planned, operands, is_short in calls:
+            if kept and not more():
+                return
+            if not kept and not is_short:
+                continue
             both = _time_both(partial(attend_by_plan, plan=planned), operands, ranks)
             for seconds, kept_s in zip(both, lists, strict=True):
                 kept_s.extend([seconds] * kept)

@@ -79,7 +79,8 @@ def measure_machine(plan: CalibrationPlan, folder: Path, progress: MeasureProgre
 
     Cost: about 30 s with the default plan on idle cores, a minute on busy ones.
     """
-    session = take_all(plan, list(_stages(plan, folder)), progress)
+    stages = [(each.weight, each.take) for each in machine_stages(plan, folder)]
+    session = take_all(plan, stages, progress)
     return session.file(cpu_model(), memory_share_bytes())
 
 
@@ -119,6 +120,8 @@ class Session:
     seconds: float
     other_cores: float
     """Cores that other programs kept busy meanwhile."""
+    left: tuple[str, ...] = ()
+    """What is left for another session."""
 
     def of_kind(self, kind: str) -> list[Place]:
         """The places of one kind."""
@@ -178,6 +181,7 @@ class Session:
                 for _, op, ranks, size in (place,)
             ),
             cuda=cuda,
+            left=self.left,
         )
 
 
@@ -186,21 +190,40 @@ def _thin_points(taken: Mapping[Place, Sequence[float]]) -> int:
     return sum(len(values) < ENOUGH for place, values in taken.items() if place[0] != "reserved")
 
 
-def _stages(plan: CalibrationPlan, folder: Path) -> Iterator[tuple[float, Stage]]:
-    """All that is to be done, in steps of a few seconds, each with about how many."""
+@dataclass(frozen=True, slots=True)
+class MachineStage:
+    """A few seconds of measuring cores."""
+
+    name: str
+    weight: float
+    """Seconds that it takes, about."""
+    take: Stage
+    dtype: str = ""
+    """What its kernels multiply; empty for what every dtype needs."""
+    head_width: int = 0
+    """Width of the heads that it attends with; 0 for none."""
+
+
+def machine_stages(plan: CalibrationPlan, folder: Path) -> Iterator[MachineStage]:
+    """All that is to be done, in stages of a few seconds."""
     cores = Target.cores(len(usable_cores()))
     for dtype, k in itertools.product(plan.dtypes, plan.widths):
         points = plan.products(dtype, k)
         seconds = 1.0 + sum(2e-10 * m * n * k for _, m, n, k in points)
-        yield seconds, partial(cores.take, measure_kernels, (dtype, points, []))
+        take: Stage = partial(cores.take, measure_kernels, (dtype, points, []))
+        yield MachineStage(f"products of {dtype} and {k}", seconds, take, dtype)
     for dtype, head_width in itertools.product(plan.dtypes, plan.head_widths):
         shapes = plan.attentions(dtype, head_width)
         seconds = 1.0 + sum(1e-9 * head_width * tokens**2 for _, tokens, *_ in shapes)
-        yield seconds, partial(cores.take, measure_kernels, (dtype, [], shapes))
-    yield 1.0, partial(cores.take, measure_stream, plan.stream_elements)
+        take = partial(cores.take, measure_kernels, (dtype, [], shapes))
+        name = f"attention of {dtype}, heads of {head_width}"
+        yield MachineStage(name, seconds, take, dtype, head_width)
+    stream: Stage = partial(cores.take, measure_stream, plan.stream_elements)
+    yield MachineStage("memory", 1.0, stream)
     for count in powers_of_two(min(max(2, cores.ranks), MOST_RANKS)):
-        yield 5.0, partial(Target.cores(count).take, measure_collectives, plan.collective_bytes)
-    yield 1.0, partial(measure_disk, folder, plan.disk_bytes)
+        work = partial(Target.cores(count).take, measure_collectives, plan.collective_bytes)
+        yield MachineStage(f"collectives of {count} ranks", 5.0, work)
+    yield MachineStage("the disk", 1.0, partial(measure_disk, folder, plan.disk_bytes))
 
 
 def powers_of_two(most: int) -> list[int]:

@@ -8,6 +8,7 @@ Kept true (tests/multi/plan/test_calibrate_parts.py)
     Every way that a model allows is timed, and another depth is predicted from it.
 """
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 
 from equipoise.observe.machine import usable_cores
@@ -65,7 +66,7 @@ def put_together(
     tables = [way_table(way, plan, samples, documents[way]) for way, samples in by_way.items()]
     whole = next((points for way, points in documents.items() if way != "tensor"), ())
     ranks = len(next(iter(by_way.values())))
-    context = context_points(plan, ranks, list(by_way.values()), whole, link)
+    context = context_points(plan, ranks, list(by_way.values()), whole, link) if whole else ()
     return ModelParts(
         model=parts_name(plan.model),
         title=f"hidden {plan.model.hidden:,}, vocabulary {plan.model.vocab:,}",
@@ -75,3 +76,22 @@ def put_together(
         ways=tuple(tables),
         context=context,
     )
+
+
+def join_parts(kept: Sequence[ModelParts], parts: ModelParts) -> tuple[ModelParts, ...]:
+    """Parts of models of before, with those of a model in place of what it had.
+
+    Ways that were timed before, of the same sizes on as many ranks, and not now, stay.
+
+    Args:
+        kept: Of a device file.
+        parts: Timed now.
+    """
+    others, ways = [], list(parts.ways)
+    for each in kept:
+        if (each.model, each.dtype) != (parts.model, parts.dtype):
+            others.append(each)
+        elif (each.ranks, each.most_tokens) == (parts.ranks, parts.most_tokens):
+            timed = {way.way for way in ways}
+            ways += [way for way in each.ways if way.way not in timed]
+    return (*others, dataclasses.replace(parts, ways=tuple(ways)))

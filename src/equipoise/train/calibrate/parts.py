@@ -17,6 +17,8 @@ Kept true (tests/multi/plan/test_calibrate_parts.py)
 
 import dataclasses
 import itertools
+import math
+import time
 from typing import Any
 
 import numpy as np
@@ -89,14 +91,34 @@ def ways_of(model: ModelSpec, ranks: int) -> tuple[Way, ...]:
     return tuple(allowed)
 
 
-def time_way(ranks: Ranks, plan: PartsPlan, way: Way) -> WaySamples:
-    """Steps of each depth, and of a pipeline by each kind of schedule, and attention, in turn."""
+def time_way(
+    ranks: Ranks,
+    plan: PartsPlan,
+    way: Way,
+    limit_s: float = math.inf,
+    with_context: bool | None = None,
+) -> WaySamples:
+    """Steps of each depth, and of a pipeline by each kind of schedule, and attention, in turn.
+
+    Args:
+        ranks: All of them.
+        plan: Sizes, and how many rounds.
+        way: How they share a step.
+        limit_s: Time after which no further round begins; the first kept one always is.
+        with_context: Whether attention over context ranks is timed beside it; None: beside some.
+    """
+    began = time.perf_counter()
+
+    def more() -> bool:  # by one rank's clock, so that all take as many
+        return bool(ranks.gather_integers([time.perf_counter() - began < limit_s])[0, 0])
+
     settle(ranks.rank, pin=ranks.device.type == "cpu")
     schedules = ["1f1b", *(["zb-h1"] if way == "pipeline" else [])]
     packed, store = _make_step(plan, 1 if way in ("tensor", "pipeline") else ranks.world)
     samples = WaySamples({})
     attention = [time_documents(ranks, plan, ranks.world if way == "tensor" else 1, samples)]
-    if way in _WITH_CONTEXT and ranks.world > 1:
+    is_beside = way in _WITH_CONTEXT if with_context is None else with_context
+    if is_beside and ranks.world > 1:
         attention.append(time_context(ranks, plan, samples))
     runners = []
     for depth, schedule in itertools.product(DEPTHS, schedules):
@@ -107,6 +129,8 @@ def time_way(ranks: Ranks, plan: PartsPlan, way: Way) -> WaySamples:
         runners.append((runner, journal, samples.steps[depth, schedule]))
     # In turn, so that passing disturbances hit all alike.
     for step in range(plan.steps + 1):
+        if step > 1 and not more():
+            break
         for runner, journal, record in runners:
             journal.spans.clear()
             ranks.barrier()
@@ -122,7 +146,7 @@ def time_way(ranks: Ranks, plan: PartsPlan, way: Way) -> WaySamples:
                 record.step_s.append(result.step_s)
                 _read_spans(journal.spans, record)
         for sample in attention:
-            sample(step > 0)
+            sample(step > 0, more)
     return samples
 
 

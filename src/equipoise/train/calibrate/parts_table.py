@@ -47,6 +47,9 @@ Seconds = np.ndarray[tuple[int], np.dtype[np.float64]]
 
 _ONCE = ("gather", "reduce", "optimizer")
 
+_FEWEST_PACKS = 2
+"""Packs that tell a call's cost from a tile's."""
+
 _NOTHING = Measured(0.0, 0.0, 0.0)
 _MORE_LAYERS = DEPTHS[1] - DEPTHS[0]
 
@@ -55,8 +58,12 @@ def document_points(samples: Sequence[WaySamples]) -> tuple[DocPoint, ...]:
     """The attention core over lengths, from every rank's samples beside any steps."""
     points = []
     for tokens in sorted(samples[0].documents):
+        if not any(rank.documents.get(tokens, ((), ()))[0] for rank in samples):
+            continue  # time ran out before it
         forward, backward = (
-            median_interval([s for rank in samples for s in rank.documents[tokens][row]])
+            median_interval(
+                [s for rank in samples for s in rank.documents.get(tokens, ([], []))[row]]
+            )
             for row in (0, 1)
         )
         points.append(DocPoint(tokens, forward, backward))
@@ -239,11 +246,14 @@ def context_points(
     """
     forward, backward = document_curves(documents)
     wire = Wire(plan.model.head_width, 2 if plan.precision == "bf16" else 4)
-    timed = [way for way in samples_of if way[0].context]
     points = []
-    for strategy in dict.fromkeys(name for way in timed for name, _ in way[0].context):
+    names = dict.fromkeys(name for way in samples_of for name, _ in way[0].context)
+    for strategy in names:
         tiles, beyond = [], []
         for at, lengths in enumerate(plan.packs):
+            timed = [way for way in samples_of if way[0].context.get((strategy, at), ((), ()))[0]]
+            if not timed:
+                continue  # time ran out before it
             schedule = plan_context(
                 lengths, ranks, strategy, heads=plan.model.heads, kv_heads=plan.model.kv_heads
             ).schedule
@@ -257,6 +267,8 @@ def context_points(
             ]
             tiles.append(float(count_tiles(schedule)))
             beyond.append(np.median(seconds, axis=1) - core)
+        if len(tiles) < _FEWEST_PACKS:
+            continue
         fitted = [_call_and_tile(np.array(tiles), each) for each in np.array(beyond).T]
         points.append(ContextPoint(strategy, *fitted[0], *fitted[1]))
     return tuple(points)

@@ -1,4 +1,4 @@
-"""docs/life-of-a-plan.md names the files of cli and plan that a plan calls: fewer than 25."""
+"""docs/life-of-a-plan.md names the files of cli and plan that a plan calls: fewer than 30."""
 
 import re
 import subprocess
@@ -54,4 +54,4 @@ def test_the_page_names_the_files_that_a_plan_calls() -> None:
     }
     assert all((SOURCE / file).is_file() for file in named)
     assert called <= named, called - named
-    assert len(named) < 25
+    assert len(named) < 30

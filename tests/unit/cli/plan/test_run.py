@@ -233,7 +233,7 @@ def test_what_cannot_be_planned(capsys: pytest.CaptureFixture[str], run_toml: Pa
     assert plan(capsys, "--model", "llama3-8b", "--context-tokens", 8192) == (
         2,
         "",
-        "equipoise plan: the following arguments are required: --cluster, --step-sequences; or a "
+        "equipoise plan: needs --cluster, --step-sequences; or a "
         'run.toml, which says them itself. See "equipoise plan --help".\n',
     )
     words = ["--model", "llama3-8b", "--cluster", "h100-sxm:8", "--context-tokens", 8192]

@@ -214,6 +214,23 @@ def test_this_machine_has_no_residuals_of_others(capsys: pytest.CaptureFixture[s
     assert found["usd_per_step"] is None
 
 
+def test_how_sure_a_step_is(capsys: pytest.CaptureFixture[str]) -> None:
+    layout = "--layout=tp=2,cp=4,dp=2"
+    found = answer(capsys, *SMALL, layout)
+    sure = found["interval"]
+    assert sure["share"] == 0.8
+    assert sure["low_s"] < found["step_s"] < sure["high_s"]
+    assert sum(each["seconds"] for each in found["spreads"]) == pytest.approx(found["step_s"])
+    assert main([*SMALL, layout]) == 0
+    without = capsys.readouterr().out
+    assert main([*SMALL, layout, "--explain"]) == 0
+    explained = capsys.readouterr().out
+    assert "80% of such steps take between" in without
+    assert explained.startswith(without)
+    assert "What makes the step's time unsure, largest first:" in explained
+    assert all(each["curve"] in explained[len(without) :] for each in found["spreads"])
+
+
 def test_a_cluster_of_two_classes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "mixed.toml"
     node = '[[nodes]]\ndevice = "{}"\nnodes = 1\n'

@@ -6,13 +6,19 @@ import pytest
 
 from equipoise.cost.curves.sources import sources_of
 from equipoise.spec.cluster.link import find_link
-from equipoise.spec.cluster.spec import CLUSTERS, ClusterSpec, find_cluster, node_class
+from equipoise.spec.cluster.spec import (
+    CLUSTERS,
+    ClusterSpec,
+    find_cluster,
+    node_class,
+    node_size,
+)
 from equipoise.spec.device.by_name import DEVICES
 
 
 @pytest.mark.parametrize("name", DEVICES)
 def test_every_number_of_a_cluster_has_a_source(name: str) -> None:
-    cluster = find_cluster(f"{name}:16")
+    cluster = find_cluster(f"{name}:{2 * node_size(DEVICES[name])}")
     found = sources_of(cluster, "bf16")
     assert dict(cluster.device.sources).items() <= found.items()
     assert found["node"] == CLUSTERS[name]

@@ -11,6 +11,7 @@ from equipoise.cost.step.request import PASSES, TERMS, Residuals, Stack, StepOpt
 from equipoise.cost.step.work import Product, layer_work
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import preset
+from equipoise.spec.program.stack import Attention, Fp8
 
 MODEL = preset("llama3-8b")
 SPARSE = preset("mixtral-8x7b")
@@ -21,7 +22,15 @@ class Flat:
 
     bytes_per_s = 1e12
 
-    def product_s(self, rows: float, columns: float, inner: float, *, fp8: bool) -> float:
+    def product_s(
+        self,
+        rows: float,
+        columns: float,
+        inner: float,
+        *,
+        fp8: bool,
+        scaled: Fp8 = "per-product",
+    ) -> float:
         return 2 * rows * columns * inner / (2e15 if fp8 else 1e15)
 
     def attention_s(
@@ -35,6 +44,9 @@ class Flat:
         pack_tokens: Floats | None = None,
     ) -> Floats:
         return np.asarray(doc_tokens, np.float64)
+
+    def attention_slowdown(self, kernel: Attention) -> float:
+        return 1.0
 
 
 def parts(layout: Layout, *, sparse: bool = False, **changes: object) -> Floats:

@@ -8,7 +8,7 @@ from equipoise.cost.step.request import StepOptions
 from equipoise.plan.answer.final import price_finalists, smallest_cluster
 from equipoise.plan.search.search import Search
 from equipoise.plan.space.choice import Choice
-from equipoise.plan.space.columns import list_space
+from equipoise.plan.space.listing import list_space
 from equipoise.sim.machine import Machine
 from equipoise.spec.cluster.spec import find_cluster
 from equipoise.spec.model.presets import PLANNED

@@ -19,12 +19,14 @@ from equipoise.plan.space.columns import Space
 from equipoise.plan.space.packs import sort_batches
 from equipoise.sim.parts import StepParts
 from equipoise.sim.step import price_step
+from equipoise.spec.program.file import read_program
 from support.bounded_spaces import MODELS, draws, setting
 from support.drawn_batches import batches_of, packer_of
 
 STACKS = {
     "ours": Stack(),
     "theirs": Stack(attention="unfused", sequence_parallel=False, split="equal", dropout=True),
+    **{name: read_program(name).stack for name in ("megatron-core", "torchtitan-eager")},
 }
 
 

@@ -8,14 +8,15 @@ from hypothesis import strategies as st
 from equipoise.balance.stage import split_stages
 from equipoise.cost.link import Op, collective_s, strided_group
 from equipoise.cost.step.request import StepOptions
-from equipoise.plan.bounds.group import full_rank, fullest_rank_bound_s
+from equipoise.plan.bounds.group import full_rank, fullest_rank_bound_s, group_bound_s
 from equipoise.plan.bounds.kernels import Kernels
-from equipoise.plan.space.columns import list_space
+from equipoise.plan.space.listing import list_space
 from equipoise.plan.space.packs import sort_batches
 from equipoise.schedule.pipeline.schedule import place_in_loop, place_in_v
 from equipoise.sim.machine import Machine
 from equipoise.sim.step import price_step
 from equipoise.spec.cluster.spec import find_cluster
+from equipoise.spec.program.file import read_program
 from equipoise.spec.words import read_model
 
 
@@ -43,6 +44,22 @@ def test_few_stages_pay_for_what_travels() -> None:
     price = price_step(model, machine, choice.layout, choice.options)
     assert price.terms["data traffic"] > 0.1 * price.step_s
     assert 0.7 * price.step_s < found <= price.step_s
+
+
+@pytest.mark.parametrize("recompute", ["none", "every-2", "selective", "full"])
+@pytest.mark.parametrize("program", ["torchtitan", "fsdp", "megatron-core"])
+def test_the_bound_knows_what_is_not_computed_again(program: str, recompute: str) -> None:
+    model = read_model("layers=8,hidden=4096,heads=32,kv_heads=8,vocab=32000")
+    base = StepOptions(4096, 64, recompute=recompute, stack=read_program(program).stack)
+    machine = Machine(find_cluster("h100-sxm:8"))
+    fixed = {"tp": 2, "cp": 1, "pp": 1, "zero": 1, "recompute": recompute, "micro_batch": 1}
+    space = list_space(model, 8, base, fixed=fixed)
+    choice = space.choice(0)
+    passes = Kernels(model, machine).group_passes(choice, sort_batches([[4096]]))
+    rows = np.zeros(1, dtype=np.int64)
+    found = group_bound_s(model, machine, space, rows, passes, {}, has_documents=False)[0]
+    price = price_step(model, machine, choice.layout, choice.options)
+    assert 0.9 * price.step_s < found <= price.step_s
 
 
 @given(

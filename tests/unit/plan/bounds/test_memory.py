@@ -10,7 +10,8 @@ from equipoise.base.errors import LayoutError
 from equipoise.cost.step.request import StepOptions
 from equipoise.plan.bounds.kernels import Kernels
 from equipoise.plan.bounds.memory import even_layers, least_in_flight, stage_bound_bytes
-from equipoise.plan.space.columns import Space, list_space
+from equipoise.plan.space.columns import Space
+from equipoise.plan.space.listing import list_space
 from equipoise.plan.space.packs import sort_batches
 from equipoise.schedule.pipeline.prices import make_prices
 from equipoise.schedule.pipeline.replay import count_in_flight

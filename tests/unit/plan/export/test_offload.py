@@ -9,7 +9,7 @@ from equipoise.base.errors import SpecError
 from equipoise.cost.step.request import StepOptions
 from equipoise.plan.export.settings import EXPORTS, to_megatron
 from equipoise.plan.space.choice import Choice
-from equipoise.plan.space.columns import list_space
+from equipoise.plan.space.listing import list_space
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import PLANNED
 from equipoise.spec.offload import OFFLOADS, Offload

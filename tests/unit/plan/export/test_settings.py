@@ -10,7 +10,7 @@ from equipoise.cost.step.request import StepOptions
 from equipoise.plan.export.model import megatron_model
 from equipoise.plan.export.settings import EXPORTS, to_megatron, to_torchtitan
 from equipoise.plan.space.choice import Choice
-from equipoise.plan.space.columns import list_space
+from equipoise.plan.space.listing import list_lattice
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import PLANNED
 
@@ -301,7 +301,7 @@ def test_what_torchtitan_does_not_carry(model: str, layout: Layout, message: str
 def test_a_search_is_kept_to_what_is_not_refused(name: str, model: str) -> None:
     program, write = EXPORTS[name]
     spec = PLANNED[model]
-    space = list_space(spec, 8, StepOptions(8192, 24))
+    space = list_lattice(spec, 8, StepOptions(8192, 24))
     kept = program.keep(spec, space)
     assert 0 < len(kept) < len(space)
     rows = np.random.default_rng(0).permutation(len(space))[:400]
@@ -319,7 +319,7 @@ def test_a_search_is_kept_to_what_is_not_refused(name: str, model: str) -> None:
 
 def test_a_search_of_which_a_program_can_do_nothing() -> None:
     model = PLANNED["llama3-8b"]
-    space = list_space(model, 8, StepOptions(8192, 16), fixed={"recompute": "attention"})
+    space = list_lattice(model, 8, StepOptions(8192, 16), fixed={"recompute": "attention"})
     with pytest.raises(SpecError) as caught:
         EXPORTS["torchtitan"][0].keep(model, space)
     assert str(caught.value) == (

@@ -13,7 +13,7 @@ from equipoise.plan.layers.search import lagrangian_bound_s, plan_base, plan_lay
 from equipoise.plan.layers.table import list_strategies, price_strategies
 from equipoise.plan.search.search import Search
 from equipoise.plan.space.choice import Choice
-from equipoise.plan.space.columns import list_space
+from equipoise.plan.space.listing import list_space
 from equipoise.sim.machine import Machine
 from equipoise.sim.mixed.layers import LayerStrategy
 from equipoise.sim.mixed.replay import run_layered

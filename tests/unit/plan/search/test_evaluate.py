@@ -6,7 +6,7 @@ from equipoise.cost.step.request import StepOptions
 from equipoise.plan.answer.run_steps import COMPARED
 from equipoise.plan.search.search import Search
 from equipoise.plan.space.choice import Choice
-from equipoise.plan.space.columns import list_space
+from equipoise.plan.space.listing import list_space
 from equipoise.sim.machine import Machine
 from equipoise.sim.step import Documents, price_step
 from equipoise.spec.cluster.spec import find_cluster

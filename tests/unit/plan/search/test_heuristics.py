@@ -11,7 +11,7 @@ from equipoise.plan.search.incumbent import Priced
 from equipoise.plan.search.mixed import ClassSearch
 from equipoise.plan.search.search import Search
 from equipoise.plan.space.choice import Choice
-from equipoise.plan.space.columns import COLUMNS, Space, list_space
+from equipoise.plan.space.listing import list_lattice, list_space
 from equipoise.sim.machine import Machine
 from equipoise.sim.step import Documents, price_step
 from equipoise.spec.cluster.spec import find_cluster
@@ -70,15 +70,15 @@ def test_what_is_fixed_is_kept_where_no_recipe_has_it() -> None:
 
 
 def test_the_list_of_recipes_is_part_of_the_list_of_all() -> None:
-    def rows_of(space: Space) -> set[tuple[int, ...]]:
-        return set(zip(*(space[name].tolist() for name in COLUMNS), strict=True))
-
     model, base = read_model("mixtral-8x7b"), StepOptions(4096, 32)
-    some, every = (rows_of(list_space(model, 32, base, only=only)) for only in (RECIPES, None))
-    assert some < every and len(some) < 0.2 * len(every)
-    fixed: dict[str, int | str] = {"tp": 16, "zero": 0}
-    of_fixed = rows_of(list_space(model, 32, base, fixed=fixed, only=RECIPES))
-    assert of_fixed and {(row[0], row[6]) for row in of_fixed} == {(16, 0)}
+    every = list_lattice(model, 32, base)
+    some = every.find(RECIPES)
+    assert 0 < len(some) < 0.3 * len(every)
+    space = every.keep(some)
+    assert all(set(space[name].tolist()) <= set(places) for name, places in RECIPES.items())
+    lattice = list_lattice(model, 32, base, fixed={"tp": 16, "zero": 0})
+    fixed = lattice.keep(lattice.find(RECIPES))
+    assert {*zip(fixed["tp"].tolist(), fixed["zero"].tolist(), strict=True)} == {(16, 0)}
 
 
 @pytest.mark.parametrize("seconds", [100])

@@ -16,7 +16,8 @@ from equipoise.plan.search.incumbent import Priced
 from equipoise.plan.search.mixed import ClassSearch, least_worst
 from equipoise.plan.search.offload import search_offloaded
 from equipoise.plan.space.choice import Choice
-from equipoise.plan.space.columns import Space, list_space
+from equipoise.plan.space.columns import Space
+from equipoise.plan.space.listing import list_space
 from equipoise.sim.machine import Machine
 from equipoise.sim.mixed.replay import run_sites
 from equipoise.spec.cluster.link import find_link

@@ -17,7 +17,8 @@ from equipoise.plan.search.incumbent import Outcome
 from equipoise.plan.search.offload import search_offloaded
 from equipoise.plan.search.search import Search
 from equipoise.plan.space.choice import Choice
-from equipoise.plan.space.columns import Space, list_space
+from equipoise.plan.space.columns import Space
+from equipoise.plan.space.listing import list_space
 from equipoise.plan.space.packs import sort_batches
 from equipoise.sim.machine import Machine
 from equipoise.sim.parts import StepParts

@@ -11,7 +11,8 @@ from equipoise.plan.answer.run_steps import COMPARED
 from equipoise.plan.search.incumbent import Outcome, Priced, SearchProgress
 from equipoise.plan.search.search import Search
 from equipoise.plan.space.choice import Choice
-from equipoise.plan.space.columns import Space, list_space
+from equipoise.plan.space.columns import Space
+from equipoise.plan.space.listing import list_space
 from equipoise.plan.space.packs import Packer, Packs
 from equipoise.sim.machine import Machine
 from equipoise.sim.step import Documents, price_step

@@ -19,7 +19,7 @@ from equipoise.plan.search.incumbent import Outcome, Priced
 from equipoise.plan.search.search import Search
 from equipoise.plan.search.team import Team, spare_cores
 from equipoise.plan.space.choice import Choice
-from equipoise.plan.space.columns import list_space
+from equipoise.plan.space.listing import list_space
 from equipoise.sim.machine import Machine
 from equipoise.spec.cluster.spec import find_cluster
 from equipoise.spec.words import read_model

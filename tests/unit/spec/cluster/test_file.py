@@ -165,3 +165,52 @@ def test_files_that_are_missing_or_wrong_altogether(tmp_path: Path) -> None:
         "name = x\n",
         "cluster.toml:1  not TOML: Invalid value (column 8).",
     )
+
+
+SITES = """name = "s"
+between = "ethernet-25"
+trunk_gbit_per_s = {trunk}
+[[nodes]]
+name = "a"
+device = "h100-sxm"
+nodes = 4
+[[nodes]]
+name = "b"
+device = "h100-sxm"
+nodes = 4
+"""
+
+
+def test_a_trunk_is_one_pipe_for_all_ports(tmp_path: Path) -> None:
+    narrow, wide = (_read(tmp_path, SITES.format(trunk=trunk)) for trunk in (50, 1e6))
+    ports = _read(tmp_path, SITES.format(trunk=1).replace("trunk_gbit_per_s = 1\n", ""))
+    assert narrow.trunk_bytes_per_s == 50e9 / 8 and ports.trunk_bytes_per_s is None
+    whole = list(range(64))
+    slow, fast, free = (
+        float(collective_s("all_reduce", 1e10, group_of(each, whole)).s)
+        for each in (narrow, wide, ports)
+    )
+    # Four ports of 25 Gb/s are twice the trunk.
+    assert fast == free and slow == pytest.approx(2 * free, rel=1e-2)
+    one, many = (
+        float(collective_s("send", 1e8, group_of(narrow, [0, 32], at_once=count)).s)
+        for count in (1, 32)
+    )
+    assert many > one == float(collective_s("send", 1e8, group_of(ports, [0, 32])).s)
+
+
+def test_a_trunk_that_no_message_fits_or_that_joins_nothing(tmp_path: Path) -> None:
+    _refused(
+        tmp_path,
+        SITES.format(trunk=10),
+        "cluster.toml:3  trunk_gbit_per_s: 10 Gb/s is narrower than one message, which leaves a "
+        'node at the 25 Gb/s of between = "ethernet-25". Give 25 or more, or a slower link as '
+        "between.",
+    )
+    alone = 'name = "s"\ntrunk_gbit_per_s = 10\n[[nodes]]\ndevice = "h100-sxm"\nnodes = 4\n'
+    _refused(
+        tmp_path,
+        alone,
+        "cluster.toml:2  trunk_gbit_per_s: joins nodes of different classes, and there is one. "
+        "Leave it out.",
+    )

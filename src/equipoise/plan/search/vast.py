@@ -1,0 +1,303 @@
+"""Branch and bound over a lattice: the first good answer in seconds, whatever its size.
+
+Why
+    Where there are tens of millions of choices, listing them takes longer than an answer may, and
+    more memory than a laptop has. Their bounds need no list.
+
+What it decides
+    The root branches into cells that run the same kernels. These wait by their kernels' time, and
+    only those that may beat the incumbent are surveyed (``plan.search.survey``); from there on
+    every node is one of ``plan.search.search``.
+
+    The incumbent comes before any bound: published recipes of the model, warm starts and local
+    search among the choices that recipes differ in, then local search among all choices of the best
+    cells. Unlike those of a small space they stay, so that no answer is worse than a recipe.
+
+Kept true (tests/unit/plan/search/test_vast.py)
+    On small spaces the answer is that of pricing every row; the bound holds at every moment; no
+    seed that fits is faster than the answer.
+
+Sources
+    As ``plan.search.search``.
+"""
+
+import heapq
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import numpy as np
+
+from equipoise.base.arrays import Floats, Ints
+from equipoise.plan.bounds.roofline import memory_guess_bytes, needed_bytes, peak_bound_s
+from equipoise.plan.search.deadline import Deadline
+from equipoise.plan.search.evaluate import Estimates
+from equipoise.plan.search.heuristics import RECIPES, climb, guess_s, waiting
+from equipoise.plan.search.incumbent import Incumbent, Reached
+from equipoise.plan.search.search import FAMILY, KERNELS, OWN, ROW, SPLIT, Node, Search
+from equipoise.plan.search.survey import Survey, VastEstimates
+from equipoise.plan.search.team import Home, Team, spare_cores
+from equipoise.plan.space.columns import Space, group_equal
+from equipoise.plan.space.lattice import Lattice
+from equipoise.schedule.compiled import compile_loop
+from equipoise.schedule.pipeline.sweep import fill, sweep
+from equipoise.sim.machine import Machine
+from equipoise.spec.model.presets import ModelSpec
+
+VAST = 150_000
+"""From this many choices on, a space is not listed."""
+
+LOOK, SURVEY, BLOCK = -3, -2, -1
+"""How tightly nodes are bounded that come before a family: cells by nothing, by their kernels;
+choices of a survey by what is cheap."""
+
+_QUESTIONS = {LOOK: "kernels_s", SURVEY: "survey", BLOCK: "tighten", FAMILY: "family_s"}
+_QUESTIONS |= {ROW: "split_s", SPLIT: "own_s", OWN: "price"}
+_WEIGHTS = {LOOK: 8, SURVEY: 128, BLOCK: 32, FAMILY: 1, ROW: 1, SPLIT: 4, OWN: 64}
+_AT_ONCE = 512
+"""Weight of the nodes that are evaluated together."""
+_TIGHTENED = 64
+"""Choices of a survey that are tightened at a time."""
+_STARTS, _MOST_STARTS = 16, 96
+"""Warm starts that are priced together, and as many again while they get better; and at most."""
+_LOOKS = 160
+"""Kernels that are priced before the first choice is."""
+_TOO_LARGE = 4.0
+"""How much slower a choice is guessed to be that will hardly fit."""
+_COMMON = 400_000
+"""The most choices that are columns for the local search."""
+_BEST = 4
+"""Cells whose choices are all looked at by the local search."""
+_SEED_SHARE, _CLIMB_SHARE = 0.2, 0.25
+"""Shares of the time for warm starts, and of what is left for the local search."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Likely:
+    """Some rows that may fit."""
+
+    space: Space
+    rows: Ints
+    """Their numbers in the lattice, int64 [n]."""
+    memory: Floats
+    """A guess of their memory over what a device has, float64 [n]."""
+    guess: Floats
+    """And of their time, float64 [n] [s]."""
+
+
+def _differing(likely: _Likely, each: int, most: int) -> Iterator[list[int]]:
+    """Places of the likeliest that differ in a degree or in recomputation, some at a time."""
+    order = np.argsort(likely.guess, kind="stable")
+    names = ("tp", "cp", "pp", "ep", "zero", "recompute")
+    codes = np.stack([likely.space[name][order] for name in names])
+    first = np.sort(np.unique(codes, axis=1, return_index=True)[1])[:most]
+    places = order[first].tolist()
+    for at in range(0, len(places), each):
+        yield places[at : at + each]
+
+
+def least_peak_s(model: ModelSpec, machine: Machine, lattice: Lattice, *, packs: bool) -> float:
+    """Lower bound of every choice: all useful FLOP at the devices' peak [s]."""
+    one = lattice.keep(lattice.firsts[:1])
+    alone = {"recompute": one["recompute"] * 0, "pp": one["pp"] // one["pp"]}
+    alone["dp"] = one["dp"] * one["pp"]
+    space = Space(one.columns | alone, lattice.base)
+    return float(peak_bound_s(model, machine, space, has_documents=packs)[0])
+
+
+Ask = Callable[[list[int]], list[float]]
+"""Seconds of some rows; infinite of one that does not fit."""
+
+
+@dataclass(slots=True)
+class VastSearch(Search):
+    """A search of a lattice."""
+
+    published: tuple[int, ...] = ()
+    """Numbers of published recipes, priced first."""
+    _cells: list[Ints] = field(default_factory=list)
+    """Cells of each group."""
+    _surveys: list[tuple[Survey, int]] = field(default_factory=list)
+    """And how many of its choices were tightened."""
+    _looked: dict[int, float] = field(default_factory=dict)
+    """Kernels' bound of some groups [s]."""
+    _group_of: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """Group of each cell, int64 [cells]."""
+
+    @property
+    def lattice(self) -> Lattice:
+        """The space."""
+        return cast(Lattice, self.space)
+
+    def _make_estimates(self) -> Estimates:
+        return VastEstimates(self.model, self.machine, self.lattice, self.packer)
+
+    def _price_seeds(self, priced: list[Any], due: Deadline) -> None:
+        """Seeds are priced in ``_run``, whose incumbents they are."""
+
+    def _run(self, best: Incumbent, reached: Reached, due: Deadline) -> None:
+        """Search until nothing can be ``gap`` faster, or the time is over."""
+        for loop in (sweep, fill):
+            compile_loop(loop)
+        lattice = self.lattice
+        reached.rows, reached.bound_s = len(lattice), self._peak_s()
+        names = [lattice.cells[name] for name in KERNELS]
+        names += [lattice.cells["dp"]] if self.packer is not None else []
+        self._cells, self._surveys, self._looked = group_equal(names), [], {}
+        self._group_of = np.empty(len(lattice.cells["tp"]), dtype=np.int64)
+        for at, cells in enumerate(self._cells):
+            self._group_of[cells] = at
+        frontier: list[Node] = [(reached.bound_s, LOOK, at) for at in range(len(self._cells))]
+        with Team(self.estimates.answer, spare_cores()) as team:
+            self._start(best, team, reached, due)
+            for at, bound in self._looked.items():
+                frontier[at] = (max(reached.bound_s, bound), SURVEY, at)
+            frontier = [node for node in frontier if node[0] < np.inf]
+            heapq.heapify(frontier)
+            self._best_first(frontier, best, team, reached, due)
+
+    def _peak_s(self) -> float:
+        """All useful FLOP at the devices' peak [s]."""
+        return least_peak_s(self.model, self.machine, self.lattice, packs=self.packer is not None)
+
+    def _start(self, best: Incumbent, team: Team, reached: Reached, due: Deadline) -> None:
+        """Published recipes, warm starts, and local search from them."""
+        lattice, lowest = self.lattice, reached.bound_s
+
+        def price(rows: list[int]) -> list[float]:
+            self._evaluate(team, best, [(lowest, OWN, row) for row in rows])
+            return [best.fitting_s(row) for row in rows]
+
+        price(list(self.published))
+        rows = lattice.find(RECIPES)
+        common = self._likely(team, best, rows[:: -(-len(rows) // _COMMON)])
+        start_due, climb_due = due.part(_SEED_SHARE), due.part(_SEED_SHARE + _CLIMB_SHARE)
+        before = np.inf
+        for some in _differing(common, _STARTS, _MOST_STARTS):
+            price(common.rows[some].tolist())
+            if start_due.is_over() or (best.best_s < np.inf and best.best_s >= before):
+                break
+            before = best.best_s
+        self._climb_among(common, price, climb_due)
+        ranked = sorted(best.fitting, key=lambda row: (best.fitting_s(row), row))
+        cells = list(dict.fromkeys(self._cell(row) for row in ranked))[:_BEST]
+        if cells and not climb_due.is_over():
+            near = lattice.rows_of(np.array(sorted(cells)))
+            self._climb_among(self._likely(team, best, near), price, climb_due)
+
+    def _cell(self, row: int) -> int:
+        return int(np.searchsorted(self.lattice.firsts, row, side="right")) - 1
+
+    def _likely(self, team: Team, best: Incumbent, rows: Ints) -> "_Likely":
+        """Those of some rows that may fit, with a guess of their time from their kernels'."""
+        space, packs = self.lattice.keep(rows), self.packer is not None
+        needs = needed_bytes(self.model, self.machine, space, has_documents=packs)
+        fits = needs <= self.machine.capacity_bytes
+        rows, space = rows[fits], space.keep(fits)
+        of_all = self.model, self.machine, space
+        peak = peak_bound_s(*of_all, has_documents=packs)
+        memory = np.maximum(needs[fits], memory_guess_bytes(self.model, space))
+        memory /= self.machine.capacity_bytes
+        rough = guess_s(space, peak) * np.where(memory > 1.0, _TOO_LARGE, 1.0)
+        group = self._group_of[np.searchsorted(self.lattice.firsts, rows, side="right") - 1]
+        order = np.argsort(rough, kind="stable")
+        first = np.unique(group[order], return_index=True)[1]
+        wanted = [at for at in group[order][np.sort(first)].tolist() if at not in self._looked]
+        nodes: list[Node] = [(0.0, LOOK, at) for at in wanted[:_LOOKS]]
+        self._looked |= dict(zip(wanted[:_LOOKS], self._evaluate(team, best, nodes), strict=True))
+        known = np.full(len(self._cells), np.nan)
+        known[list(self._looked)] = list(self._looked.values())
+        least = float(peak.min(initial=np.inf))
+        guess = known[group] * peak / least * waiting(space)
+        guess *= np.where((space["zero"] == 3) & (space["pp"] > 1), 2.0, 1.0)
+        slower = np.nanmedian(guess / rough) if np.isfinite(guess).any() else 1.0
+        guess = np.where(np.isfinite(guess), guess, rough * slower)
+        return _Likely(space, rows, memory, guess * np.where(memory > 1.0, _TOO_LARGE, 1.0))
+
+    def _climb_among(self, likely: "_Likely", price: Ask, due: Deadline) -> None:
+        """Local search among some rows."""
+
+        def ask(some: list[int]) -> list[float]:
+            return list(price(likely.rows[some].tolist()))
+
+        places = np.arange(len(likely.rows))
+        of_all = likely.space, places, likely.memory, likely.guess
+        climb(*of_all, ask, due.is_over, guess=likely.guess)
+
+    def _best_first(
+        self, frontier: list[Node], best: Incumbent, team: Team, reached: Reached, due: Deadline
+    ) -> None:
+        """Evaluate the nodes of the least bounds, until nothing can be ``gap`` faster."""
+        pruned_s = np.inf
+        while frontier:
+            cutoff = self._prunes_from_s(best)
+            reached.bound_s = min(frontier[0][0], pruned_s)
+            if frontier[0][0] >= cutoff:
+                break
+            if due.is_over():
+                return
+            nodes, weight = list[Node](), 0
+            while frontier and frontier[0][0] < cutoff and weight < _AT_ONCE:
+                nodes.append(heapq.heappop(frontier))
+                weight += _WEIGHTS[nodes[-1][1]]
+            reached.bounded += sum(level == FAMILY for _, level, _ in nodes)
+            for node, answer in zip(nodes, self._evaluate(team, best, nodes), strict=True):
+                if isinstance(answer, Survey):
+                    pruned_s = min(pruned_s, answer.pruned_s)
+                    reached.rows = (reached.rows or 0) - answer.too_large
+                    reached.least_bytes = min(reached.least_bytes, answer.least_bytes)
+                self._branch(frontier, node, answer)
+        reached.bound_s = min(frontier[0][0] if frontier else np.inf, pruned_s)
+        reached.is_done = True
+
+    def _question(self, node: Node, cutoff: float) -> tuple[tuple[Any, ...], int]:
+        """What to ask about a node, and a row of it."""
+        bound, level, at = node
+        if level in (LOOK, SURVEY):
+            row = int(self.lattice.firsts[self._cells[at][0]])
+            subject = (row,) if level == LOOK else (self._cells[at], bound, cutoff)
+            return (_QUESTIONS[level], *subject), row
+        if level == BLOCK:
+            survey, done = self._surveys[at]
+            some = slice(done, done + _TIGHTENED)
+            return ("tighten", survey.rows[some], survey.bound_s[some]), int(survey.rows[done])
+        return (_QUESTIONS[level], at), at
+
+    def _branch(self, frontier: list[Node], node: Node, answer: Any) -> float:
+        """Push the branches of an evaluated node."""
+        bound, level, at = node
+        if level == LOOK:
+            if np.isfinite(answer):
+                heapq.heappush(frontier, (max(bound, answer), SURVEY, at))
+        elif level == SURVEY:
+            self._push_block(frontier, len(self._surveys), answer, 0)
+        elif level == BLOCK:
+            survey, done = self._surveys[at]
+            for row, tight in zip(survey.rows[done:].tolist(), answer.tolist(), strict=False):
+                if np.isfinite(tight):
+                    heapq.heappush(frontier, (max(bound, tight), FAMILY, row))
+            self._push_block(frontier, at, survey, done + len(answer))
+        elif level == FAMILY:
+            siblings = int(self.lattice.factors[-1].sizes[self._cell(at)])
+            for row in range(at, at + siblings):
+                heapq.heappush(frontier, (max(bound, answer), ROW, row))
+        elif level < OWN:
+            heapq.heappush(frontier, (max(bound, answer), level + 1, at))
+        return float(np.inf)
+
+    def _push_block(self, frontier: list[Node], at: int, survey: Survey, done: int) -> None:
+        """What is left of a survey."""
+        if at == len(self._surveys):
+            self._surveys.append((survey, done))
+        self._surveys[at] = survey, done
+        if done < len(survey.rows):
+            heapq.heappush(frontier, (float(survey.bound_s[done]), BLOCK, at))
+
+    def _home(self, row: int, *, is_group: bool) -> Home:
+        """Who knows these kernels, and shares the same layers out over context ranks."""
+        one = self.lattice.keep(np.array([row]))
+        kernels = tuple(int(one[name][0]) for name in KERNELS)
+        return (kernels,) if is_group else (kernels, int(one["context_strategy"][0]))
+
+    def _weigh(self, level: int) -> float:
+        return _WEIGHTS[level]

@@ -1,0 +1,1 @@
+"""Packing policies compared on equal content: seconds, memory, delay, and bounds."""

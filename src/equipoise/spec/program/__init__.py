@@ -1,0 +1,1 @@
+"""Training programs as data: what each does, a TOML file with its sources."""

@@ -1,0 +1,123 @@
+"""A training program: what it can run, and how it runs it.
+
+Why
+    A plan that a program cannot run is worthless, and a forecast of one program is wrong for
+    another on the same devices.
+
+What it decides
+    Which settings a program has, and what it takes where none is given. A setting that it lacks is
+    refused by name, with those that it has.
+
+Kept true (tests/unit/spec/program/test_file.py)
+    Every shipped program refuses what it lacks and nothing else; each fact has a source.
+"""
+
+from dataclasses import dataclass
+
+from equipoise.base.errors import SpecError
+from equipoise.spec.catalog import SCHEDULES
+from equipoise.spec.device.spec import DeviceSpec
+from equipoise.spec.layout import ORDERS, Layout
+from equipoise.spec.program.stack import Stack
+
+DEFAULT = "equipoise"
+"""The program of a forecast that names none."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramSpec:
+    """One training program; a tuple that is None holds all settings, an empty one none."""
+
+    name: str
+    title: str
+    stack: Stack
+    orders: tuple[str, ...] | None
+    """Orders of ranks, by ``spec.layout.ORDERS``; the first is its own."""
+    schedules: tuple[str, ...] | None
+    recompute: tuple[str, ...] | None
+    context: tuple[str, ...] | None
+    """What travels between context ranks; the first is its own."""
+    precision: tuple[str, ...] | None
+    zero: tuple[int, ...] | None
+    sharding: str
+    """Which context rank holds which tokens."""
+    sources: tuple[tuple[str, str], ...]
+    """Where each fact comes from."""
+
+    @property
+    def order(self) -> str:
+        """The order of ranks that it takes by itself."""
+        return self.orders[0] if self.orders else next(iter(ORDERS))
+
+    @property
+    def context_strategy(self) -> str:
+        """What travels between context ranks if nothing else is asked for."""
+        return self.context[0] if self.context else "needed-kv"
+
+    def require_device(self, device: DeviceSpec) -> None:
+        """Refuse another program where steps are priced from what this one was timed to take.
+
+        Raises:
+            SpecError: names both.
+        """
+        if self.name != DEFAULT and device.is_here:
+            raise SpecError(
+                f"{device.name} is priced from what {DEFAULT} takes on it, and program {self.name} "
+                f"is another. Name a shipped device, or leave program out."
+            )
+
+    def require_own_layers(self) -> None:
+        """Refuse layers with strategies of their own in a program that has none.
+
+        Raises:
+            SpecError: names the program.
+        """
+        if self.name != DEFAULT:
+            raise SpecError(
+                f"program {self.name} lays out all layers alike, and layers gives them strategies "
+                f"of their own. Leave layers or program out."
+            )
+
+    def require(
+        self,
+        layout: Layout,
+        schedule: str,
+        recompute: str,
+        context_strategy: str,
+        precision: str,
+    ) -> None:
+        """Refuse what the program cannot run.
+
+        Raises:
+            SpecError: names the setting, and those that it has.
+        """
+        asked: list[tuple[str, object, tuple[object, ...] | None, str]] = [
+            ("precision", precision, self.precision, "--precision"),
+            ("recompute", recompute, self.recompute, "--recompute"),
+        ]
+        if layout.zero_ranks > 1:
+            asked.append(("zero", layout.zero, self.zero, "--layout zero="))
+        if layout.pp > 1:
+            asked.append(("schedule", schedule, self.schedules, "--schedule"))
+            if layout.dp > 1:
+                named = next(name for name, axes in ORDERS.items() if axes == layout.order)
+                asked.append(("order", named, self.orders, "--order"))
+        if layout.cp > 1:
+            asked.append(("context strategy", context_strategy, self.context, "--context-strategy"))
+        for what, value, known, flag in asked:
+            if known is None or value in known:
+                continue
+            if not known:
+                axis = "stages" if what == "schedule" else "context ranks"
+                size = f"pp={layout.pp}" if what == "schedule" else f"cp={layout.cp}"
+                raise SpecError(
+                    f"program {self.name} has no {axis}, and the layout has {size}. Give a layout "
+                    f"without {size.partition('=')[0]}, or another --program."
+                )
+            has = ", ".join(map(str, known))
+            raise SpecError(
+                f"program {self.name} cannot run {what} {value}; it has {has}. Give "
+                f"{flag}{'' if flag.endswith('=') else ' '}{known[0]}, or another --program."
+            )
+        if layout.pp > 1 and schedule not in SCHEDULES:
+            raise SpecError(f'schedule: "{schedule}" is not one of {", ".join(SCHEDULES)}.')
