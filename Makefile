@@ -1,5 +1,6 @@
 # make demo    install and see it work: four minutes on two idle cores, six on busy ones
 # make test    install what is missing and run every test that needs no accelerator
+# make recommend   train DLRM on MovieLens 100K on two ranks, and write its report
 # make quick   the inner loop: unit tests, lint and floors, in three minutes on two cores
 # make check   lint, types, floors, words
 # make map     write docs/map.md from the tree
@@ -19,7 +20,7 @@ PEERS := torchtitan torchdata tyro docstring_parser spmd_types megatron-core sky
 	verl tensordict ray omegaconf pyvers msgpack jsonschema jsonschema-specifications \
 	referencing rpds-py attrs
 
-.PHONY: demo test quick check lint docs map bench gpu clean
+.PHONY: demo recommend test quick check lint docs map bench gpu clean
 
 $(VENV)/.train: pyproject.toml constraints.txt
 	@echo "Installing equipoise and torch into $(VENV) (about a minute) ..."
@@ -50,6 +51,11 @@ demo: $(VENV)/.train
 	@echo
 	@echo "4. Twenty tokens of Python from what it has learned so far"
 	@$(BIN)/equipoise generate $(RUNS) "def " --tokens 20 --temperature 0.7 --top-k 40 --seed 1
+
+recommend: $(VENV)/.train
+	@$(PIP) -q --no-deps recbole 2>>$(LOG) || { cat $(LOG); exit 1; }
+	@$(BIN)/equipoise train recipes/recommend/run.toml
+	@$(BIN)/equipoise report runs/ml-100k
 
 test: $(VENV)/.dev
 	@mkdir -p .pytest_cache

@@ -1,6 +1,7 @@
 """The report in a real Chromium, from a file, with the network watched."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -8,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from equipoise.cli.main import main
 from equipoise.dash.report import write_report
+from equipoise.observe.reader import read_sides
 from equipoise.spec.plan import LOCK, Candidate, Plan
 from support.planned_price import PRICE
 
@@ -48,14 +51,19 @@ def reports(journals: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> d
     many = journals.write_run(root / "many", ranks=20, steps=300, name="many")
     unborn = journals.write_run(root / "unborn", steps=0, stop=False)
     alone = journals.write_run(root / "alone", ranks=1, steps=1, stop=False)
+    sides = read_sides(journals.write_sides(root / "sides"))
     planned = obeys(journals.write_run(root / "planned"))
+    explained = journals.write_run(root / "explained")
+    assert main(["drill", "--runbook", "slow-rank", str(explained), "--quiet"]) == 0
     sets = {
         "two": [in_order, by_work],
         "many": [many],
         "four": [in_order, by_work, many, alone],
+        "sides": [side.folder for side in sides],
         "unborn": [unborn],
         "alone": [alone],
         "planned": [planned],
+        "explained": [explained],
         "planned beside": [in_order, planned],
     }
     return {name: write_report(runs, root / f"{name}.html").as_uri() for name, runs in sets.items()}
@@ -73,7 +81,7 @@ def page(browser: Any, reports: dict[str, str]) -> Iterator[Any]:
     ("which", "scheme"),
     [("two", "light"), ("two", "dark")]
     + [(which, "light") for which in ("many", "four", "unborn", "alone")]
-    + [(which, "light") for which in ("planned", "planned beside")],
+    + [(which, "light") for which in ("planned", "planned beside", "explained")],
 )
 def test_it_is_whole(
     browser: Any, reports: dict[str, str], which: str, width: int, scheme: str
@@ -90,9 +98,23 @@ def test_it_is_whole(
     assert page.evaluate("window.reportFigures") == len(drawn)
     absent = {"alone": {"work", "skew"}, "unborn": set(FIGURES) - WITHOUT_STEPS}
     more = {"plan"} if which.startswith("planned") else set()
+    more |= {"runbook-0"} if which == "explained" else set()
     assert set(drawn) == set(FIGURES) - absent.get(which, set()) | more
     assert page.evaluate("document.body.innerText.match(/NaN|undefined|null|Infinity/)") is None
     assert page.evaluate("document.querySelectorAll('svg [d*=NaN], svg [x*=NaN]').length") == 0
+    page.close()
+
+
+def test_a_paired_ratio_has_its_interval(browser: Any, reports: dict[str, str]) -> None:
+    page = browser.open(reports["sides"], width=390)
+    rows = page.evaluate("[...document.querySelectorAll('#runs tr')].map(row => row.innerText)")
+    at = next(index for index, row in enumerate(rows) if row.startswith("Speed over in-order"))
+    kinds = ["measured", "90% interval", "predicted", "processor time"]
+    assert [kind in row for kind, row in zip(kinds, rows[at:], strict=False)] == [True] * 4
+    low, high = re.findall(r"(\d\.\d\d)–(\d\.\d\d)", rows[at + 1])[0]
+    measured = re.findall(r"(\d\.\d\d)×", rows[at])[0]
+    assert float(low) <= float(measured) <= float(high)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
     page.close()
 
 
@@ -113,6 +135,21 @@ def test_a_plan_stands_beside_the_run(browser: Any, reports: dict[str, str]) -> 
     ]
     table = page.evaluate("document.querySelector('table.runs').innerText")
     assert "planned" in table and "950 ms" in table and "768 MiB" in table
+    page.close()
+
+
+def test_a_runbook_is_drawn_with_a_row_for_each_step(browser: Any, reports: dict[str, str]) -> None:
+    page = browser.open(reports["explained"], width=390)
+    steps = "[...document.querySelectorAll('#runbook-0 svg .runbook-step')]"
+    names = page.evaluate(f"{steps}.map(each => each.textContent)")
+    assert names[0].startswith("Who is waited for")
+    assert len(names) >= 11
+    boxes = page.evaluate(
+        "[...document.querySelectorAll('#runbook-0 svg text')]"
+        ".map(each => each.getBoundingClientRect()).map(each => [each.left, each.right, each.top])"
+    )
+    assert all(0 < left < right <= 390 for left, right, _ in boxes)
+    assert [top for *_, top in boxes] == sorted(top for *_, top in boxes)
     page.close()
 
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import torch
 import transformers
 
+from equipoise.base.errors import ModelError
 from equipoise.cli.main import main
 from equipoise.parallel.theirs.cached import CachedTheirs
 from equipoise.serve.generate import Generator, generate
@@ -182,6 +184,42 @@ def test_a_text_longer_than_the_trained_window_is_noticed(
     assert capsys.readouterr().err == (
         f"Prompt and new tokens may reach {tokens + 100} tokens, and the model was trained with "
         "windows of 128: what comes after may make less sense.\n"
+    )
+
+
+def test_a_long_prompt_shows_how_much_of_it_is_read(
+    llama: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompt = "some words " * 2600
+    assert main(["generate", str(llama), prompt, "--tokens", "2"]) == 0
+    captured = capsys.readouterr()
+    whole = generate(llama, prompt, tokens=2)
+    assert captured.out == f"{prompt}{whole.text}\n"
+    size = len(whole.prompt_ids)
+    assert re.search(rf"\nread {size:,} tokens: done in \S+ m?s\n$", captured.err)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_weights_that_are_not_finite_are_refused(llama: Path, temperature: float) -> None:
+    generator = Generator(open_model(llama))
+    with torch.no_grad():
+        for weight in generator.trained.state.values():
+            weight.fill_(torch.nan)
+    with pytest.raises(ModelError) as caught:
+        generator.generate("some words", tokens=2, sampling=Sampling(temperature))
+    assert str(caught.value) == (
+        "The model's largest logit is nan, so no token can be chosen. Check its weights."
+    )
+
+
+def test_a_prompt_of_millions_of_tokens_is_refused(
+    llama: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n" * 1_100_000))
+    assert main(["generate", str(llama), "--tokens", "2"]) == 2
+    assert re.fullmatch(
+        r"The prompt has 1,\d{3},\d{3} tokens, and at most 1,048,576 are read. Shorten it.\n",
+        capsys.readouterr().err,
     )
 
 

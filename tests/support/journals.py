@@ -1,6 +1,7 @@
 """Write journals of made-up but believable runs, by the journal's schema."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -260,3 +261,16 @@ def _heaviest_first(documents: np.ndarray, ranks: int) -> list[list[int]]:
         shares[rank].append(tokens)
         load[rank] += price_s(tokens)
     return shares
+
+
+def write_sides(
+    folder: Path, policies: Sequence[str] = ("in-order", "by-work"), session: int = 7
+) -> Path:
+    """A run that compares policies, as ``train --compare`` leaves it."""
+    for policy in policies:
+        write_run(folder / policy, policy=policy, steps=12)
+        file = folder / policy / "journal" / "rank-00000.jsonl"
+        first, _, rest = file.read_text().partition("\n")
+        start = json.loads(first) | {"compared": {"policies": policies, "session": session}}
+        file.write_text(json.dumps(start) + "\n" + rest)
+    return folder

@@ -9,6 +9,8 @@ from equipoise.spec.run.resolved import ResolvedFile
 from equipoise.spec.run.spec import (
     CheckpointSpec,
     EvalSpec,
+    ExpertsSpec,
+    FaultSpec,
     LayoutSpec,
     PackSpec,
     RunSpec,
@@ -35,6 +37,7 @@ class MakeRun:
         init_folder: str = "",
         held: TokenStore | None = None,
         evaluate: EvalSpec | None = None,
+        experts: ExpertsSpec | None = None,
         **keys: object,
     ) -> ResolvedFile:
         small = {
@@ -58,7 +61,9 @@ class MakeRun:
             train=table(TrainSpec),
             layout=dataclasses.replace(table(LayoutSpec), **placed),
             checkpoint=table(CheckpointSpec),
+            fault=table(FaultSpec),
             eval=evaluate or EvalSpec(),
+            experts=experts or ExpertsSpec(),
         )
         assert not left
         return ResolvedFile(

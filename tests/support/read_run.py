@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from equipoise.fault.drill.facts import processes
 from support.ranks.on_ranks import Ended
 
 EXACT = 1e-5
@@ -30,16 +31,4 @@ def events(folder: Path, name: str = "", rank: int = 0) -> list[dict]:
 
 def ranks_of(folder: Path) -> dict[int, int]:
     """Process of each rank of a run's folder that is alive."""
-    alive = {}
-    for entry in Path("/proc").iterdir():
-        try:
-            words = (entry / "cmdline").read_bytes().split(b"\0")
-            if b"equipoise.train.worker" not in words or str(folder).encode() not in words:
-                continue
-            environment = (entry / "environ").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        rank = [word for word in environment if word.startswith(b"RANK=")]
-        if rank:  # the agent has none
-            alive[int(rank[0].removeprefix(b"RANK="))] = int(entry.name)
-    return alive
+    return processes(folder)

@@ -1,5 +1,6 @@
 """The house: rooms of at most 20 files, files of at most 400 lines, names without their room's."""
 
+import re
 import subprocess
 from collections import Counter
 from itertools import pairwise
@@ -42,3 +43,18 @@ def test_a_sub_room_is_not_named_after_its_room() -> None:
     rooms = {path.parent for path in kept_files() if path.parts[0] == "src"}
     doubled = [room for room in rooms for above, below in pairwise(room.parts) if above == below]
     assert doubled == []
+
+
+def test_every_test_that_a_source_file_names_is_there() -> None:
+    """``Kept true (tests/unit/a/test_b.py, test_c.py)``: the second stands beside the first."""
+    missing = []
+    for path in kept_files():
+        if path.parts[0] != "src" or path.suffix != ".py":
+            continue
+        folder = Path()
+        for listed in re.findall(r"Kept true \(([^)]*)\)", (ROOT / path).read_text()):
+            for name in re.findall(r"[\w/]*\btest_\w+\.py", listed):
+                folder = Path(name).parent if "/" in name else folder
+                if not (ROOT / folder / Path(name).name).is_file():
+                    missing.append(f"{path}: {name}")
+    assert missing == []

@@ -71,8 +71,38 @@ class FaultError(EquipoiseError):
 
 
 class HungError(FaultError):
-    """A rank waited for another beyond the deadline."""
+    """A rank waited for another beyond the deadline.
+
+    Args:
+        message: Who waited for whom.
+        missing: Ranks that never came while all started.
+        rank: The only rank that was waited for, if that is certain.
+    """
+
+    def __init__(
+        self, message: str, missing: tuple[int, ...] = (), rank: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.missing, self.rank = missing, rank
+
+
+class MismatchError(FaultError):
+    """Ranks called collectives that do not match."""
 
 
 class NonFiniteError(FaultError):
     """A loss or a gradient is not a number; nothing was changed by it."""
+
+
+class CorruptError(FaultError):
+    """Bytes of weights or moments have changed though nothing wrote to them.
+
+    Args:
+        message: Who holds them.
+        verified: The last step after which all bytes were known to be right.
+        rank: The only rank that holds them, if that is certain.
+    """
+
+    def __init__(self, message: str, verified: int = 0, rank: int | None = None) -> None:
+        super().__init__(message)
+        self.verified, self.rank = verified, rank

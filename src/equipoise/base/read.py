@@ -19,6 +19,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from equipoise.base.damage import plain_words
+
 _DEEPEST = 64
 """Most levels of brackets; equipoise itself writes 6."""
 _MOST_BITS = 64
@@ -98,7 +100,7 @@ def reason(error: Exception) -> str:
     if hasattr(error, "errors"):  # pydantic's; the first fault is enough
         return _say_first(error.errors(include_url=False)[0])
     words = getattr(error, "strerror", None)
-    return f"{words[0].lower()}{words[1:]}" if words else str(error)
+    return f"{words[0].lower()}{words[1:]}" if words else plain_words(str(error))
 
 
 def _say_first(fault: dict[str, Any]) -> str:
@@ -116,6 +118,15 @@ def _say_first(fault: dict[str, Any]) -> str:
         kind = kind.replace("a valid integer", "a whole number").replace("valid ", "")
         return f"{place} must be {kind}"
     return f"{place}: {words[0].lower()}{words[1:]}"
+
+
+class NotJsonError(json.JSONDecodeError):
+    """A text is not JSON; in words for a sentence."""
+
+    def __str__(self) -> str:
+        words = self.msg.removesuffix(" at").removesuffix(" starting")
+        at = f"line {self.lineno:,}, column {self.colno:,}"
+        return f"it is not JSON at {at}: {words[:1].lower()}{words[1:]}"
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -136,8 +147,8 @@ def parse_json(text: str | bytes) -> Any:
         raise _too_deep() from None
     except UnicodeDecodeError:
         raise ValueError("it is not UTF-8 text") from None
-    except json.JSONDecodeError:
-        raise
+    except json.JSONDecodeError as error:
+        raise NotJsonError(error.msg, error.doc, error.pos) from None
     except ValueError as error:
         raise _say_too_long(error) from None
     if text.count("[") + text.count("{") > _DEEPEST or _DIGITS.search(text):

@@ -4,7 +4,7 @@ import io
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _WIDTH_OFF_TERMINAL = 120
 _MOST_COLUMNS = 10_000
+_SAY_EVERY_S = 30.0
 
 
 class OutputError(Exception):
@@ -106,24 +107,29 @@ def width_off_terminal(otherwise: int = _WIDTH_OFF_TERMINAL) -> int:
 
 
 class StageProgress:
-    """Shows how far a stage is: a bar on a terminal, else one line when the stage ends.
+    """Shows how far a stage is: a bar on a terminal, else a line at its end and every 30 s.
 
     It writes to stderr, so that the answer of a verb can be piped.
     """
 
-    def __init__(self, quiet: bool = False, file: TextIO | None = None) -> None:
-        self._quiet = quiet
+    def __init__(
+        self,
+        quiet: bool = False,
+        file: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._quiet, self._clock = quiet, clock
         self._file = file or sys.stderr
         self._label = ""
         self._total = 0
         self._done = 0
-        self._started_s = 0.0
+        self._started_s = self._said_s = 0.0
         self._bar: Progress | None = None
 
     def start(self, label: str, total: int) -> None:
         """A stage begins; ``total`` is in any unit that ``advance`` shares."""
         self._label, self._total, self._done = label, total, 0
-        self._started_s = time.monotonic()
+        self._started_s = self._said_s = self._clock()
         if not self._quiet and self._file.isatty():
             self._bar = _make_bar(self._file)
             self._bar.add_task(label, total=total)
@@ -134,6 +140,11 @@ class StageProgress:
         self._done += amount
         if self._bar is not None:
             self._bar.advance(self._bar.task_ids[0], amount)
+        elif not self._quiet and self._clock() - self._said_s >= _SAY_EVERY_S:
+            self._said_s = self._clock()
+            spent = format_seconds(self._said_s - self._started_s)
+            self._file.write(f"{self._label}: {self._share} after {spent}\n")
+            self._file.flush()
 
     def finish(self) -> None:
         """The stage ended, well or not."""
@@ -141,7 +152,7 @@ class StageProgress:
             self._bar.stop()
             self._bar = None
         elif not self._quiet:
-            spent = format_seconds(time.monotonic() - self._started_s)
+            spent = format_seconds(self._clock() - self._started_s)
             is_whole = self._done >= self._total
             how = f"done in {spent}" if is_whole else f"stopped at {self._share} after {spent}"
             self._file.write(f"{self._label}: {how}\n")
@@ -149,7 +160,7 @@ class StageProgress:
 
     @property
     def _share(self) -> str:
-        return f"{100 * self._done // self._total}%"
+        return f"{100 * min(self._done, self._total) // max(self._total, 1)}%"
 
 
 def make_progress(quiet: bool = False) -> StageProgress:

@@ -1,14 +1,18 @@
 """``equipoise generate``: a trained model continues a text."""
 
 import argparse
+import itertools
 import json
 import os
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from equipoise.base.errors import SpecError
+from equipoise.cli.console import make_progress
 from equipoise.cli.counts import require_counts
 
 if TYPE_CHECKING:
@@ -38,6 +42,8 @@ token came) or "length".
 
 _TOKENS, _CHAT_TOKENS = 256, 1024
 _MOST_TOKENS = 1 << 20
+_LONG_TOKENS = 4096
+"""A longer prompt takes a while to read, which is shown."""
 _ALONE_PARAMS = 1_000_000_000
 
 
@@ -101,11 +107,11 @@ def run(args: argparse.Namespace) -> int:
     talk: list[dict[str, str]] = []
     if args.system is not None:
         talk.append({"role": "system", "content": args.system})
-    if args.chat:
-        generator.encode([*talk, {"role": "user", "content": ""}])  # refused before it is asked
     if text is not None:
         _answer(generator, text, talk, sampling, args)
         return 0
+    if args.chat:
+        generator.encode([*talk, {"role": "user", "content": ""}])  # refused before it is asked
     while True:
         try:
             text = input("> ")
@@ -177,17 +183,40 @@ def _answer(
         talk.append({"role": "user", "content": text})
         prompt = talk
     silent = args.quiet or args.json
+    ids = generator.encode(prompt)
+    if len(ids) > _MOST_TOKENS:
+        raise SpecError(
+            f"The prompt has {len(ids):,} tokens, and at most {_MOST_TOKENS:,} are read. Shorten "
+            "it."
+        )
     if not silent:
-        _warn_of_length(generator, len(generator.encode(prompt)) + args.tokens)
-        if not args.chat:
-            sys.stdout.write(text)
-    for part in generator.stream(prompt, tokens=args.tokens, sampling=sampling):
+        _warn_of_length(generator, len(ids) + args.tokens)
+    with _reading(len(ids), is_quiet=silent) as advance:
+        parts = generator.stream_ids(ids, tokens=args.tokens, sampling=sampling, advance=advance)
+        first = next(parts)
+    if not (silent or args.chat):
+        sys.stdout.write(text)
+    for part in itertools.chain((first,), parts):
         if isinstance(part, Generated):
             _finish(generator, part, time.perf_counter() - began, args)
             talk.append({"role": "assistant", "content": part.text})
         elif not args.json:
             sys.stdout.write(part)
             sys.stdout.flush()
+
+
+@contextmanager
+def _reading(tokens: int, *, is_quiet: bool) -> Iterator[Callable[[int], None] | None]:
+    """Show how much of a long prompt is read, by a function that takes how many more are."""
+    if tokens <= _LONG_TOKENS:
+        yield None
+        return
+    progress = make_progress(is_quiet)
+    progress.start(f"read {tokens:,} tokens", tokens)
+    try:
+        yield progress.advance
+    finally:
+        progress.finish()
 
 
 def _warn_of_length(generator: "Generator", tokens: int) -> None:

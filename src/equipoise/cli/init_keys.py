@@ -140,7 +140,8 @@ _NAMES = {
 
 
 def _kind_of(corpus: "Corpus") -> str:
-    return f"{corpus.source}, {_NAMES[corpus.format]}"
+    kinds = dict.fromkeys((corpus.source, _NAMES[corpus.format]))
+    return ", ".join(kinds)
 
 
 def _say(

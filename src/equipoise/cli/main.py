@@ -16,7 +16,7 @@ import os
 import re
 import resource
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
@@ -33,7 +33,7 @@ VERBS = {
     "init": "write a commented run.toml to start from",
     "config": "show what every key of a run resolves to, and why",
     "pack": "show how evenly each policy would pack a corpus; needs no torch",
-    "explain": "show who computes or sends what: attention, pipelines, tensors; needs no torch",
+    "explain": "show who computes or sends what: attention, experts, pipelines; needs no torch",
     "simulate": "say how long a step, or a trace's requests, take on a cluster; needs no torch",
     "plan": "search the layout that trains a model, or serves a trace, best; needs no torch",
     "train": "train a model; the same command again resumes",
@@ -42,13 +42,14 @@ VERBS = {
     "trace": "write steps of a run as a trace for Perfetto, predicted beneath measured",
     "check": "prove that every layout and packing gives one rank's loss and gradients",
     "calibrate": "measure this machine, so that this-cpu or this-cuda is priced by what it does",
-    "convert": "turn a checkpoint or a GGUF file into a Hugging Face folder",
+    "convert": "turn a checkpoint into a Hugging Face folder, or rewrite it for another layout",
     "completion": "print a script with which bash, zsh or fish completes verbs, flags and keys",
     "generate": "continue a text, or chat, with a run, a checkpoint or a Hugging Face folder",
     "serve": "serve a model over HTTP with OpenAI's API, to one user or to many tenants",
     "inspect": "say what a file or a folder of a run holds",
     "launch": "print a run as torchrun, Slurm or Kubernetes starts it; --submit hands it over",
     "doctor": "say what of this machine would break a run, and what to do about it",
+    "drill": "rehearse faults on a run: what notices them, how it goes on, and what is lost",
     "systems": "list the published systems that equipoise unites, and which of them work",
 }
 
@@ -211,6 +212,21 @@ def load(verb: str) -> ModuleType:
     return importlib.import_module(f"{name}.verb") if hasattr(module, "__path__") else module
 
 
+_WORDS: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
+    (r"^argument (.*?): ", r"\1: "),
+    (r"ignored explicit argument '(.*)'", r'takes no value, but got "\1"'),
+    (r"invalid int value: '(.*)'", r'needs a whole number, got "\1"'),
+    (r"invalid float value: '(.*)'", r'needs a number, got "\1"'),
+    (r"expected (one|at least one) argument", "needs a value"),
+    (r"the following arguments are required: ", "needs "),
+    (
+        r"invalid choice: '(.*)' \(choose from (.*)\)",
+        lambda match: f'"{match[1]}" is not one of ' + match[2].replace("'", ""),
+    ),
+)
+"""What argparse says, and what we say."""
+
+
 class Parser(argparse.ArgumentParser):
     """argparse, with our errors and without guessed abbreviations."""
 
@@ -226,7 +242,8 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise a SpecError where argparse would print its usage and leave."""
         message = re.sub(r"\S{61,}", lambda word: shorten(word[0]), message)
-        message = re.sub(r"ignored explicit argument (.*)", r"takes no value, but got \1", message)
+        for theirs, ours in _WORDS:
+            message = re.sub(theirs, ours, message)
         raise SpecError(f'{self.prog}: {message}. See "{self.prog} --help".')
 
 

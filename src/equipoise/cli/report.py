@@ -5,6 +5,10 @@ import json
 import sys
 from pathlib import Path
 
+from equipoise.base.errors import SpecError
+from equipoise.cli.written import require_not_of_run
+from equipoise.spec.names import RECOMMEND
+
 HELP = "write runs as one HTML page: predicted beside measured, and each rank's timeline"
 
 EXAMPLES = """\
@@ -49,6 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the page and say where it is."""
+    if any((folder / RECOMMEND).is_file() for folder in args.runs):
+        return _report_recommend(args)
     from equipoise.dash.compare import compare_all
     from equipoise.dash.findings import headline
     from equipoise.dash.planned import read_plans
@@ -56,6 +62,8 @@ def run(args: argparse.Namespace) -> int:
     from equipoise.dash.summary import labels, summarize
     from equipoise.dash.verdict import tell_spread
 
+    for folder in args.runs:
+        require_not_of_run("out", args.out, folder)
     records = read_runs(args.runs)
     for record in records:
         if record.missing_ranks:
@@ -82,4 +90,25 @@ def run(args: argparse.Namespace) -> int:
     else:
         spread = "".join(f"{line}\n" for each in comparisons if (line := tell_spread(each)))
         sys.stdout.write(f"{text}\n{spread}{out}\n")
+    return 0
+
+
+def _report_recommend(args: argparse.Namespace) -> int:
+    """The page of one recommender's run."""
+    from equipoise.dash.recommend.report import headline, read_record, write_report
+
+    if len(args.runs) > 1:
+        raise SpecError(
+            f"{len(args.runs)} runs are given, and a recommender's run has a page of its own. Give "
+            "one."
+        )
+    folder = args.runs[0]
+    require_not_of_run("out", args.out, folder)
+    record = read_record(folder)
+    out = write_report(record, args.out or folder / "report.html")
+    if args.json:
+        answer = {"report": str(out), "headline": headline(record), "runs": [record]}
+        sys.stdout.write(json.dumps(answer, indent=2, allow_nan=False) + "\n")
+    else:
+        sys.stdout.write(f"{out}\n" if args.quiet else f"{headline(record)}\n{out}\n")
     return 0

@@ -85,6 +85,8 @@ def print_plan(plan: Plan, *, is_quiet: bool) -> None:
         console.print(f"Nodes in the order of their places: {order}.", soft_wrap=True)
     if tight := tight_sentence(plan):
         console.print(tight, soft_wrap=True)
+    for remark in plan.remarks:
+        console.print(remark, soft_wrap=True)
     for wall in plan.wall[:1]:
         console.print(
             f"Nearest wall: {wall.grows} from {wall.before:,} to {wall.after:,} needs "

@@ -1,6 +1,7 @@
 """What a step is, and how a trace is served, by flags that simulate and plan share."""
 
 import argparse
+import sys
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -95,16 +96,24 @@ def add_step_arguments(
     )
     parser.add_argument(
         "--context-strategy",
-        default=None if is_searched else "needed-kv",
         choices=list(_CONTEXT_STRATEGIES),
-        help=f"what travels between context ranks (default: {searched or 'needed-kv'})",
+        help="what travels between context ranks (default: "
+        f"{searched or 'that of the program; of equipoise needed-kv'})",
     )
     parser.add_argument(
         "--order",
-        default=None if is_searched else "dp-pp",
         choices=["dp-pp", "pp-dp"],
         help="which of two axes is outermost: dp-pp puts stages next to each other, pp-dp the "
-        f"ranks that share weights (default: {searched or 'dp-pp'})",
+        "ranks that share weights (default: "
+        f"{searched or 'that of the program; of equipoise dp-pp'})",
+    )
+    parser.add_argument(
+        "--program",
+        default="equipoise",
+        metavar="NAME|FILE",
+        help="who trains: equipoise, megatron-core, nemo, torchtitan, fsdp, deepspeed, one of "
+        "their variants, or a program.toml; what it cannot run is "
+        f"{'not searched' if is_searched else 'refused'} (default: equipoise)",
     )
     parser.add_argument(
         "--expert-skew",
@@ -140,6 +149,14 @@ def add_sources_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--sources", action="store_true", help="also print where each number comes from"
     )
+
+
+def say_forecast(args: argparse.Namespace) -> None:
+    """Say on standard error what a forecast of the model leaves out, unless asked to be quiet."""
+    from equipoise.spec.words import forecast_note
+
+    if (note := forecast_note(args.model)) and not args.quiet:
+        sys.stderr.write(f"{note}\n")
 
 
 def add_serving_arguments(parser: argparse.ArgumentParser) -> "argparse._ArgumentGroup":

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from equipoise.base.errors import SpecError
+from equipoise.cli.written import require_not_of_run
 
 HELP = "write steps of a run as a trace for Perfetto, predicted beneath measured"
 
@@ -42,6 +43,7 @@ def run(args: argparse.Namespace) -> int:
     from equipoise.dash.trace import typical_step, write_run_trace
     from equipoise.observe.reader import read_sides
 
+    require_not_of_run("out", args.out, args.run)
     sides = read_sides(args.run)
     for side in sides:
         if side.missing_ranks:

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from equipoise.base.errors import SpecError
 from equipoise.cli.console import make_progress
 from equipoise.cli.run_arguments import add_run_arguments, run_from
 
@@ -25,6 +26,8 @@ examples:
   equipoise train run.toml --compare in-order,divided
                                                      every step under both, and how much is won
   equipoise plan run.toml && equipoise train run.toml --plan plan.lock
+  equipoise train recipes/recommend/run.toml --layout.dp 2
+                                                     a recommender: model.kind = "recommend"
   torchrun --nproc-per-node 2 -m equipoise.train.worker runs/run
                                                      ranks under your own launcher, after
                                                      equipoise train run.toml --prepare
@@ -78,6 +81,10 @@ def _policies(text: str) -> list[str]:
 
 def run(args: argparse.Namespace) -> int:
     """Train, or resume."""
+    from equipoise.spec.recommend import is_recommend
+
+    if is_recommend(args.run_toml, args.overrides):
+        return _run_recommend(args)
     resolved, is_quiet = run_from(args), args.quiet or args.json
     from equipoise.train import request
 
@@ -98,6 +105,30 @@ def run(args: argparse.Namespace) -> int:
         record = request.run(resolved, plan=args.plan, **common, proves=not args.no_proof)
         if args.json:
             sys.stdout.write(json.dumps(_last_step(record)) + "\n")
+    return 0
+
+
+def _run_recommend(args: argparse.Namespace) -> int:
+    """A recommender: its own keys, and none of the flags that are about tokens."""
+    from equipoise.spec.recommend import read_recommend
+
+    flags = {"--plan": args.plan, "--compare": args.compare, "--port": args.port}
+    flags |= {"--prepare": args.prepare, "--no-proof": args.no_proof}
+    if given := [flag for flag, value in flags.items() if value]:
+        raise SpecError(
+            f'{", ".join(given)}: not for a run with model.kind = "recommend". Leave it out.'
+        )
+    named = [] if args.name is None else [("name", args.name)]
+    spec, base = read_recommend(args.run_toml, [*args.overrides, *named])
+    from equipoise.recsys import request
+
+    is_quiet = args.quiet or args.json
+    record = request.run(spec, base, out=args.out, is_quiet=is_quiet)
+    if args.json:
+        shown = {name: record[name] for name in ("run", "step", "best", "traffic")}
+        sys.stdout.write(json.dumps(shown) + "\n")
+    elif not is_quiet:
+        sys.stdout.write(f"equipoise report {record['run']} shows tables and traffic.\n")
     return 0
 
 

@@ -1,14 +1,13 @@
 """Refusals of a file that a verb is to write, before the verb computes anything for it.
 
-Kept true (tests/unit/cli/pack/test_verb.py, test_explain.py, test_simulate.py, test_calibrate.py,
-test_plan.py)
+Kept true (tests/unit/cli/pack/test_verb.py)
     A name of another kind and a folder that is not there are refused before anything is computed.
 """
 
 from pathlib import Path
 
 from equipoise.base.errors import SpecError
-from equipoise.base.read import DESCRIPTORS
+from equipoise.base.read import DESCRIPTORS, real_path
 
 _KINDS = {"picture": (".png", ".svg", ".pdf"), "trace": (".json",)}
 
@@ -47,3 +46,17 @@ def require_folder_of(flag: str, file: Path | None) -> None:
     # A shell's >(...) is a pipe that has a reader.
     if file is not None and file.is_fifo() and not str(file).startswith(DESCRIPTORS):
         raise SpecError(f"--{flag} {file} is a pipe, which may have no reader. Give a file.")
+
+
+def require_not_of_run(flag: str, file: Path | None, run: Path) -> None:
+    """Refuse a file of a run, such as a journal; pages and traces of earlier calls are replaced.
+
+    Raises:
+        SpecError: names the run.
+    """
+    if file is None or not file.exists():
+        return
+    place, folder = real_path(file), real_path(run)
+    is_ours = file.suffix == ".html" or (folder / "trace") in place.parents
+    if folder in place.parents and not is_ours:
+        raise SpecError(f"--{flag} {file} is a file of the run {run}. Give another file.")

@@ -6,7 +6,8 @@ Why
 
 What it decides
     Both steps share one axis of seconds, from each step's first span. What a rank does not compute
-    is waiting: the lane is grey, and spans are drawn over it. A rank that waits inside a span, for
+    is waiting: the lane is grey, and spans are drawn over it. A rank without any span is not known
+    to wait: its lane is an outline. A rank that waits inside a span, for
     keys of a partner, shows in its busy share: processor time over the step's time, without that in
     which other programs had its core. Each shape has a class for what it shows, by which a page may
     colour it anew.
@@ -43,7 +44,7 @@ _WAITING, _INK, _SOFT, _PAPER, _LINE = "#c9ccd1", "#1b1e23", "#5b616b", "#ffffff
 _MOST_RANKS = 8
 _LANE, _GAP, _TITLE, _FOOT = 26, 6, 30, 36
 _MARGIN, _NAMED, _RIGHT = 20, 64, 84
-_CHARACTER = 7.0
+_CHARACTER = 7.4
 """Pixels of a letter of 13 pixels' height, about."""
 _ALIKE = 0.005
 """Steps that differ by a smaller share look alike."""
@@ -221,10 +222,13 @@ def _draw(
     for rank, busy, spans in block.lanes:
         end = left + block.step_s * scale
         parts.append(_text(margin, y + 18, f"rank {rank}", size=13, colour=_SOFT))
-        parts.append(_bar(left, y, block.step_s * scale, _WAITING, "waiting"))
+        if spans:
+            parts.append(_bar(left, y, block.step_s * scale, _WAITING, "waiting"))
+        else:
+            parts.append(_outline(left, y, block.step_s * scale))
         for name, begin, took in spans:
             parts.append(_bar(left + begin * scale, y, took * scale, _COLOURS[name], name))
-        share = "" if np.isnan(busy) else f"{busy:.0%} busy"
+        share = "no journal" if not spans else "" if np.isnan(busy) else f"{busy:.0%} busy"
         parts.append(_text(end + 8, y + 18, share, size=13, colour=_SOFT))
         y += _LANE + _GAP
     return parts
@@ -234,6 +238,14 @@ def _bar(x: float, y: float, width: float, colour: str, name: str) -> str:
     return (
         f'<rect class="{name}" x="{x:.1f}" y="{y}" width="{max(width, 0.4):.1f}" '
         f'height="{_LANE}" fill="{colour}"><title>{escape(name)}</title></rect>'
+    )
+
+
+def _outline(x: float, y: float, width: float) -> str:
+    """The lane of a rank of which nothing is known."""
+    return (
+        f'<rect class="lost" x="{x:.1f}" y="{y}" width="{width:.1f}" height="{_LANE}" '
+        f'fill="none" stroke="{_SOFT}" stroke-dasharray="2 4"><title>not journaled</title></rect>'
     )
 
 
@@ -260,7 +272,7 @@ def _legend(names: Collection[str], width: int, margin: int, top: int) -> tuple[
     keys = [(words, name) for words, name in kinds.items() if name in names or name in SHARED]
     x, y, parts = margin, top + 2, []
     for words, name in [*keys, ("waiting", "waiting")]:
-        takes = 30 + int(_CHARACTER * len(words))
+        takes = 34 + int(_CHARACTER * len(words))
         if x > margin and x + takes > width:
             x, y = margin, y + 22
         colour = _COLOURS.get(name, _WAITING)

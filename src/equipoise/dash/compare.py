@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from equipoise.base.arrays import Floats
 from equipoise.dash.paired import pair_steps
 from equipoise.dash.summary import IN_ORDER, plain, steady_steps
+from equipoise.observe.command import flat
 from equipoise.observe.run_record import RunRecord
 
 _DISTURBED = 0.05
@@ -189,21 +190,6 @@ def setting_of(record: RunRecord, section: str, key: str) -> object:
     """A key of the run's run.toml; None if the journal does not have it."""
     table = record.start.spec.get(section)
     return table.get(key) if isinstance(table, dict) else None
-
-
-def flat(spec: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as dotted keys.
-
-    >>> flat({"name": "run", "pack": {"policy": "by-work"}})
-    {'name': 'run', 'pack.policy': 'by-work'}
-    """
-    answer: dict[str, Any] = {}
-    for key, value in spec.items():
-        if isinstance(value, dict):
-            answer |= flat(value, f"{prefix}{key}.")
-        else:
-            answer[f"{prefix}{key}"] = value
-    return answer
 
 
 def _pairs(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

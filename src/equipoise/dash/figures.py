@@ -20,12 +20,13 @@ from numpy.typing import NDArray
 
 from equipoise.base.arrays import Floats
 from equipoise.base.units import format_count
-from equipoise.dash.compare import compare_all, flat
+from equipoise.dash.compare import compare_all
 from equipoise.dash.figures_settings import configuration, environment, origin
 from equipoise.dash.figures_timeline import draw_timeline
 from equipoise.dash.findings import findings, headline
 from equipoise.dash.picture import choose_picture
 from equipoise.dash.planned import plan_finding, read_plans
+from equipoise.dash.runbook.graph import draw_runbooks, runbook_findings, suggest_guides
 from equipoise.dash.sample import LAST_STEPS, WHOLE_STEPS, bucket, choose_evenly, plain_list
 from equipoise.dash.summary import (
     IN_ORDER,
@@ -38,6 +39,7 @@ from equipoise.dash.summary import (
     uneven_share_of,
     wait_share_of,
 )
+from equipoise.observe.command import flat
 from equipoise.observe.run_record import RunRecord
 
 LINE_POINTS = 200
@@ -62,16 +64,23 @@ def page_data(records: Sequence[RunRecord], names: Sequence[str] = ()) -> Table:
     summaries = [summarize(record, name) for record, name in zip(records, names, strict=True)]
     comparisons = compare_all(records, names)
     plans, faults = read_plans(records, names)
+    runbooks, bad = draw_runbooks(records, names)
     return {
         "headline": headline(summaries, comparisons),
-        "findings": findings(records, summaries) | plan_finding(plans, names),
+        "findings": findings(records, summaries)
+        | plan_finding(plans, names)
+        | runbook_findings(runbooks),
         "comparisons": [each.as_json() for each in comparisons],
-        "notes": [*_notes(records, names), *({"kind": "fault", "text": text} for text in faults)],
+        "notes": [
+            *_notes(records, names),
+            *({"kind": "fault", "text": text} for text in (*faults, *bad)),
+        ],
         "histogram": _histogram(records),
         "runs": [
             _run(record, summary.as_json()) | {"plan": None if plan is None else plan.as_json()}
             for record, summary, plan in zip(records, summaries, plans, strict=True)
         ],
+        "runbooks": runbooks,
         "configuration": configuration(records),
         "environment": environment(records),
         "origins": [
@@ -207,8 +216,9 @@ def _histogram(records: Sequence[RunRecord]) -> Table | None:
 def about(record: RunRecord, steps: int) -> str:
     """The model and how it was trained for some steps, in one line."""
     spec, model = flat(record.start.spec), record.start.model
+    layers = model.get("layers", "?")
     parts = [
-        f"{model.get('layers', '?')} layers of {model.get('hidden', '?')}",
+        f"{layers} layer{'s' * (layers != 1)} of width {model.get('hidden', '?')}",
         f"{record.ranks} rank{'s' if record.ranks > 1 else ''}",
         *(
             f"{axis} {spec[key]}"
@@ -239,6 +249,7 @@ _BECAUSE = {
     "killed": "was killed",
     "failed": "failed",
     "hung": "hung",
+    "corrupt": "held bytes that had changed",
     "non-finite": "computed what is not a number",
 }
 """What follows a fault, and the fault, in the words of a sentence."""
@@ -258,6 +269,7 @@ def _notes(records: Sequence[RunRecord], names: Sequence[str]) -> list[Table]:
                     "text": f"{name}: {fault.name} on rank {fault.rank}{where}. {fault.message}",
                 }
             )
+        notes += [{"kind": "note", "text": text} for text in suggest_guides(record, name)]
         for each in record.recoveries[-20:]:
             where = "" if math.isnan(each.step) else f" after step {each.step:.0f}"
             notes.append(
@@ -267,6 +279,8 @@ def _notes(records: Sequence[RunRecord], names: Sequence[str]) -> list[Table]:
                     f"rank {_BECAUSE.get(each.fault, each.fault)}. {each.message}",
                 }
             )
+        for alarm in record.alarms[-20:]:
+            notes.append({"kind": "note", "text": f"{name}: {alarm.message}"})
         if record.stop is None:
             last = f" after step {record.step[-1]}" if record.step.size else ""
             notes.append(

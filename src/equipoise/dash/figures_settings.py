@@ -5,7 +5,6 @@ Kept true (tests/unit/dash/test_report.py)
 """
 
 import math
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,14 +12,11 @@ from typing import Any
 import numpy as np
 
 from equipoise.base.units import format_bytes
-from equipoise.dash.compare import flat
+from equipoise.observe.command import asked_words, flat, shown_value
 from equipoise.observe.run_record import RunRecord
 from equipoise.spec.plan import LOCK
 
 Table = dict[str, Any]
-
-_LINE = re.compile(r"(.+):\d+")
-"""The origin of a value that a file gave, and its line."""
 
 
 def configuration(records: Sequence[RunRecord]) -> list[Table]:
@@ -30,7 +26,7 @@ def configuration(records: Sequence[RunRecord]) -> list[Table]:
     return [
         {
             "key": key,
-            "values": [_shown(spec.get(key)) for spec in specs],
+            "values": [shown_value(spec.get(key)) for spec in specs],
             "origins": [record.start.origins.get(key, "unknown") for record in records],
             "differs": len({repr(spec.get(key)) for spec in specs}) > 1,
             "is_unsaid": all(
@@ -68,7 +64,7 @@ def environment(records: Sequence[RunRecord]) -> list[Table]:
         {
             "key": key,
             "values": [
-                table.get(key) if key.endswith("_bytes") else _shown(table.get(key))
+                table.get(key) if key.endswith("_bytes") else shown_value(table.get(key))
                 for table in tables
             ],
             "differs": len({repr(table.get(key)) for table in tables}) > 1,
@@ -105,28 +101,8 @@ def _day(t: float) -> str:
 def _command(record: RunRecord) -> str:
     """`equipoise train` with the file and the flags that the journal says values came from."""
     origins = record.start.origins
-    values = flat(record.start.spec)
-    files = [file[1] for text in origins.values() if (file := _LINE.fullmatch(text))]
-    flags = [
-        word
-        for key, text in origins.items()
-        if text == f"--{key}" and key in values
-        for word in (text, _shown(values[key]))
-    ]
+    asked = asked_words(record.start.spec, origins)
     plan = ["--plan", LOCK] if LOCK in origins.values() else []
     compared = record.start.compared.get("policies")
     sides = ["--compare", ",".join(map(str, compared))] if isinstance(compared, list) else []
-    return shlex.join(["equipoise", "train", *files[:1], *flags, *sides, *plan])
-
-
-def _shown(value: object) -> str:
-    """A value of run.toml as it would be written there."""
-    match value:
-        case None:
-            return "—"
-        case bool():
-            return "true" if value else "false"
-        case str():
-            return value or '""'
-        case _:
-            return str(value)
+    return shlex.join(["equipoise", "train", *asked, *sides, *plan])

@@ -175,6 +175,8 @@ def findings(records: Sequence[RunRecord], summaries: Sequence[Summary]) -> dict
         ),
     }
     answer = {name: sentence.format(text) for name, (sentence, text) in sentences.items() if text}
+    if experts := _experts_finding(records, summaries):
+        answer["work"] = f"{answer.get('work', '')} {experts}".strip()
     if lengths := _lengths_finding(records[0].start.corpus):
         answer["lengths"] = lengths
     if max(one.ranks for one in summaries) > 1:
@@ -195,6 +197,21 @@ def _spikes(summaries: Sequence[Summary]) -> str:
             steps += f" and {more:,} more" if more > 0 else ""
             parts.append(f"step{'s' * (len(one.loss_spikes) > 1)} {steps}{who}")
     return f" It spikes at {'; '.join(parts)}." if parts else ""
+
+
+def _experts_finding(records: Sequence[RunRecord], summaries: Sequence[Summary]) -> str:
+    """What balancing made of experts' loads; empty where every expert stayed on its own rank."""
+    parts = []
+    for record, one in zip(records, summaries, strict=True):
+        if record.experts is not None:
+            before, after = record.experts
+            policy = setting_of(record, "experts", "policy")
+            who = f" with {one.label}" if len(summaries) > 1 else ""
+            parts.append(
+                f"{after:.2f}× the mean under experts.policy {policy}{who}, "
+                f"{before:.2f}× if each expert stayed on its own rank"
+            )
+    return f"The fullest rank computes experts' rows of {'; '.join(parts)}." if parts else ""
 
 
 def _lengths_finding(corpus: Mapping[str, Any]) -> str:

@@ -24,7 +24,16 @@ from equipoise.dash.figures import page_data
 from equipoise.observe.reader import read_sides
 from equipoise.observe.run_record import RunRecord
 
-SCRIPTS = ("format.js", "draw.js", "charts.js", "timeline.js", "tables.js", "plan.js", "report.js")
+SCRIPTS = (
+    "format.js",
+    "draw.js",
+    "charts.js",
+    "timeline.js",
+    "tables.js",
+    "plan.js",
+    "runbook.js",
+    "report.js",
+)
 """Parts of the page's one script, in the order in which they build on each other."""
 
 

@@ -66,7 +66,7 @@ def describe_reading(spec: RunSpec, sources: Sequence[SourceReading]) -> list[st
     lines = [
         f"{each.name}: {each.documents:,} documents, {each.tokens:,} tokens; "
         + (f"{each.share:.1%} of every step; " if len(sources) > 1 else "")
-        + f"{steps:,} steps of {size:,} read {_count(each.epochs)} epochs."
+        + f"{steps:,} step{'s' * (steps != 1)} of {size:,} read {_count(each.epochs)} epochs."
         for each in sources
     ]
     worst = max(sources, key=lambda each: each.epochs)

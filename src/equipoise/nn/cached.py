@@ -16,7 +16,7 @@ Kept true (tests/unit/nn/test_cached.py)
 Shapes: t new tokens, S tokens so far and new, G key/value heads, E head width, V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -28,6 +28,8 @@ from equipoise.nn.decoder import Decoder
 from equipoise.nn.rope import rotary_frequencies, rotary_table
 
 _CHUNK_TOKENS = 512
+_READ_TOKENS = 4096
+"""Tokens of a prompt that are computed before it is said how far it is."""
 
 
 class Cached(Protocol):
@@ -132,8 +134,15 @@ class CachedDecoder:
         return x_tD
 
 
-def continue_with(cached: Cached, tokens: Sequence[int]) -> Tensor:
+def continue_with(
+    cached: Cached, tokens: Sequence[int], advance: Callable[[int], None] | None = None
+) -> Tensor:
     """Make the sequence ``tokens``, computing only what differs from its beginning so far.
+
+    Args:
+        cached: The sequence so far.
+        tokens: What it shall be, at least one token.
+        advance: Called with the number of new tokens whenever some are there.
 
     Returns:
         The logits of the next token [V].
@@ -144,4 +153,11 @@ def continue_with(cached: Cached, tokens: Sequence[int]) -> Tensor:
             break
         shared += 1
     cached.cut(min(shared, len(tokens) - 1))
-    return cached.extend(tokens[len(cached.tokens) :])
+    begin, size = len(cached.tokens), len(tokens) if advance is None else _READ_TOKENS
+    logits_V = torch.empty(0)
+    for start in range(begin, len(tokens), size):
+        new = tokens[start : start + size]
+        logits_V = cached.extend(new)
+        if advance is not None:
+            advance(len(new) + (begin if start == begin else 0))
+    return logits_V

@@ -6,8 +6,9 @@ Why
     the log-sum-exp over *all* keys.
 
 What it decides
-    Which operator computes a part: on CPU the flash operator of aten, on CUDA that of
-    ``nn.tile_cuda``, in bf16 and fp16; everything else is computed by ``nn.tile_plain``. A tile is
+    Which operator computes a part: on CPU the flash operator of aten, in fp32 where that is faster
+    (``nn.device.halves``), on CUDA that of ``nn.tile_cuda``, in bf16 and fp16; everything else is
+    computed by ``nn.tile_plain``. A tile is
     full, or a square in which query r reads keys 0 to r (``causal``) or keys from r on
     (``anticausal``, which is causal with queries and keys in reverse order). So every row has a
     key: for a row without one the operator returns a log-sum-exp of 0 instead of minus infinity,
@@ -26,6 +27,7 @@ from torch import Tensor
 
 from equipoise.base.errors import LayoutError
 from equipoise.nn.attention import FLASH_DTYPES, lead_heads
+from equipoise.nn.device.halves import widens
 from equipoise.nn.tile_cuda import TileRuns, backward_cuda, forward_cuda
 from equipoise.nn.tile_plain import backward_plain, forward_plain
 from equipoise.schedule.attention.schedule import TileKind
@@ -48,6 +50,11 @@ def _order(x_t: Tensor, kind: TileKind) -> Tensor:
     return x_t.flip(0) if kind == "anticausal" else x_t
 
 
+def _widen(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """All of them in fp32, if this processor is faster with it."""
+    return tuple(x.float() if widens(x) else x for x in tensors)
+
+
 def attend_tile(
     q_tHE: Tensor, k_sGE: Tensor, v_sGE: Tensor, kind: TileKind, *, softcap: float = 0.0
 ) -> tuple[Tensor, Tensor]:
@@ -61,8 +68,8 @@ def attend_tile(
         softcap: Scores are ``softcap * tanh(score / softcap)``; 0 leaves them as they are.
 
     Returns:
-        ``o_tHE`` over these keys, and ``lse_tH`` [queries, query heads] of their scores, in
-        fp32 (fp64 if the queries are).
+        ``o_tHE`` over these keys, in the queries' dtype or in fp32, and ``lse_tH``
+        [queries, query heads] of their scores, in fp32 (fp64 if the queries are).
 
     Raises:
         LayoutError: the tensors are neither on a CPU nor on a CUDA device, or a tile that is not
@@ -85,6 +92,7 @@ def attend_tile(
     if softcap or not q.is_cpu:
         o_tHE, lse_tH = forward_plain(q, k, v, kind != "full", softcap)
         return _order(o_tHE, kind), _order(lse_tH, kind)
+    q, k, v = _widen(q, k, v)
     out, lse = _forward_cpu(lead_heads(q), lead_heads(k), lead_heads(v), 0.0, kind != "full")
     o_tHE, lse_tH = (x.squeeze(0).transpose(0, 1) for x in (out, lse))
     return _order(o_tHE, kind), _order(lse_tH, kind)
@@ -114,7 +122,8 @@ def attend_tile_backward(
         softcap: Likewise.
 
     Returns:
-        Gradients of the queries, the keys and the values, to be summed over tiles.
+        Gradients of the queries, the keys and the values, to be summed over tiles; in their dtype
+        or in fp32.
     """
     grad_o, q, k, v, o, lse = (
         _order(x, kind) for x in (grad_o_tHE, q_tHE, k_sGE, v_sGE, o_tHE, lse_tH)
@@ -128,6 +137,7 @@ def attend_tile_backward(
         )
         grad_q, grad_k, grad_v = (_order(each, kind) for each in grads)
         return grad_q, grad_k, grad_v
+    grad_o, q, k, v, o = _widen(grad_o, q, k, v, o)
     parts = _backward_cpu(
         lead_heads(grad_o),
         lead_heads(q),

@@ -8,6 +8,7 @@ What it decides
     ====  ===========  ==========================================  ==============================
     0     pp           the stages of this rank (the caller cuts)   ``pipeline.part.DecoderPart``
     1     ep, etp      its own experts stay; rows travel           ``expert.exchange``
+                       by schedules, and copies of experts         ``expert.balanced``
     2     tp           its share of every other weight stays       ``tensor.shard``
     3     (recompute)  what each layer makes again in a backward   ``set_recompute``
     4     dp, cp       ZeRO shards what is left                    ``zero.shard``
@@ -29,10 +30,11 @@ from equipoise.nn.decoder import Decoder
 from equipoise.nn.packed import PackedModel
 from equipoise.nn.project import FP8
 from equipoise.numerics.fp8 import require_fp8
+from equipoise.parallel.expert.balanced import balance_experts
 from equipoise.parallel.expert.exchange import spread_experts
 from equipoise.parallel.tensor.shard import split_weights
 from equipoise.parallel.zero.shard import ShardedDecoder, mixed_precision
-from equipoise.spec.run.spec import Recompute
+from equipoise.spec.run.spec import ExpertsSpec, Recompute
 
 
 def apply_axes(
@@ -44,6 +46,7 @@ def apply_axes(
     mesh: Mesh | None = None,
     recompute: Recompute = "none",
     small_bytes: int = SMALL_BYTES,
+    experts: ExpertsSpec | None = None,
 ) -> ShardedDecoder:
     """Divide a decoder over the ranks of a layout; every rank calls it.
 
@@ -57,15 +60,17 @@ def apply_axes(
         recompute: What layers make again in the backward.
         small_bytes: Groups of weights up to this size, gathered, stay whole for the step under
             ZeRO 3; 0 gathers every group each time [bytes].
+        experts: Which ranks compute which experts' rows; each its own unless given.
 
     Raises:
-        LayoutError: the model does not divide over tp, ep or etp; or it or the layout has no float8
-            products.
+        LayoutError: the model does not divide over tp, ep or etp, or not as ``experts`` says; or it
+            or the layout has no float8 products.
     """
     if precision == "fp8":
         _multiply_fp8(decoder, ranks, mesh)
     if mesh is not None:
         spread_experts(decoder, mesh, policy=mixed_precision(precision))
+        balance_experts(decoder, experts or ExpertsSpec())
         if mesh.layout.tp > 1 and isinstance(decoder, Decoder):  # ZeRO refuses any other
             split_weights(decoder, mesh)
     decoder.set_recompute(recompute)

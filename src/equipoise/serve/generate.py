@@ -10,14 +10,15 @@ Kept true (tests/oracle/test_generate.py)
 """
 
 import dataclasses
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import torch
 
-from equipoise.base.errors import SpecError
+from equipoise.base.errors import ModelError, SpecError
 from equipoise.nn.cached import Cached, CachedDecoder, continue_with
 from equipoise.nn.decoder import Decoder
 from equipoise.serve.prompt import Prompt, PromptReader
@@ -78,12 +79,38 @@ class Generator:
             SpecError: no token is asked for.
             ModelError: as ``encode``.
         """
+        return self.stream_ids(self.encode(prompt), tokens=tokens, sampling=sampling)
+
+    def stream_ids(
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        tokens: int,
+        sampling: Sampling = _GREEDY,
+        advance: Callable[[int], None] | None = None,
+    ) -> Iterator[str | Generated]:
+        """As ``stream``, of a prompt that ``encode`` has made token ids of.
+
+        Args:
+            prompt_ids: At least one token id.
+            tokens: Most tokens to generate, >= 1.
+            sampling: How each is chosen.
+            advance: Called with the number of new tokens whenever more of the prompt is read.
+
+        Raises:
+            SpecError: no token is asked for.
+            ModelError: logits are not finite.
+        """
         if tokens < 1:
             raise SpecError(f"tokens must be at least 1; it is {tokens}.")
-        prompt_ids = self.encode(prompt)
         shown, ids, text = TextStream(self.tokenizer.core, prompt_ids), list[int](), ""
-        logits_V = continue_with(self._cached, prompt_ids)
+        logits_V = continue_with(self._cached, prompt_ids, advance)
         while True:
+            if not math.isfinite(largest := float(logits_V.amax())):
+                raise ModelError(
+                    f"The model's largest logit is {largest}, so no token can be chosen. Check its "
+                    "weights."
+                )
             token = choose_token(logits_V, sampling, len(prompt_ids) + len(ids))
             if is_end := token in self.end_ids:
                 break

@@ -49,6 +49,7 @@ from equipoise.nn.hf.read import read_hf
 from equipoise.spec.model.hf_config import model_from_hf_config
 from equipoise.spec.model.other_config import model_from_other_config
 from equipoise.spec.model.presets import ModelSpec
+from equipoise.spec.model.windows import without_windows
 from equipoise.spec.names import CHECKPOINTS, HF, RESOLVED
 from equipoise.spec.run.resolved import read_resolved
 
@@ -86,8 +87,13 @@ class TrainedModel:
         return sum(weight.numel() for weight in self.theirs.parameters())
 
 
-def open_model(source: Path | str) -> TrainedModel:
+def open_model(source: Path | str, *, within_window: bool = False) -> TrainedModel:
     """Read the model of a run, a checkpoint, a Hugging Face folder, or a GGUF file.
+
+    Args:
+        source: Where it is.
+        within_window: Read a folder whose layers have sliding windows as a model of our own
+            decoder, whose texts then are no longer than the window.
 
     Raises:
         SpecError: nothing is there, or nothing that holds a model.
@@ -106,7 +112,7 @@ def open_model(source: Path | str) -> TrainedModel:
     if (source / CHECKPOINTS).is_dir() or (source / RESOLVED).exists():
         return open_run(source)
     if (source / CONFIG).exists():
-        return _open_folder(source)
+        return _open_folder(source, within_window)
     raise SpecError(
         f"{source} holds no model: it is not a run (it has no {CHECKPOINTS}/), a checkpoint "
         f"(no {MANIFEST}) or a Hugging Face folder (no {CONFIG}). {_GIVE}"
@@ -168,13 +174,22 @@ def open_run(folder: Path) -> TrainedModel:
     return _open_checkpoint(path, manifest, tuple(torn))
 
 
-def _open_folder(folder: Path) -> TrainedModel:
+def _open_folder(folder: Path, within_window: bool) -> TrainedModel:
     """Read a Hugging Face folder."""
     files = read_files(folder)
     config = files.table(CONFIG)
     longest = config.get("max_position_embeddings")
     longest = longest if isinstance(longest, int) else None
+    remarks: tuple[str, ...] = ()
     try:
+        if within_window and (windowless := without_windows(config)) is not None:
+            config, window = windowless
+            if longest is None or window < longest:
+                longest = window
+                remarks = (
+                    f"The layers of {folder} have sliding windows of {window:,} tokens, so prompt "
+                    f"and answer together may have {window:,}: within them every layer reads all.",
+                )
         model_from_hf_config(config)
     except ModelError as error:
         if not _has_transformers():
@@ -188,8 +203,8 @@ def _open_folder(folder: Path) -> TrainedModel:
         sizes = model_from_other_config(config)
         theirs = load_folder(folder)
         return TrainedModel(folder, sizes, {}, files, context_tokens=longest, theirs=theirs)
-    model, state = read_hf(folder)
-    return TrainedModel(folder, model, state, files, context_tokens=longest)
+    model, state = read_hf(folder, config)
+    return TrainedModel(folder, model, state, files, context_tokens=longest, remarks=remarks)
 
 
 def _has_transformers() -> bool:

@@ -17,6 +17,7 @@ from pathlib import Path
 import tokenizers
 
 from equipoise.base.errors import DataError, ModelError
+from equipoise.base.read import reason
 from equipoise.data.chat.rows import Message
 from equipoise.data.chat.template import ChatTemplate, RenderError
 from equipoise.data.text.folder import TokenizerFolder, read_tokenizer_folder
@@ -58,7 +59,7 @@ class ModelTokenizer:
             self.core = tokenizers.Tokenizer.from_str(files.contents[TOKENIZER].decode())
         except Exception as error:  # the library raises bare Exception
             raise ModelError(
-                f"{files.where}/{TOKENIZER} is not a tokenizer.json: {error}."
+                f"{files.where}/{TOKENIZER} is not a tokenizer.json: {reason(error)}."
             ) from None
         self.core.no_padding()
         self.core.no_truncation()

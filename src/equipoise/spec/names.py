@@ -11,3 +11,6 @@ HF = "hf"
 
 CHECKPOINTS = "checkpoint"
 """A run's checkpoints, in its folder."""
+
+RECOMMEND = "recommend.json"
+"""The record of a recommender's run, in its folder."""

@@ -115,7 +115,7 @@ def _json_rows(path: Path, text: str) -> list[tuple[int, Mapping[str, Any]]]:
         try:
             row = parse_json(each)
         except ValueError as error:
-            raise DataError(f"{path}:{line}  is not JSON: {error}.") from None
+            raise DataError(f"{path}:{line}  {error}.") from None
         if not isinstance(row, dict):
             raise DataError(
                 f"{path}:{line}  is {shown(row)}. Each line must be an object in braces."

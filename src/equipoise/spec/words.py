@@ -26,6 +26,7 @@ from equipoise.spec.cluster.spec import MOST_DEVICES
 from equipoise.spec.layout import Layout
 from equipoise.spec.limits import MOST_SIZE
 from equipoise.spec.model.hf_config import model_from_hf_config
+from equipoise.spec.model.other_config import FORECAST, forecast_config
 from equipoise.spec.model.presets import PLANNED, ModelSpec
 
 _MODEL_WORDS = (
@@ -173,7 +174,23 @@ def read_model(text: str) -> ModelSpec:
             f"model: {file} does not hold a table of sizes. Give the config.json that the model "
             f"was published with."
         )
-    return _require_layers(model_from_hf_config(config))
+    is_priced = config.get("model_type") in FORECAST
+    return _require_layers((forecast_config if is_priced else model_from_hf_config)(config))
+
+
+def forecast_note(text: str) -> str:
+    """What a forecast of this model should be read with; empty of a model that trains here.
+
+    Args:
+        text: As ``read_model`` has read it.
+    """
+    file = Path(text) / "config.json" if text and Path(text).is_dir() else Path(text)
+    if text in PLANNED or "=" in text or file.suffix != ".json":
+        return ""
+    kind = read_json(file).get("model_type")
+    if kind not in FORECAST:
+        return ""
+    return f"{kind} is forecast, and cannot be trained here: {FORECAST[kind]}."
 
 
 def _require_layers(model: ModelSpec) -> ModelSpec:

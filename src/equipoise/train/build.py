@@ -14,6 +14,7 @@ from equipoise.cost.curve import LoadCurve
 from equipoise.cost.memory.weights import SMALL_BYTES
 from equipoise.data.cache.store import TokenStore
 from equipoise.data.mixture import Stream
+from equipoise.fault.fingerprint import HeldState
 from equipoise.nn.decoder import Decoder, initialize
 from equipoise.nn.hf.read import load_hf
 from equipoise.nn.packed import PackedModel
@@ -25,9 +26,11 @@ from equipoise.sim.sharding import run_price
 from equipoise.sim.stages import StagePlanner
 from equipoise.spec.catalog import POLICIES
 from equipoise.spec.run.resolved import ResolvedFile
-from equipoise.spec.run.spec import RunSpec
+from equipoise.spec.run.spec import LayoutSpec, RunSpec
 from equipoise.train.context import ContextGroup
 from equipoise.train.curves import Measured
+from equipoise.train.health.own import OwnClock
+from equipoise.train.health.state import StateWatch
 from equipoise.train.pipeline import PipelineRunner, cut_part, initial_part
 from equipoise.train.step import StepRunner
 from equipoise.train.together import Partners
@@ -105,6 +108,7 @@ def build_runner(
         mesh=_mesh(resolved, ranks, sharing),
         recompute=train.recompute,
         small_bytes=small_bytes,
+        experts=resolved.spec.experts,
     )
     pipeline = None
     if stages is not None:
@@ -112,7 +116,27 @@ def build_runner(
             sharded, *stages, store, ranks, journal, precision=train.precision
         )
     optimizer = make_adamw(sharded.decoder, train)
-    return StepRunner(sharded, optimizer, store, ranks, journal, sharing, pipeline)
+    meters = [sharded.meter, sharing.ledger.meter]
+    meters += [] if pipeline is None else [pipeline.pipeline.ledger.meter]
+    own = OwnClock(
+        meters,
+        is_metered=_is_metered(layout, ranks.device.type),
+        has_processor=ranks.device.type == "cpu",
+    )
+    state = StateWatch(
+        HeldState(sharded.decoder, optimizer, ranks.rank),
+        ranks,
+        journal,
+        every_steps=resolved.spec.fault.fingerprint_steps,
+    )
+    return StepRunner(sharded, optimizer, store, ranks, journal, sharing, pipeline, state, own)
+
+
+def _is_metered(layout: LayoutSpec, device: str) -> bool:
+    """Whether every wait for another rank within a micro-batch is measured."""
+    if device != "cpu":
+        return layout.zero <= 1 and layout.sharing == 1 and layout.ep * layout.etp == 1
+    return layout.tp * layout.ep * layout.etp == 1
 
 
 def _stages(sharing: ContextGroup | Partners) -> tuple[ContextGroup, StagePlanner] | None:

@@ -17,26 +17,21 @@ from pathlib import Path
 
 import equipoise
 from equipoise.balance.packing.pack import skew
-from equipoise.base.errors import CheckpointError
-from equipoise.checkpoint.manifest import (
-    FIRST_FORMAT,
-    FORMAT,
-    Manifest,
-    newest_good,
-    require_same,
-)
+from equipoise.base.errors import CheckpointError, CorruptError
+from equipoise.checkpoint.manifest import FIRST_FORMAT, FORMAT, Manifest, newest_good, require_same
 from equipoise.comm.group import Ranks
 from equipoise.cost.curve import LoadCurve, price_labels
 from equipoise.data.batch import check_vocabulary, label_counter
 from equipoise.data.cache.store import TokenStore, open_store
 from equipoise.data.mixture import open_stream
+from equipoise.fault.interference.sampler import HostSampler
 from equipoise.nn.device.memory import forget_peak
 from equipoise.nn.measure import touch_libraries
 from equipoise.observe.console import StepView, summary_line
 from equipoise.observe.journal import Journal
+from equipoise.observe.pauses import GarbagePauses
 from equipoise.optim.rate import learning_rate
 from equipoise.sim.rank_loads import RankLoads
-from equipoise.spec.catalog import POLICIES
 from equipoise.spec.names import CHECKPOINTS
 from equipoise.spec.pack import PackedStep
 from equipoise.spec.run.compared import resolved_sides
@@ -53,16 +48,17 @@ from equipoise.train.curves import (
 )
 from equipoise.train.evaluate import Evaluator
 from equipoise.train.folder import RunFolder
+from equipoise.train.health.host import HostWatch
+from equipoise.train.health.slow import SlowWatch
 from equipoise.train.process import StopRequest, return_freed_memory, spare_small_chunks
 from equipoise.train.saving.newest import load_newest
+from equipoise.train.saving.packer import PACKER, resume_packer
 from equipoise.train.saving.saves import RunSaves
+from equipoise.train.saving.trust import set_aside
 from equipoise.train.side import build_sides, run_sides, span_all
 from equipoise.train.sinks.catalog import Sinks, open_sinks
 from equipoise.train.trained import count_trained
 from equipoise.train.watch import FolderGoneError, Word
-
-_PACKER = "packer.json"
-"""File of a checkpoint with the documents that a packer lets wait."""
 
 
 @dataclass
@@ -149,7 +145,8 @@ class Trainer:
             self._note(
                 view, f"run.toml has changed since then: {changes}. The run goes on as it is now."
             )
-        self._resume_packer(path, view)
+        if note := resume_packer(path, self.packer, self.spec, self.ranks.world):
+            self._note(view, note)
 
     def _require_own(self, folder: Path, manifest: Manifest) -> None:
         """Refuse a checkpoint of another run.
@@ -174,35 +171,6 @@ class Trainer:
         if self.ranks.rank == 0:
             self.journal.write("instant", "changed", step=self.position.step, message=sentence)
 
-    def _resume_packer(self, checkpoint: Path, view: StepView) -> None:
-        """Take up the documents that were left waiting."""
-        file = checkpoint / _PACKER
-        if not file.exists():
-            return
-        try:
-            state = json.loads(file.read_bytes())
-            waiting = state["waiting"]
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise CheckpointError(f"{checkpoint} is torn: its {_PACKER} cannot be read.") from error
-        lets_wait = POLICIES[self.spec.pack.policy].lets_wait
-        if not waiting and not lets_wait:
-            return
-        if not lets_wait:
-            raise CheckpointError(
-                f'{checkpoint} was packed by "delayed" and {waiting} documents still '
-                f'wait in its queues; "{self.spec.pack.policy}" would lose them. Set pack.policy '
-                f'= "delayed", or train into another folder with --out.'
-            )
-        self.packer.load_state_dict(state)
-        ranks = self.ranks.world // self.spec.layout.sharing
-        if state.get("ranks", ranks) != ranks:
-            self._note(
-                view,
-                f'pack.policy = "delayed" packed for {state["ranks"]} data-parallel ranks before '
-                f"and packs for {ranks} now: which documents share a step depends on that number. "
-                f"Each is still trained once; {state['waiting']} wait.",
-            )
-
     def run(self, view: StepView, stop: StopRequest) -> str:
         """Train to the last step or to a stop; why it ended ("done" or "interrupted").
 
@@ -214,14 +182,21 @@ class Trainer:
         with ExitStack() as stack:
             stack.callback(self.ground.close)
             stack.callback(self.saves.close)
+            pauses = self.runner.own.pauses = stack.enter_context(GarbagePauses())
+            self._slow = SlowWatch(self.ranks, self.journal, pauses, sides=len(self.sides))
             sinks = open_sinks(self.folder, self.spec, is_first=self.ranks.rank == 0)
             stack.callback(sinks.close)
-            reason = self._run(view, stop, sinks)
+            sampler = stack.enter_context(HostSampler())
+            try:
+                reason = self._run(view, stop, sinks, sampler)
+            except CorruptError as error:
+                self._distrust(error.verified)
+                raise
             self.saves.finish(view)
             return reason
 
-    def _run(self, view: StepView, stop: StopRequest, sinks: Sinks) -> str:
-        steps = self.spec.train.steps
+    def _run(self, view: StepView, stop: StopRequest, sinks: Sinks, sampler: HostSampler) -> str:
+        steps, host = self.spec.train.steps, HostWatch(self.journal, sampler, self.runner.own)
         for side in self.sides:
             side.record.write_start(self.position.step)
         if said := disturbed_sentence(self.curve):
@@ -230,6 +205,8 @@ class Trainer:
         saves = self.saves
         if self.position.step < steps:
             self.ground.require_room(self.position.step)
+        if self.runner.state is not None:
+            self.runner.state.begin(self.position.step)
         self.evaluator.begin(self.position.step, view, sinks)
         began, first, loss = time.perf_counter(), self.position.step, float("nan")
         while self.position.step < steps:
@@ -257,6 +234,7 @@ class Trainer:
                 for side, packed, each in zip(self.sides, packs, results, strict=True)
             ]
             sinks.write(step, figures)
+            host.look(result.rank_own[self.ranks.rank], loads.predicted_s[self.ranks.rank])
             saves.rhythm.note(result.step_s)
             if len(self.record.busy_over_predicted) == DOUBT_STEPS:
                 self._doubt_curve(view)
@@ -266,7 +244,8 @@ class Trainer:
                 self._leave_if_gone(view)
             saves.hear(view, result.words)
             notices = (*self.ground.hear(result.words, step), *sinks.take_notices())
-            for sentence in (*notices, *result.describe(step)):
+            slow = self._slow.look(step, loads, result, is_saving=saves.is_under_way)
+            for sentence in (*notices, *result.describe(step), *slow):
                 view.say(sentence)
             self.evaluator.look(step, view, sinks)
             if result.stop:
@@ -300,6 +279,14 @@ class Trainer:
             view.say(summary_line(done, done * self.spec.pack.step_tokens, took_s, loss))
         self._doubt_curve(view)
         return reason
+
+    def _distrust(self, verified: int) -> None:
+        """Set aside what was saved since the state was last known to be right."""
+        self.saves.leave()
+        for root in filter(None, (self.checkpoints, self._second)):
+            if self.ranks.rank == 0:
+                set_aside(root, after=verified)
+        self.ranks.barrier()  # a rank that ends may end the others
 
     def _leave_if_gone(self, view: StepView) -> None:
         """Save the steps of a run whose folder is gone where they will be found, and end it.
@@ -365,8 +352,21 @@ class Trainer:
 
     def _pack(self, step: int) -> list[tuple[PackedStep, RankLoads]]:
         """What each side computes in a step."""
-        pieces = self.stream.step(self.position.tokens, self.spec.pack.step_tokens)
+        with self.runner.own.reading():
+            pieces = self.stream.step(self.position.tokens, self.spec.pack.step_tokens)
         return [side.pack(step, pieces) for side in self.sides]
+
+    def _watch_saved(self, *, at_once: bool) -> None:
+        """Have the state that is saved compared: in the next step, or now.
+
+        Raises:
+            CorruptError: bytes have changed.
+        """
+        state = self.runner.state
+        if state is not None:
+            state.note_save(self.position.step)
+            if at_once:
+                state.require_now(self.position.step)
 
     def _save(self, view: StepView, *, waits: bool = False, must: bool) -> None:
         """Save this position, as ``RunSaves.begin`` does.
@@ -374,6 +374,7 @@ class Trainer:
         Raises:
             CheckpointError: it could not be written and the run ends here.
         """
+        self._watch_saved(at_once=must or self.spec.checkpoint.keep == 1)
         waiting = self.packer.state_dict()
         manifest = Manifest(
             format=FORMAT,
@@ -390,7 +391,7 @@ class Trainer:
             engine=self.spec.model.engine,
         )
         texts = self.runner.model.decoder.texts
-        texts = texts | ({_PACKER: json.dumps(waiting)} if waiting else {})
+        texts = texts | ({PACKER: json.dumps(waiting)} if waiting else {})
         self.saves.begin(view, manifest, texts, waits=waits, must=must)
         for side in self.sides:
             side.record.beside_bytes = self.saves.saver.arena_bytes

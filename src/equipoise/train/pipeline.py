@@ -31,6 +31,7 @@ from equipoise.parallel.zero.shard import ShardedDecoder
 from equipoise.sim.stages import StagePlanner
 from equipoise.spec.pack import MicroBatch, PackedStep
 from equipoise.train.context import ContextGroup
+from equipoise.train.health.own import OwnClock
 
 
 def read_losses(losses: Sequence[Tensor]) -> list[float]:
@@ -84,14 +85,17 @@ class PipelineRunner:
         pipeline = Pipeline(model, sharing.mesh.peers("pp"), dtype=dtype)
         return cls(pipeline, stages, sharing, store, ranks, journal)
 
-    def run(self, packed: PackedStep, step: int, labels: int) -> tuple[list[float], float, float]:
+    def run(
+        self, packed: PackedStep, step: int, labels: int, own: OwnClock
+    ) -> tuple[list[float], float, float]:
         """Forward and backward of all micro-batches: their losses, busy and idle seconds.
 
         Idle is what passes between instructions. Losses are 0 but on the rank that has the last
         stage.
         """
         turns = self.sharing.turns(packed)
-        batches = self._batches(packed, self.store)
+        with own.reading():
+            batches = self._batches(packed, self.store)
         planned = self.stages.plan_rank(packed, self.sharing.data_rank)
         marks = make_marks(self.ranks.device)
         begin = marks.mark()

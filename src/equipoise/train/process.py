@@ -21,9 +21,6 @@ _LEAST_CHUNK, _LARGEST_SLIVER = 32, 176
 _SPARES = 2000
 """Chunks of each size; more than small objects of a layer's forward and backward."""
 
-_PR_SET_PDEATHSIG = 1
-"""From Linux's prctl.h: the signal that a process gets when its parent ends."""
-
 
 def return_freed_memory() -> None:
     """Hand what is free in the allocator back, so that a peak counts what comes after."""
@@ -92,18 +89,6 @@ def settle(local_rank: int, *, pin: bool) -> None:
         for thread in Path("/proc/self/task").iterdir():
             with suppress(ProcessLookupError):  # it ended meanwhile
                 os.sched_setaffinity(int(thread.name), {cores[local_rank % len(cores)]})
-
-
-def end_with_agent() -> None:
-    """End this rank when the torchrun agent that started it is killed.
-
-    The agent gives each rank a session of its own; without this, ranks of a killed agent go
-    on unseen and hold the run's folder.
-    """
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() == 1:  # it was killed while this rank imported torch
-            os._exit(signal.SIGKILL)
 
 
 class StopRequest:

@@ -26,8 +26,9 @@ from equipoise.nn.device.memory import held_bytes, overhead_of, peak_bytes
 from equipoise.observe.journal import Journal
 from equipoise.observe.machine import describe_machine
 from equipoise.optim.rate import learning_rate
-from equipoise.schedule.expert import layer_skews, split_experts
+from equipoise.schedule.expert.skew import layer_skews
 from equipoise.sim.rank_loads import RankLoads
+from equipoise.spec.model.experts import split_experts
 from equipoise.spec.pack import PackedStep, Pieces
 from equipoise.spec.run.resolved import ResolvedFile
 from equipoise.train.context import ContextGroup
@@ -192,6 +193,8 @@ class RunRecorder:
         if max(result.rank_busy_s) >= _CURVE_MATTERS_S:
             self.busy_over_predicted.append(max(result.rank_busy_s) / max(predicted_s))
         predicted_step_s = self._predict_step(loads)
+        own = dataclasses.asdict(result.rank_own[self.ranks.rank])
+        del own["host"]  # an alarm says it in words
         self.journal.write(
             "scalar",
             "step",
@@ -200,6 +203,7 @@ class RunRecorder:
             predicted_s=predicted_s[self.ranks.rank],
             predicted_step_s=predicted_step_s,
             run_delay_s=None if math.isnan(result.run_delay_s) else result.run_delay_s,
+            own=own,
         )
         self._overheads_s.append(max(0.0, result.step_s - result.computed_s))
         if len(self._overheads_s) == 1:
@@ -226,6 +230,7 @@ class RunRecorder:
             expert_skew=list(layer_skews(experts.loads)),
             rank_skew=list(layer_skews(of_ranks)),
             balance_loss=experts.balance_loss,
+            **_planned(experts),
         )
 
     def _predict_step(self, loads: RankLoads) -> float | None:
@@ -267,3 +272,14 @@ class RunRecorder:
             most_tokens=self.spec.pack.most_tokens,
             measured_bytes=self._peak_bytes,
         )
+
+
+def _planned(experts: ExpertLoads) -> dict[str, Any]:
+    """What policies made of the loads, by sparse layer; empty where experts stay on their ranks."""
+    layers = [each for each in experts.planned if each[2]]
+    return {
+        "owner_skew": [before / rows for before, _, rows, _, _ in layers],
+        "planned_skew": [after / rows for _, after, rows, _, _ in layers],
+        "copies": [copies for *_, copies, _ in layers],
+        "copied_bytes": [moved for *_, moved in layers],
+    }

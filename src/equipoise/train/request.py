@@ -39,9 +39,10 @@ from equipoise.fault.recover import run_recovering, with_fewer
 from equipoise.launch.doctor.folder import room_row
 from equipoise.launch.doctor.gather import read_folder, read_machine
 from equipoise.launch.doctor.machine import memory_row
-from equipoise.launch.doctor.needs import LIBRARIES_BYTES, needs_of
+from equipoise.launch.doctor.needs import LIBRARIES_BYTES, needs_of, require_slots
 from equipoise.launch.forms import Nodes
-from equipoise.launch.local import Launch, require_free_folder, require_free_port
+from equipoise.launch.gang import Launch
+from equipoise.launch.local import require_free_folder, require_free_port
 from equipoise.launch.room import require_room
 from equipoise.nn.hf.files import KEPT, keep_files
 from equipoise.observe import reader
@@ -57,6 +58,7 @@ from equipoise.spec.plan import LOCK
 from equipoise.spec.run.compared import compared_specs, require_same_sides
 from equipoise.spec.run.keys import keys, toml
 from equipoise.spec.run.load import read_run
+from equipoise.spec.run.obey import share_experts
 from equipoise.spec.run.resolve import ResolvedRun
 from equipoise.spec.run.resolved import ResolvedFile, write_resolved
 from equipoise.spec.run.spec import RunSpec
@@ -150,9 +152,9 @@ def compare(
             and as ``run``.
         EquipoiseError: as ``run``.
     """
-    prepared = _prepare(run, out, None, policies, port, is_quiet, progress, starts=True)
-    run_recovering(Launch(prepared.folder, prepared.ranks, is_quiet, port, proves))
-    return tuple(reader.read_run(prepared.folder / policy) for policy in policies)
+    made = _prepare(run, out, None, policies, port, is_quiet, progress, starts=True)
+    run_recovering(Launch(made.folder, made.ranks, is_quiet, port, proves))
+    return tuple(reader.read_run(made.folder / policy) for policy in policies)
 
 
 def prepare(
@@ -183,14 +185,9 @@ def resolve_run(run: Path | str | RunSpec | ResolvedRun) -> ResolvedRun:
     if isinstance(run, Path | str):
         return read_run(Path(run))
     values = {name: attrgetter(name)(run) for name in keys()}
-    return read_run(
-        None,
-        [
-            (name, value if isinstance(value, str) else toml(value))
-            for name, value in values.items()
-            if value != keys()[name].default
-        ],
-    )
+    given = {name: value for name, value in values.items() if value != keys()[name].default}
+    texts = [(name, v if isinstance(v, str) else toml(v)) for name, v in given.items()]
+    return read_run(None, texts)
 
 
 def require_no_plan(plan: Path | str | None) -> None:
@@ -221,6 +218,8 @@ def _prepare(
     progress = progress or SilentProgress()
     if plan is not None:
         lock, resolved = read_obeyed(Path(plan), resolved, progress)
+    ranks = resolved.spec.layout.count_ranks(own_ranks())
+    resolved = share_experts(resolved, ranks)
     specs, model = [resolved.spec], resolved.model
     if policies:
         require_no_plan(plan)
@@ -230,7 +229,6 @@ def _prepare(
     require_same_sides(folder, policies)
     require_free_folder(folder)
     _require_own_folder(folder)
-    ranks = spec.layout.count_ranks(own_ranks())
     if starts:
         _require_few(ranks)
         require_room(ranks)
@@ -315,8 +313,8 @@ def _cut_sentence(spec: RunSpec, store: TokenStore) -> str:
     if not len(long):
         return ""
     return (
-        f"{len(long):,} of {len(doc_tokens):,} conversations are longer than pack.context_tokens = "
-        f"{window:,} and are cut there: the rest of an answer is learned without what came before "
+        f"{len(long):,} of {len(doc_tokens):,} conversations exceed pack.context_tokens = "
+        f"{window:,} and get cut there: the rest of an answer is learned without what came before "
         f"it. The longest has {int(long.max()):,} tokens."
     )
 
@@ -346,6 +344,7 @@ def _require_fit(spec: RunSpec, model: ModelSpec, ranks: int, folder: Path) -> N
     if spec.checkpoint.every_steps != "auto":
         saves = -(-spec.train.steps // spec.checkpoint.every_steps)
         needs = dataclasses.replace(needs, kept_checkpoints=min(needs.kept_checkpoints, saves - 1))
+    require_slots(read_machine(), needs, spec, model)
     facts = read_folder(folder)
     held = sum(path.stat().st_size for path in (folder / CHECKPOINTS).rglob("*") if path.is_file())
     facts = dataclasses.replace(facts, free_bytes=facts.free_bytes + held)

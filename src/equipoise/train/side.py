@@ -65,11 +65,12 @@ class Side:
     def pack(self, step: int, pieces: Pieces) -> tuple[PackedStep, RankLoads]:
         """Decide the step, on every rank alike, and journal the decision on rank 0."""
         began = time.perf_counter()
-        if POLICIES[self.policy].divides:
-            pieces = tell_apart(pieces, self.runner.store.documents)
-        packed = self.packer.step(pieces)
-        if POLICIES[packed.policy].runs_together:
-            packed = align_turns(packed)
+        with self.runner.own.reading():
+            if POLICIES[self.policy].divides:
+                pieces = tell_apart(pieces, self.runner.store.documents)
+            packed = self.packer.step(pieces)
+            if POLICIES[packed.policy].runs_together:
+                packed = align_turns(packed)
         loads = self.record.sharing.loads(packed, self.record.curve)
         plan_s = time.perf_counter() - began
         self.record.write_pack(step, packed, pieces, loads, plan_s)

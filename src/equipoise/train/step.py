@@ -26,21 +26,18 @@ What it decides
 """
 
 import dataclasses
-import itertools
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from equipoise.base.errors import LayoutError, NonFiniteError
 from equipoise.comm.group import Ranks
 from equipoise.data.batch import Batch, count_labels, make_batch
 from equipoise.data.cache.store import TokenStore
-from equipoise.fault.blame import first_bad_layer, last_bad_gradient, tell_documents, tell_layer
 from equipoise.nn.decoder import Decoder
 from equipoise.nn.device.clock import await_device, make_marks
 from equipoise.nn.moe.balance import forget_loads, set_loss_scale
@@ -51,6 +48,10 @@ from equipoise.parallel.expert.loads import settle_experts
 from equipoise.parallel.zero.shard import ShardedDecoder
 from equipoise.spec.pack import MicroBatch, PackedStep
 from equipoise.train.context import ContextGroup, whole
+from equipoise.train.health.agree import agree, digest_number, require_one_plan
+from equipoise.train.health.finite import blame_step
+from equipoise.train.health.own import OwnClock, OwnParts
+from equipoise.train.health.state import StateWatch
 from equipoise.train.pipeline import PipelineRunner, read_losses
 from equipoise.train.spans import DeviceSpans
 from equipoise.train.together import Partners
@@ -64,6 +65,7 @@ class ExpertLoads:
     """Tokens that chose each expert, by sparse layer."""
     balance_loss: float
     """Auxiliary loss for each label."""
+    planned: list[list[int]]  # PlannedLoads by sparse layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,7 @@ class Gradients:
     losses: list[float]
     """Summed loss of each of this rank's micro-batches."""
     rows: torch.Tensor
-    """What ranks exchanged, float64 [ranks, 6]; columns as ``StepRunner`` lists them."""
+    """What ranks exchanged, float64 [ranks, 11]; columns as ``StepRunner`` lists them."""
     wait_s: float
     """What this rank waited."""
     run_delay_s: float
@@ -99,13 +101,15 @@ class StepResult:
     wait_s: float
     """What this rank waited."""
     run_delay_s: float
-    """What other programs kept this rank from a core; NaN where the system does not say."""
+    """As in ``Gradients``."""
     computed_s: float
     """Until the last rank had computed: its busy time, or its pipeline from end to end."""
     stop: bool
     words: list[int]
     """What each rank had to tell the others."""
     experts: ExpertLoads | None
+    rank_own: list[OwnParts]
+    """What each rank spent itself before all met."""
 
     def describe(self, step: int) -> list[str]:
         """Sentences on what is not as one would expect."""
@@ -127,6 +131,10 @@ class StepRunner:
     """The ranks that share this one's micro-batches or documents, if it is not alone."""
     pipeline: PipelineRunner | None = None
     """Its stages, if others have the rest of the layers."""
+    state: StateWatch | None = None
+    """Watches weights and moments, where a run does."""
+    own: OwnClock = field(default_factory=lambda: OwnClock(()))
+    """What this rank spends itself."""
 
     def run(
         self,
@@ -172,11 +180,25 @@ class StepRunner:
     ) -> Gradients:
         """``gradients`` that are finite; arguments and errors are those of ``run``."""
         made = self.gradients(packed, step=step, stop_asked=stop_asked, word=word)
+        changed = [] if self.state is None else self.state.changed_parts()
+        norms, changes = self.ranks.gather_floats([made.norm, len(changed)]).sum(0).tolist()
+        if self.state is not None:
+            is_bad = not np.isfinite([made.loss, norms]).all()
+            self.state.require_right(step, changed, is_any=changes > 0, is_doubtful=bool(is_bad))
         # A replica's own gradient may be bad on one rank alone: all ranks end the step, or none.
-        norm = float(self.ranks.gather_floats([made.norm]).sum())
-        for what, value in (("loss", made.loss), ("gradient norm", norm)):
+        for what, value in (("loss", made.loss), ("gradient norm", norms)):
             if not np.isfinite(value):
-                raise self._not_finite(what, step, packed, made.losses, last_good())
+                raise blame_step(
+                    f"{what} of step {step}",
+                    list(zip(self._turns(packed), made.losses, strict=True)),
+                    decoder=self.model.decoder,
+                    run_again=partial(self.evaluate, packed, self.store),
+                    store=self.store,
+                    ranks=self.ranks,
+                    journal=self.journal,
+                    step=step,
+                    last_good=last_good(),
+                )
         return made
 
     def update(
@@ -192,6 +214,8 @@ class StepRunner:
             self.optimizer.zero_grad(set_to_none=True)
             experts = self._settle_experts(max(1, made.labels))
             await_device(self.ranks.device)
+            if self.state is not None:
+                self.state.updated()
             return experts
 
     def drop(self) -> None:
@@ -221,6 +245,7 @@ class StepRunner:
             stop=bool(rows[:, 3].any()),
             words=rows[:, 5].to(torch.int64).tolist(),
             experts=experts,
+            rank_own=[OwnParts(*row) for row in rows[:, 6:].tolist()],
         )
 
     def gradients(
@@ -241,17 +266,24 @@ class StepRunner:
             LayoutError: ranks packed differently.
         """
         started, delay_s = time.perf_counter(), run_delay_s()
+        met_s = agree(packed, step, self.ranks, self.journal) if self._exchanges else 0.0
+        begun = self.own.begin()
         labels = sum(int(count_labels(batch.pieces, self.store).sum()) for batch in packed)
         divisor = max(1, labels)
         set_loss_scale(self.model.decoder, 1 / divisor)
         losses, busy_s, idle_s = self._compute(packed, step, divisor)
         computed_s = time.perf_counter() - started
-        rows, met_s = self._meet(packed, step, losses, busy_s, computed_s, stop_asked, word)
+        own = self.own.take(begun, busy_s)
+        told = [busy_s, float(stop_asked), computed_s, float(word), *dataclasses.astuple(own)]
+        rows, waited_s = self._meet(packed, step, losses, told)
+        met = self.own.now()
         with self.journal.span("reduce", step=step):
             self._sum_gradients()
             norm = float(self._norm())  # waits for the device, which the span is about
+        self.own.exchanged(met)
         loss = float(rows[:, 1].sum()) / divisor
-        return Gradients(labels, loss, norm, losses, rows, idle_s + met_s, run_delay_s() - delay_s)
+        waited_s += idle_s + met_s
+        return Gradients(labels, loss, norm, losses, rows, waited_s, run_delay_s() - delay_s)
 
     @torch.no_grad()
     def evaluate(self, packed: PackedStep, store: TokenStore) -> float:
@@ -285,12 +317,13 @@ class StepRunner:
         Only in a pipeline a rank is idle.
         """
         if self.pipeline is not None:
-            return self.pipeline.run(packed, step, labels)
+            return self.pipeline.run(packed, step, labels, self.own)
         losses: list[torch.Tensor] = []
         turns = self._turns(packed)
         spans = DeviceSpans(self.journal, make_marks(self.ranks.device))
         for index, micro_batch in enumerate(turns):
-            batch = make_batch(self.store, micro_batch, self.ranks.device)
+            with self.own.reading():
+                batch = make_batch(self.store, micro_batch, self.ranks.device)
             last = index == len(turns) - 1 and not self.model.sums_at_end
             self.model.prepare_micro_batch(last=last)
             with spans.span("forward", step=step, micro_batch=index):
@@ -319,8 +352,8 @@ class StepRunner:
         decoder = self.model.decoder
         if not isinstance(decoder, Decoder) or not decoder.model.experts:
             return None
-        loads, penalty = settle_experts(decoder, self.ranks)
-        return ExpertLoads(loads.tolist(), float(penalty) / labels)
+        loads, penalty, planned = settle_experts(decoder, self.ranks)
+        return ExpertLoads(loads.tolist(), float(penalty) / labels, planned.tolist())
 
     def _turns(self, packed: PackedStep) -> tuple[MicroBatch, ...]:
         """The micro-batches that this rank computes, alone or with others."""
@@ -337,63 +370,31 @@ class StepRunner:
     def _counts_loss(self) -> bool:
         return self.sharing is None or self.sharing.counts_loss
 
+    @property
+    def _exchanges(self) -> bool:
+        """Whether ranks exchange within micro-batches what the plan says."""
+        layout = None if self.model.mesh is None else self.model.mesh.layout
+        is_split = layout is not None and max(layout.cp, layout.tp, layout.pp, layout.ep) > 1
+        return self.model.zero >= 2 or is_split or isinstance(self.sharing, Partners)
+
     def _meet(
         self,
         packed: PackedStep,
         step: int,
         losses: list[float],
-        busy_s: float,
-        computed_s: float,
-        stop_asked: bool,
-        word: int,
+        told: list[float],
     ) -> tuple[torch.Tensor, float]:
         """Exchange one row a rank; the fastest rank waits here for the slowest.
 
         Columns: digest of the pack, loss sum, busy seconds, stop asked, seconds until this rank
-        had computed, what else it tells.
+        had computed, what else it tells, its ``OwnParts``.
 
         Returns:
             The rows, and the seconds that this took.
         """
-        name = float(int(packed.digest[:12], 16))  # 48 bits are exact in float64
-        others = [float(stop_asked), computed_s, float(word)]
-        row = [name, sum(losses) if self._counts_loss else 0.0, busy_s, *others]
+        name = digest_number(packed)
+        row = [name, sum(losses) if self._counts_loss else 0.0, *told]
         with self.journal.span("wait", step=step) as span:
             rows = self.ranks.gather_floats(row)
-        if bool((rows[:, 0] != name).any()):
-            differing = torch.nonzero(rows[:, 0] != name).flatten().tolist()
-            raise LayoutError(
-                f"Ranks {differing} packed step {step} otherwise than rank {self.ranks.rank}. Give "
-                f"every machine the same version of equipoise and of NumPy."
-            )
+        require_one_plan(packed, step, self.ranks, rows[:, 0].tolist())
         return rows, span.duration_s
-
-    def _not_finite(
-        self,
-        what: str,
-        step: int,
-        packed: PackedStep,
-        losses: list[float],
-        last_good: Path | None,
-    ) -> NonFiniteError:
-        bad = [
-            batch
-            for batch, loss in zip(self._turns(packed), losses, strict=True)
-            if not np.isfinite(loss)
-        ]
-        numbers = {int(number) for batch in bad for number in batch.pieces[:, 0]}
-        mine = sorted({number % self.store.documents for number in numbers})
-        documents = sorted(set(itertools.chain(*self.ranks.gather_objects(mine))))
-        where, fix = tell_documents(documents, self.store.name)
-        decoder = self.model.decoder
-        bad_layer = first_bad_layer(decoder, partial(self.evaluate, packed, self.store))
-        layers = self.ranks.gather_objects((bad_layer, last_bad_gradient(decoder)))
-        layer = tell_layer(*zip(*layers, strict=True))
-        kept = f"the last good checkpoint is {last_good}" if last_good else "no checkpoint yet"
-        self.journal.write(
-            "fault", "nan-loss", step=step, documents=documents, what=what, message=layer.strip()
-        )
-        return NonFiniteError(
-            f"The {what} of step {step} is not a number{where}. No weight was changed; {kept}. "
-            f"{layer}{fix}"
-        )

@@ -3,12 +3,13 @@
 import argparse
 import dataclasses
 import fcntl
+import importlib
 import os
 import platform
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,12 +18,21 @@ import numpy as np
 import torch
 
 import equipoise
-from equipoise.base.errors import EquipoiseError, FaultError, HungError, LayoutError
+from equipoise.base.errors import (
+    CorruptError,
+    EquipoiseError,
+    FaultError,
+    HungError,
+    LayoutError,
+    MismatchError,
+)
 from equipoise.comm.group import Ranks, join_from_environment
 from equipoise.comm.standstill import Standstill
 from equipoise.comm.watchdog import Watchdog
 from equipoise.data.cache.store import open_store
-from equipoise.launch.last_words import say, say_late
+from equipoise.fault.drill.inside import Injector
+from equipoise.launch.agent import end_with_agent
+from equipoise.launch.last_words import say, say_late, say_process
 from equipoise.launch.local import LOCK, folder_taken, folder_unlocked
 from equipoise.observe.console import make_view
 from equipoise.observe.event import Kind
@@ -30,8 +40,9 @@ from equipoise.observe.fence import Fence
 from equipoise.observe.journal import Journal
 from equipoise.spec.run.compared import resolved_sides
 from equipoise.spec.run.resolved import ResolvedFile, read_resolved
+from equipoise.train.health.links import LinkWatch
 from equipoise.train.loop import Trainer
-from equipoise.train.process import StopRequest, end_with_agent, settle
+from equipoise.train.process import StopRequest, settle
 from equipoise.train.proof import prove_layout
 from equipoise.train.watch import FolderGoneError
 
@@ -97,22 +108,26 @@ def run_facts(resolved: ResolvedFile) -> dict[str, str]:
 
 
 class _WatchedJournal(Journal):
-    """A journal whose phases are those that the watchdog names."""
+    """A journal whose phases are those that the watchdog names, and where a drill strikes."""
 
     def __init__(
-        self, folder: Path, rank: int, watchdog: Watchdog | None, fence: Fence | None
+        self,
+        folder: Path,
+        rank: int,
+        watchdog: Watchdog | None,
+        fence: Fence | None,
+        injector: Injector | None,
     ) -> None:
         super().__init__(folder, rank, fence)
-        self._watchdog = watchdog
+        self._watchdog, self._injector = watchdog, injector
 
     @contextmanager
     def phase(self, name: str, **fields: Any) -> Iterator[None]:
         """Be in a block, as the watchdog knows it."""
-        if self._watchdog is None:
-            yield
-            return
         step = f" of step {fields['step']}" if "step" in fields else ""
-        with self._watchdog.phase(name + step):
+        with nullcontext() if self._watchdog is None else self._watchdog.phase(name + step):
+            if self._injector is not None:
+                self._injector.reach(name, fields.get("step", 0))
             yield
 
     def write(self, kind: Kind, name: str, *, t: float | None = None, **fields: Any) -> None:
@@ -139,10 +154,12 @@ def _train(
             f"torchrun started {ranks.world} ranks and the run wants {resolved.ranks}. Pass "
             f"--nproc-per-node {resolved.ranks}{other}."
         )
-    stop = StopRequest()
+    stop, injector = StopRequest(), Injector.from_environment(ranks.rank)
     with ExitStack() as stack:
         journals = [
-            stack.enter_context(_WatchedJournal(each / "journal", ranks.rank, watchdog, fence))
+            stack.enter_context(
+                _WatchedJournal(each / "journal", ranks.rank, watchdog, fence, injector)
+            )
             for each, _ in resolved_sides(folder, resolved)
         ]
         if ranks.device.type != "cpu":
@@ -150,6 +167,8 @@ def _train(
             for journal, (_, side) in zip(journals, resolved_sides(folder, resolved), strict=True):
                 prove_layout(side, ranks, journal, cache)
         trainer = Trainer(folder, resolved, ranks, journals)
+        if injector is not None:
+            injector.trainer = trainer
         label = " | ".join(resolved.compare or [resolved.spec.pack.policy])
         with make_view(
             label,
@@ -180,7 +199,9 @@ def _write_fault(
     exit_code = error.exit_code if isinstance(error, EquipoiseError) else 6
     trace = "" if known else traceback.format_exc()
     kind = type(error).__name__
-    told = {"rank": rank, "name": name, "type": kind, "message": message}
+    blamed = error.rank if isinstance(error, CorruptError | HungError) else rank
+    missing = error.missing if isinstance(error, HungError) else ()
+    told = {"rank": blamed, "name": name, "type": kind, "message": message, "missing": missing}
     say({**told, "exit_code": exit_code, "traceback": trace})
     if isinstance(error, FolderTakenError | FolderGoneError) or not folder.is_dir():
         return
@@ -201,7 +222,9 @@ def _tell(folder: Path, resolved: ResolvedFile, rank: int, standstill: Standstil
     """Leave word of a standstill; the process ends after it."""
     fields = dataclasses.asdict(standstill)
     text, waiting_rank = fields.pop("text"), fields.pop("rank")
-    _write_fault(folder, resolved, rank, HungError(text), waiting_rank=waiting_rank, **fields)
+    culprit = standstill.culprits[0] if len(standstill.culprits) == 1 else None
+    error = MismatchError(text) if standstill.calls else HungError(text, rank=culprit)
+    _write_fault(folder, resolved, rank, error, waiting_rank=waiting_rank, **fields)
     _complain(standstill.text)
 
 
@@ -228,6 +251,7 @@ def main() -> int:
     rank = int(os.environ.get("RANK", "0"))
     folder: Path = args.run
     end_with_agent()
+    say_process(rank)
     try:
         resolved = read_resolved(folder)
         settle(int(os.environ.get("LOCAL_RANK", rank)), pin=resolved.spec.layout.pin)
@@ -237,6 +261,7 @@ def main() -> int:
                 deadline_s=resolved.spec.layout.deadline_s,
                 tell=partial(_tell, folder, resolved, rank),
                 tell_late=partial(_tell_late, folder, resolved, rank),
+                hear_links=LinkWatch([each for each, _ in resolved_sides(folder, resolved)]).hear,
             )
             ranks, watchdog = stack.enter_context(joined)
             fence = stack.enter_context(_sole_owner(folder, ranks))
@@ -274,10 +299,20 @@ def _leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-if __name__ == "__main__":
+def import_ahead() -> None:
+    """Import what a first step would: torch's compiler, which optimizers load (torch 2.13)."""
+    importlib.import_module("torch._dynamo")
+
+
+def run_and_leave() -> NoReturn:
+    """Run one rank, and end this process with the exit code of what happened."""
     try:
         _leave(main())
     except Exception:
         with suppress(OSError):
             traceback.print_exc()
         _leave(1)
+
+
+if __name__ == "__main__":
+    run_and_leave()

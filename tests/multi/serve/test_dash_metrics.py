@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.dash.web.prometheus import histogram, parse_metrics
 from equipoise.dash.web.serving import CONTEXT, COUNTERS, GAUGES, LATENCIES, SERVICE, look
+from equipoise.fault.runbook.metric_names import METRICS
+from equipoise.observe.prometheus import histogram, parse_metrics
 from equipoise.serve.engine.build import EngineSettings, open_engine
 from equipoise.serve.http.keys import hash_key, make_key
 from equipoise.serve.http.served import serve_model
@@ -46,6 +47,11 @@ def test_every_name_is_there_under_our_own(page: str) -> None:
     names = {*(each[0] for each in single), *SERVICE, *CONTEXT}
     assert names <= set(samples)
     assert all(histogram(samples, each[0]) for each in LATENCIES.values())
+
+
+def test_what_runbooks_ask_for_is_there_as_its_kind(page: str) -> None:
+    for name, kind in METRICS.items():
+        assert f"# TYPE {name} {kind}\n" in page or f"# TYPE {name}_total {kind}\n" in page, name
 
 
 def test_no_name_is_missing_where_vllm_has_one(page: str) -> None:

@@ -110,7 +110,7 @@ def test_bits_are_those_of_one_process_together_in_chunks_and_preempted(
         LinearPrice(swap=swap_s),
         pages=30,
         iteration_s=iteration_s,
-        lone_iteration_s=iteration_s,
+        prefill_iteration_s=iteration_s,
         swap_pages=PAGES if swap_s < 1 else 0,
     )
     handles = [loop.submit(each) for each in (*REQUESTS, PROMPT_SCORES, EMBEDDING)]
@@ -141,7 +141,7 @@ def test_ranks_send_what_is_counted_and_each_keeps_its_share(
     counts = engine.peers.counts()
     assert [each["pool"] * ranks for each in counts] == [whole] * ranks
     before, moved = np.array([each["sent"] for each in counts]), dict(engine.moved_bytes)
-    with loop_of(engine, LinearPrice(), iteration_s=1.0, lone_iteration_s=1.0) as loop:
+    with loop_of(engine, LinearPrice(), iteration_s=1.0, prefill_iteration_s=1.0) as loop:
         loop.submit(dataclasses.replace(REQUESTS[2], most_tokens=2)).result()
     sent = np.array([each["sent"] for each in engine.peers.counts()]) - before
     prompt = len(REQUESTS[2].prompt)

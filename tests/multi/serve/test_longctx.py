@@ -174,7 +174,7 @@ def test_greedy_tokens_are_those_of_each_request_by_itself(
     for price, swap_pages in ((LinearPrice(), 0), (LinearPrice(swap=1e-9), PAGES)):
         only(two, *VARIANTS)
         loop = loop_of(
-            two, price, 28, iteration_s=iteration_s, lone_iteration_s=iteration_s,
+            two, price, 28, iteration_s=iteration_s, prefill_iteration_s=iteration_s,
             swap_pages=swap_pages,
         )  # fmt: skip
         handles = [loop.submit(each) for each in batch]
@@ -186,7 +186,7 @@ def test_greedy_tokens_are_those_of_each_request_by_itself(
 
 def test_a_prefix_is_found_up_to_where_a_chunk_ended(two: ContextDecoder) -> None:
     prompt = prompt_of(1, 64)
-    with loop_of(two, iteration_s=2.5e-3, lone_iteration_s=2.5e-3) as loop:
+    with loop_of(two, iteration_s=2.5e-3, prefill_iteration_s=2.5e-3) as loop:
         first = loop.submit(asked(prompt, 9)).result().ids
         again = loop.submit(asked(prompt, 9))
         longer = loop.submit(asked((*prompt, *first, 5), 3))

@@ -1,5 +1,7 @@
 """An engine over ranks as the settings ask for it."""
 
+import dataclasses
+
 import pytest
 
 from equipoise.base.errors import EquipoiseError, SpecError
@@ -15,7 +17,8 @@ def settings(**changes: object) -> EngineSettings:
 
 def test_three_ranks_answer_from_a_cache_whose_pages_they_divide() -> None:
     prompt = tuple(range(5, 64))
-    with open_engine(trained(), settings(context_ranks=3, iteration_s=1e-6), curve=CURVE) as engine:
+    curve = dataclasses.replace(CURVE, tokens=((1, 1e-3), (512, 0.5)))  # so there are chunks
+    with open_engine(trained(), settings(context_ranks=3, iteration_s=1e-6), curve=curve) as engine:
         assert (engine.pool.page_tokens, engine.pool.pages) == (18, 20)
         request = GenerateRequest(prompt, most_tokens=7, ignores_end=True)
         handles = [engine.submit(request)]

@@ -15,7 +15,7 @@ SIZES = "[model]\nlayers = 2\nhidden = 32\nheads = 2\nkv_heads = 1\nffn = 48\nhe
 def test_shares_hold_on_any_ranks_and_through_a_resume(
     texts: Path, cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Three short runs of one or two ranks: some 20 s."""
+    """A run of one rank, and one of two in two sessions: some 20 s."""
     lines = [json.dumps({"a": {"text": f"line {number} " * 20}}) for number in range(30)]
     (tmp_path / "lines.jsonl").write_text("\n".join(lines))
     run_toml = tmp_path / "run.toml"
@@ -26,7 +26,7 @@ def test_shares_hold_on_any_ranks_and_through_a_resume(
         f"[pack]\ncontext_tokens = 64\nstep_tokens = 256\n[train]\nsteps = 4\n"
     )
     losses = []
-    for ranks, ends in ((1, (4,)), (2, (4,)), (2, (2, 4))):
+    for ranks, ends in ((1, (4,)), (2, (2, 4))):
         for steps in ends:
             keys = [("layout.dp", str(ranks)), ("train.steps", str(steps))]
             keys += [("train.schedule", "constant"), ("train.warmup_steps", "0")]
@@ -38,8 +38,7 @@ def test_shares_hold_on_any_ranks_and_through_a_resume(
         assert f"text:{texts.name}: " in out and "25.0% of every step" in out
         assert "jsonl:lines.jsonl: 30 documents, " in out and "75.0% of every step" in out
         assert f"A step is 256 tokens: {ranks_of}" in out
-    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
-    assert losses[1] == pytest.approx(losses[2], rel=1e-5)  # a curve measured anew packs otherwise
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)  # a curve measured anew packs otherwise
     other = run_toml.read_text().replace("weight = 3", "weight = 2")
     run_toml.write_text(other)
     assert main(["train", str(run_toml), "--out", str(tmp_path / "2-2"), "--train.steps", "5"]) == 4

@@ -45,7 +45,7 @@ def test_steps_without_an_answer_change_no_weight(folder: Path, capfd) -> None:
     record = run(file, out=folder / "run", is_quiet=False)
     said = capfd.readouterr().out
     assert (
-        "1 of 1 conversations are longer than pack.context_tokens = 64 and are cut there: the rest "
+        "1 of 1 conversations exceed pack.context_tokens = 64 and get cut there: the rest "
         "of an answer is learned without what came before it. The longest has 4"
     ) in said
     assert "Step 2 has no token to learn; no weight was changed." in said

@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
+import re
 import shutil
+from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
@@ -101,9 +103,12 @@ def test_five_steps_of_adamw_are_the_same_in_every_layout(layouts, name: str) ->
 def test_waiting_is_what_its_spans_say(layouts, name: str) -> None:
     folder = layouts[name][1]
     for rank in range(2):
-        spans = {each["step"]: each["duration_s"] for each in events(folder, "wait", rank)}
+        spans = defaultdict[int, float](float)
+        for each in events(folder, "wait", rank):
+            spans[each["step"]] += each["duration_s"]
         steps = events(folder, "step", rank)
-        assert [each["wait_s"] for each in steps] == [spans[each["step"]] for each in steps]
+        waits = [spans[each["step"]] for each in steps]
+        assert [each["wait_s"] for each in steps] == pytest.approx(waits)
         assert all(each["wait_s"] <= each["step_s"] for each in steps)
     record = read_run(folder)
     mean = record.wait_s.mean(axis=1) / record.step_s
@@ -171,11 +176,12 @@ def test_bf16_is_near_fp32_and_keeps_its_weights_in_fp32(tmp_path, make_run) -> 
 def test_ranks_that_pack_differently_are_stopped(tmp_path, store) -> None:
     with pytest.raises(LayoutError) as caught:
         run_ranks(3, on_ranks.pack_differently, tmp_path, str(store.folder), MODEL)
-    assert str(caught.value) in {
-        f"Ranks {others} packed step 7 otherwise than rank {rank}. Give every machine the same "
-        "version of equipoise and of NumPy."
-        for others, rank in (("[2]", 0), ("[2]", 1), ("[0, 1]", 2))
-    }
+    assert re.fullmatch(
+        "Rank 2 packed step 7 otherwise than rank 0: data-parallel rank 0 has micro-batches of "
+        "\\d+ tokens by rank 0 and of \\d+ tokens by rank 2. Nothing was sent or changed by it. "
+        "Give every machine the same version of equipoise and of NumPy.",
+        str(caught.value),
+    )
 
 
 # Stopping and going on. -----------------------------------------------------------------------
@@ -376,7 +382,8 @@ def test_a_checkpoint_of_a_newer_version(copy, make_run) -> None:
 def test_a_loss_that_is_not_a_number_stops_before_any_weight_is_spoiled(
     copy, make_run, store
 ) -> None:
-    message = fault_of(FaultError, copy, make_run(steps=9, step_tokens=3072), spoil_at=5)
+    unwatched = make_run(steps=9, step_tokens=3072, fingerprint_steps=0)
+    message = fault_of(FaultError, copy, unwatched, spoil_at=5)
     # The rank that answers first has closed its journal; the other is ended where it stands.
     found = [*events(copy, rank=0), *events(copy, rank=1)]
     fault, *_ = [event for event in found if event["name"] == "nan-loss"]
@@ -399,7 +406,8 @@ def test_a_loss_that_is_not_a_number_stops_before_any_weight_is_spoiled(
 def test_a_gradient_that_is_not_a_number_before_any_checkpoint(tmp_path, make_run) -> None:
     assert fault_of(FaultError, tmp_path, make_run(steps=9, lr=1e30, warmup_steps=0)) == (
         "The gradient norm of step 2 is not a number, though the loss of every micro-batch is. No "
-        "weight was changed; no checkpoint yet. Lower train.lr."
+        "weight was changed; no checkpoint yet. The last weight whose gradient is not finite is "
+        "layers.0.attention_norm.weight. Lower train.lr."
     )
 
 

@@ -19,6 +19,7 @@ DENSE = ModelSpec(layers=2, hidden=32, heads=4, kv_heads=2, ffn=48, vocab=320, h
 SPARSE = dataclasses.replace(DENSE, experts=4, top_k=2, expert_ffn=32, balance="auxiliary")
 
 AT_THE_ENDS = {
+    "wait train/health/agree.py",  # whether all ranks have one plan, before the first micro-batch
     " parallel/pipeline/pipeline.py",  # whether all ranks have one schedule
     " train/pipeline.py",  # losses
     " train/step.py",
@@ -28,7 +29,8 @@ AT_THE_ENDS = {
     "optimizer train/step.py",  # what routers chose
 }
 """Phase and file of what waits a fixed number of times in a step, after its micro-batches."""
-ON_A_CPU_ALONE = "nn/loss.py"
+ON_A_CPU_ALONE = ("nn/loss.py", "fault/fingerprint.py")
+"""Devices read the second every ``fault.fingerprint_steps``, with one wait for all tensors."""
 
 
 def waits(

@@ -9,6 +9,7 @@ import transformers
 from equipoise.base.errors import FitError, ModelError, SpecError
 from equipoise.serve.engine.build import EngineSettings, open_engine
 from equipoise.serve.engine.request import GenerateRequest
+from equipoise.serve.source import open_model
 from equipoise.spec.device.serving import ServingCurve
 from support.hf.families import FAMILIES, save_family
 
@@ -78,11 +79,40 @@ def test_bf16_answers_are_near_those_of_transformers(tmp_path: Path) -> None:
     assert len(errors) == len(prompt) - 1 and max(errors) <= 0.15
 
 
-def test_a_sliding_window_is_refused(tmp_path: Path) -> None:
-    folder = save_family("mistral", tmp_path / "mistral")
-    config = transformers.AutoConfig.from_pretrained(folder)
-    config.sliding_window = 16
-    config.save_pretrained(folder)
+@pytest.mark.parametrize(
+    ("family", "changed"), [("mistral", {}), ("qwen2", {"max_window_layers": 1})]
+)
+def test_a_model_with_sliding_windows_answers_within_them(
+    tmp_path: Path, family: str, changed: dict[str, int]
+) -> None:
+    """The oracle has its windows, and would read less of a longer text."""
+    folder = save_family(
+        family, tmp_path / family, sliding_window=48, use_sliding_window=True, **changed
+    )
+    oracle = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    types = getattr(oracle.config, "layer_types", None) or ["sliding_attention"]
+    assert "sliding_attention" in types
+    prompt = tuple(range(3, 40))
+    with open_engine(folder, settings(context_tokens=None), curve=CURVE) as engine:
+        assert engine.context_tokens == 48
+        request = GenerateRequest(prompt, most_tokens=11, scores_prompt=True)
+        answer = engine.submit(request).result()
+        with pytest.raises(SpecError) as caught:
+            engine.submit(GenerateRequest(prompt, most_tokens=12))
+    assert "exceeds the model's context of 48 tokens" in str(caught.value)
+    with torch.no_grad():
+        wanted = torch.log_softmax(oracle(torch.tensor([prompt])).logits[0].float(), dim=-1)
+    for at, score in enumerate(answer.prompt_scores):
+        assert score.logprob == pytest.approx(float(wanted[at, score.token]), abs=2e-4)
+    (remark,) = open_model(folder, within_window=True).remarks
+    assert remark == (
+        f"The layers of {folder} have sliding windows of 48 tokens, so prompt and answer together "
+        "may have 48: within them every layer reads all."
+    )
+
+
+def test_a_model_of_other_modules_is_refused(tmp_path: Path) -> None:
+    folder = save_family("gemma2", tmp_path / "gemma2")
     with pytest.raises(ModelError) as caught:
         open_engine(folder, settings(), curve=CURVE)
     assert str(caught.value) == (

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from equipoise.comm.group import Ranks
+from equipoise.comm.meter import WaitMeter
 from equipoise.nn.decoder import Decoder, initialize
 from equipoise.parallel.zero.exchange import ExchangeGather, ExchangeReduce
 from equipoise.parallel.zero.shard import ShardedDecoder
@@ -31,7 +32,7 @@ def exchange(ranks: Ranks, length: int) -> dict[str, tuple[Tensor, Tensor, Tenso
         if dtype == torch.float32:
             reduced = [torch.empty_like(mine) for _ in range(3)]
             for out in reduced[:2]:
-                ExchangeReduce()(out, whole.clone(), group, dist.ReduceOp.SUM)
+                ExchangeReduce(WaitMeter())(out, whole.clone(), group, dist.ReduceOp.SUM)
             dist.reduce_scatter_single(reduced[2], whole.clone())
             results[f"reduced {dtype}"] = (reduced[0], reduced[1], reduced[2])
     return results
@@ -40,7 +41,7 @@ def exchange(ranks: Ranks, length: int) -> dict[str, tuple[Tensor, Tensor, Tenso
 def _gather(mine: Tensor, ranks: Ranks, *, in_place: bool) -> Tensor:
     group = dist.group.WORLD
     assert group is not None
-    comm = ExchangeGather()
+    comm = ExchangeGather(WaitMeter())
     out = comm.allocate((len(mine) * ranks.world,), dtype=mine.dtype, device=mine.device)
     sent = mine
     if in_place:  # as fully_shard does
@@ -54,7 +55,9 @@ def reduce_wrongly(ranks: Ranks) -> str:
     group = dist.group.WORLD
     assert group is not None
     try:
-        ExchangeReduce()(torch.empty(1), torch.empty(ranks.world), group, dist.ReduceOp.AVG)
+        ExchangeReduce(WaitMeter())(
+            torch.empty(1), torch.empty(ranks.world), group, dist.ReduceOp.AVG
+        )
     except ValueError as error:
         return str(error)
     return ""

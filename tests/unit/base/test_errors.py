@@ -20,6 +20,8 @@ def test_exit_codes() -> None:
         "PlanError": 4,
         "CheckError": 5,
         "FaultError": 6,
+        "CorruptError": 6,
         "HungError": 6,
+        "MismatchError": 6,
         "NonFiniteError": 6,
     }

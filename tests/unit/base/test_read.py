@@ -34,7 +34,7 @@ def reason_of(read: Callable[[], object]) -> str:
         ("9" * 5000, LONG),
         ('{"a": [1, ' + "9" * 30 + "]}", LONG),
         (b'"\xff"', "it is not UTF-8 text"),
-        ("", "Expecting value: line 1 column 1 (char 0)"),
+        ("", "it is not JSON at line 1, column 1: expecting value"),
     ],
 )
 def test_json_that_nobody_means(text: str | bytes, reason: str) -> None:

@@ -83,15 +83,14 @@ BAD_FLAGS = {
         "--layout.tp: 10000000000 is too large; it must be at most 2147483647."
     ),
     ("pack", "--ranks", "9" * 5000): (
-        f"equipoise pack: argument --ranks: invalid int value: '{'9' * 23}...{'9' * 23}' "
+        f'equipoise pack: --ranks: needs a whole number, got "{"9" * 23}...{"9" * 23}" '
         '(5,002 characters). See "equipoise pack --help".'
     ),
     ("config", "--train.steps=18446744073709551616"): (
         "--train.steps: 18446744073709551616 is too large; 64 bits do not hold it."
     ),
     ("config", "--json=1"): (
-        "equipoise config: argument --json: takes no value, but got '1'. See \"equipoise config "
-        '--help".'
+        'equipoise config: --json: takes no value, but got "1". See "equipoise config --help".'
     ),
     ("config", "run.toml", "--", "--json"): (
         'equipoise config: "--json" is one argument too many. See "equipoise config --help".'
@@ -128,7 +127,7 @@ BAD_FLAGS = {
         "again."
     ),
     ("init", "--from=--"): (
-        'equipoise init: argument --from: "--" is not a value. See "equipoise init --help".'
+        'equipoise init: --from: "--" is not a value. See "equipoise init --help".'
     ),
     ("explain", "attention", "--plot="): (
         '--plot .: a picture\'s name ends in .png, .svg or .pdf, not "". Try picture.png.'
@@ -153,7 +152,7 @@ def test_a_flag_that_nobody_means(
 BAD_JSON = {
     "deep": ("[" * 100_000, DEEP),
     "long": ("9" * 5000, LONG),
-    "none": ("", "Expecting value: line 1 column 1 (char 0)"),
+    "none": ("", "it is not JSON at line 1, column 1: expecting value"),
 }
 
 
@@ -332,8 +331,8 @@ DAMAGED = {
     "an empty file": (
         "generation_config.json",
         lambda _: b"",
-        "hf/generation_config.json cannot be read: Expecting value: line 1 column 1 (char 0). "
-        "Correct it, or remove it.",
+        "hf/generation_config.json cannot be read: it is not JSON at line 1, column 1: expecting "
+        "value. Correct it, or remove it.",
     ),
     "a list": (
         "tokenizer_config.json",

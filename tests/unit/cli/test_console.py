@@ -34,6 +34,20 @@ def test_a_stage_that_fails_says_how_far_it_came() -> None:
     assert re.fullmatch(r"tokenize books: stopped at 25% after \d+\.\d ms\n", file.getvalue())
 
 
+def test_off_a_terminal_a_long_stage_says_every_half_minute_how_far_it_is() -> None:
+    file, seconds = io.StringIO(), iter([0.0, 29.0, 31.0, 31.0, 40.0, 61.0, 61.0, 70.0])
+    progress = StageProgress(file=file, clock=lambda: next(seconds))
+    progress.start("read 8 tokens", 8)
+    for _ in range(4):
+        progress.advance(2)
+    progress.finish()
+    assert file.getvalue() == (
+        "read 8 tokens: 50% after 31.00 s\n"
+        "read 8 tokens: 100% after 1 min 1 s\n"
+        "read 8 tokens: done in 1 min 10 s\n"
+    )
+
+
 def test_quiet_is_silent() -> None:
     for file in (io.StringIO(), Terminal()):
         use(StageProgress(quiet=True, file=file), 8)

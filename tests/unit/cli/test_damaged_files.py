@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from equipoise.cli.main import main
 from equipoise.observe.reader import read_run
 from equipoise.spec.device.here import cpu_model
 from equipoise.spec.model.presets import preset
@@ -142,3 +143,31 @@ def test_device_files(
     assert code == 2
     assert err.startswith(f"{device} is not a device file: {fault}"), err
     assert err.endswith('. Measure again: "equipoise calibrate".\n')
+
+
+@pytest.mark.parametrize("verb", ["report", "trace"])
+def test_no_file_of_a_run_is_written_over(
+    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = journals.write_run(tmp_path / "run", steps=3)
+    (run / "run.toml").write_text("")
+    journal = run / "journal" / "rank-00000.jsonl"
+    before = journal.read_bytes()
+    for file in (journal, run / "run.toml"):
+        assert main([verb, str(run), "--out", str(file)]) == 2
+        assert capsys.readouterr().err == (
+            f"--out {file} is a file of the run {run}. Give another file.\n"
+        )
+    assert journal.read_bytes() == before
+    for _ in range(2):  # an earlier page or trace is replaced
+        assert main([verb, str(run), "--quiet"]) == 0
+
+
+def test_lengths_are_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "lengths.csv"
+    file.write_text("5\n6\n")
+    assert main(["pack", "--lengths", str(file), "--out", str(file)]) == 2
+    assert capsys.readouterr().err == (
+        f"--out {file} is the file of lengths that is read. Give another file.\n"
+    )
+    assert file.read_text() == "5\n6\n"

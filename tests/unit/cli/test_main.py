@@ -99,7 +99,7 @@ def test_no_verb_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
         ),
         (
             ["init", "--path"],
-            'equipoise init: argument --path: expected one argument. See "equipoise init --help".',
+            'equipoise init: --path: needs a value. See "equipoise init --help".',
         ),
         (
             ["config", "--steps", "3"],

@@ -27,6 +27,8 @@ VERBS = {
     "pack": ("pack", "--lengths", "wikipedia", "--steps", "2", "--policy", "by-work"),
     "explain attention": ("explain", "attention"),
     "explain pipeline": ("explain", "pipeline", "--json"),
+    "explain experts": ("explain", "experts"),
+    "explain tables": ("explain", "tables", "criteo-kaggle", "--ranks", "2"),
     "explain boxing": ("explain", "boxing", "S(0) -> B", "--mesh", "4"),
     "simulate": ("simulate", *SMALL),
     "plan": ("plan", *SMALL),

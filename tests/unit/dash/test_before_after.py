@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 
 from equipoise.base.errors import SpecError
-from equipoise.dash.before_after import SHARED, WORK, draw_before_after, typical_pair
+from equipoise.dash.before_after import (
+    SHARED,
+    WORK,
+    draw_before_after,
+    draw_blocks,
+    measured_block,
+    typical_pair,
+)
 from equipoise.observe.reader import read_run
 from equipoise.observe.run_record import RunRecord
 from support.journals import write_run
@@ -53,6 +60,17 @@ def test_every_span_of_the_step_is_drawn_once_at_its_time(
     # Forwards and backwards of a rank do not overlap.
     first = sorted((x, width) for name, x, width in drawn[: len(drawn) // 4] if name in WORK)
     assert all(x + width <= later + 0.2 for (x, width), (later, _) in pairwise(first))
+
+
+def test_a_rank_without_a_journal_does_not_wait(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", ranks=3, steps=9)
+    (run / "journal" / "rank-00001.jsonl").unlink()
+    svg = draw_blocks([measured_block(read_run(run), 5, "measured")], "", "")
+    bars = rects(svg)
+    [lost] = [bar for bar in bars if bar[0] == "not journaled"]
+    waiting = [bar for bar in bars if bar[0] == "waiting"]
+    assert len(waiting) == 2 and {bar[1:] for bar in waiting} == {lost[1:]}
+    assert svg.count("% busy") == 2 and svg.count("no journal") == 1
 
 
 def test_the_foot_says_when_and_where(pair: tuple[RunRecord, RunRecord]) -> None:

@@ -1,7 +1,6 @@
 """Sides of one run, step by step."""
 
 import dataclasses
-import json
 import math
 from pathlib import Path
 
@@ -16,20 +15,9 @@ from equipoise.dash.paired import pair_steps, student_quantile
 from equipoise.dash.summary import labels
 from equipoise.dash.verdict import tell, tell_spread
 from equipoise.observe.reader import read_run, read_sides
-from support.journals import write_run
+from support.journals import write_run, write_sides
 
 SIDES = RunComparison("in-order", "divided", 1.32, 1.28, 19, True, (), 1.25, 1.39, 1.34)
-
-
-def write_sides(folder: Path, policies=("in-order", "by-work"), session: int = 7) -> Path:
-    """A run that compares policies, as ``train --compare`` leaves it."""
-    for policy in policies:
-        write_run(folder / policy, policy=policy, steps=12)
-        file = folder / policy / "journal" / "rank-00000.jsonl"
-        first, _, rest = file.read_text().partition("\n")
-        start = json.loads(first) | {"compared": {"policies": policies, "session": session}}
-        file.write_text(json.dumps(start) + "\n" + rest)
-    return folder
 
 
 @given(st.floats(0.5, 0.999), st.integers(1, 400))

@@ -120,6 +120,7 @@ def test_notes_come_before_figures(journals: ModuleType, tmp_path: Path) -> None
         journal.write(json.dumps(fault) + '\n{"v": 1, "ki')
     assert [note["text"] for note in figures.page_data([read_run(run)])["notes"]] == [
         "by-work: nan-loss on rank 1 at step 3. The loss is NaN.",
+        f"by-work: to find out why, equipoise drill --runbook number-gone-bad {run}",
         "by-work has no stop event: it is still running after step 3, or was killed.",
         "by-work: 1 journal line(s) were torn by a kill and are not shown.",
     ]

@@ -59,8 +59,13 @@ def test_the_source_that_repeats_is_named() -> None:
             "A step is 256 tokens: 4 data-parallel ranks, 64 each on average, in one micro-batch "
             "or more of at most 80; their gradients are summed before one update.",
         ),
+        (
+            8000,
+            "A step is 256 tokens: 4,000 data-parallel ranks, 0.064 each on average, in one "
+            "micro-batch or more of at most 80; their gradients are summed before one update.",
+        ),
     ],
 )
 def test_a_step_in_micro_batches(ranks: int, text: str) -> None:
-    spec = RunSpec(pack=SPEC.pack, layout=LayoutSpec(cp=2 if ranks == 8 else 1))
+    spec = RunSpec(pack=SPEC.pack, layout=LayoutSpec(cp=1 if ranks == 1 else 2))
     assert describe_step(spec, ranks) == text

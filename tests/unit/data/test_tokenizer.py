@@ -124,8 +124,8 @@ def test_a_file_that_is_none(message, tmp_path):
     file = tmp_path / "tokenizer.json"
     file.write_text("{")
     assert message(DataError, load_tokenizer, file) == (
-        f"data.tokenizer {file} is not a tokenizer.json: EOF while parsing an object at line 1 "
-        'column 1. Set data.tokenizer to a file written by the tokenizers library, or to "train".'
+        f"data.tokenizer {file} is not a tokenizer.json: it is not JSON (line 1, "
+        'column 1). Set data.tokenizer to a file written by the tokenizers library, or to "train".'
     )
 
 

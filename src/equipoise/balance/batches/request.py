@@ -143,8 +143,9 @@ def batch(
     fewest = int((-(-units.sizes.sum(0) // (ranks * limits))).max())
     turns = -(-max(fewest, min_micro_batches) // multiple_of) * multiple_of
     if ranks * turns > _MOST_CELLS:
+        each = f"{turns:,} micro-batch{'es' * (turns > 1)}"
         raise LayoutError(
-            f"{ranks:,} ranks with {turns:,} micro-batches each are more than {_MOST_CELLS:,} "
+            f"{ranks:,} ranks with {each} each are more than {_MOST_CELLS:,} "
             f"micro-batches. Give a larger max_tokens, or fewer ranks."
         )
     fixed_s = np.array([1e-9 * curve.fixed_ns for curve in curves] or np.zeros(unit_s.shape[1]))
@@ -166,8 +167,8 @@ def batch(
         raise LayoutError(too_long(units, int(over[0, 0]), int(over[0, 1]), limits, groups))
     if len(units) < ranks and not may_be_empty:
         raise LayoutError(
-            f"{count_units(units)} cannot give each of {ranks:,} ranks one. Give {ranks:,} or "
-            f"more or fewer ranks, divides=True, or may_be_empty=True."
+            f"{count_units(units)} cannot give each of {ranks:,} ranks one. Give {ranks:,} "
+            f"samples or more, fewer ranks, divides=True, or may_be_empty=True."
         )
     small = Units(units.unit_of, shifted(units.loads, ranks * max(turns, len(units))), units.sizes)
     if equal_counts:

@@ -142,7 +142,8 @@ def _numbers(what: str, values: npt.ArrayLike, example: str) -> npt.NDArray[np.g
             f"all as long."
         ) from None
     if table.dtype.kind not in "iuf" and table.size:
-        raise DataError(f"{what} have type {table.dtype}. Give numbers, such as {example}.")
+        kind = {"U": "text", "S": "text", "b": "flags"}.get(table.dtype.kind, "not numbers")
+        raise DataError(f"{what} are {kind}. Give numbers, such as {example}.")
     return table
 
 

@@ -208,7 +208,8 @@ def _divide(
     """The best division; None if travel alone makes every answer dearer than ``most_ns``."""
     sizes, cap = lengths_of(pieces), pack.most_tokens
     loads = curve.document_ns(sizes)
-    turns = -(-int(sizes.sum()) // (ranks * pack.context_tokens))
+    # Fewer turns than their caps hold would be tried in vain.
+    turns = -(-int(sizes.sum()) // (ranks * min(pack.context_tokens, cap)))
     # With a turn for each document and each full micro-batch, everything that can fit does.
     most_turns = 2 * (max(turns, -(-int(sizes.sum()) // cap)) + len(sizes))
     if not in_time and int(sizes.max()) > ranks * cap:

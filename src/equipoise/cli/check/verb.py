@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from equipoise.base.errors import SpecError
 from equipoise.cli.check import all_legal as check_layouts
 from equipoise.cli.check.worlds import read_worlds
 from equipoise.cli.console import make_console, make_progress
@@ -29,9 +30,11 @@ examples:
   equipoise check run.toml --in-process    the attention strategies alone, in seconds
   equipoise check run.toml --full-size     the model as it is
   equipoise check --layout all-legal       every legal layout of 2, 3, 4 and 8 ranks, dense and MoE
+  equipoise check --experts                every policy of experts, every kind of workload
   equipoise check --json
 """
 
+_EXPERT_RANKS = (2, 4)
 _ERRORS = ("loss_error", "forward_error", "gradient_error", "worst_parameter")
 
 
@@ -51,6 +54,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="every legal layout instead (dp, cp, tp, pp, ep, etp, zero, replicas), of the model "
         "with and without experts, each twice; ranks take turns in one process for each core, or "
         "are --processes over gloo",
+    )
+    parser.add_argument(
+        "--experts",
+        action="store_true",
+        help="balanced experts instead: every experts.policy with routers biased to W0 to W7, each "
+        "twice, on 2 and 4 ranks unless --ranks says otherwise",
     )
     parser.add_argument(
         "--full-size",
@@ -76,6 +85,8 @@ def run(args: argparse.Namespace) -> int:
     from equipoise.train.check import partial
     from equipoise.train.check.prove import run_cases
 
+    if args.experts:
+        return _run_experts(args)
     worlds = read_worlds(args.ranks or [1, 2, 3, 4])
     resolved = run_from(args)
     layout, freeze = resolved.spec.layout, tuple[str, ...]()
@@ -114,6 +125,25 @@ def run(args: argparse.Namespace) -> int:
     return _show(args, verdicts, model)
 
 
+def _run_experts(args: argparse.Namespace) -> int:
+    """Balanced experts alone."""
+    from equipoise.train.check.balanced import balanced_cases, with_experts
+    from equipoise.train.check.case import scaled_down
+    from equipoise.train.check.prove import run_cases
+
+    model = with_experts(run_from(args).model)
+    model = model if args.full_size else scaled_down(model)
+    worlds = read_worlds(args.ranks or _EXPERT_RANKS)
+    chosen = [case for world in worlds for case in balanced_cases(world, model)]
+    if not chosen:
+        raise SpecError(
+            f"{', '.join(map(str, worlds))} ranks cannot share {model.experts} experts. Give "
+            f"--ranks between 2 and {model.experts}."
+        )
+    progress = make_progress(args.quiet or args.json)
+    return _show(args, run_cases(chosen, progress, over_gloo=not args.in_process), model)
+
+
 def _scope(verdicts: "Sequence[Verdict]", model: "ModelSpec") -> str:
     """What the cases are proven on, and what they leave out."""
     from equipoise.train.check.case import DOCUMENT_TOKENS
@@ -124,9 +154,10 @@ def _scope(verdicts: "Sequence[Verdict]", model: "ModelSpec") -> str:
     parts += [f"{played} played in one process"] * (played > 0)
     deepest = max((verdict.case.model.layers for verdict in verdicts), default=model.layers)
     precisions = " and ".join(sorted({verdict.case.precision for verdict in verdicts}))
-    layers = f"{model.layers} to {deepest}" if deepest > model.layers else model.layers
+    layers = f"{model.layers} to {deepest}" if deepest > model.layers else f"{model.layers}"
+    layers += f" layer{'s' * (deepest > 1)}"
     return (
-        f"Cases: {' and '.join(parts)}. Model: {layers} layers of width {model.hidden}, "
+        f"Cases: {' and '.join(parts)}. Model: {layers} of width {model.hidden}, "
         f"{precisions} on a CPU. Sample: {len(DOCUMENT_TOKENS)} documents "
         f"of {min(DOCUMENT_TOKENS)} to {max(DOCUMENT_TOKENS)} tokens. Not covered: bf16, CUDA "
         f"devices, longer documents.\n"
@@ -184,6 +215,8 @@ def _row(verdict: "Verdict") -> dict[str, Any]:
             "sharding": layout.sharding if layout.cp > 1 else None,
             "masked": case.masks,
             "in_process": case.played,
+            "experts": case.experts.policy,
+            "router": case.router or None,
             "micro_batches": verdict.micro_batches,
         }
         | {key: getattr(verdict, key) for key in _ERRORS}
@@ -231,6 +264,7 @@ def _kind(verdict: "Verdict") -> tuple[str, str]:
         return f"{case.ranks} played", layout.strategy
     others = "".join(f", {axis}={ranks}" for axis, ranks in _above_one(layout, "ep", "etp"))
     others += ", lora" if case.lora.rank else ""
+    others += f", {case.experts.policy} experts" if case.router else ""
     others += ", frozen" if case.train.freeze else ""
     if POLICIES[case.pack.policy].runs_together:
         tensor = f", tp={layout.tp}" if layout.tp > 1 else ""

@@ -4,12 +4,15 @@ import sys
 
 from equipoise.base.errors import SpecError
 
-HELP = "show who computes or sends what: attention, pipelines, tensors; needs no torch"
+HELP = "show who computes or sends what: attention, experts, pipelines, tables; needs no torch"
 
 VERBS = {
     "attention": "show which rank holds, sends and computes what in attention over several ranks",
     "pipeline": "show the schedule of a pipeline's step: when each stage runs which micro-batch",
     "boxing": "show the cheapest way to redistribute a tensor over a mesh",
+    "traffic": "show what concurrent rings get of a network: hashed paths beside planned ones",
+    "experts": "show which rank computes which expert's rows, before and after balancing",
+    "tables": "show where embedding tables lie, and what each rank looks up and sends",
     "plan": "show why a plan.lock says what it says, and what was measured of it",
 }
 

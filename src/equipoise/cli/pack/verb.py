@@ -170,9 +170,12 @@ def _judge(args: argparse.Namespace) -> None:
     require_kind("plot", args.plot, "picture")
     for flag in ("plot", "out"):
         require_folder_of(flag, getattr(args, flag))
-    both = {real_path(file) for file in (args.out, args.run_toml) if file is not None}
-    if args.out is not None and args.run_toml is not None and len(both) == 1:
-        raise SpecError(f"--out {args.out} is the run.toml that is read. Give another file.")
+    for read, what in (
+        (args.run_toml, "run.toml that is"),
+        (args.lengths, "file of lengths that is"),
+    ):
+        if args.out is not None and read and real_path(args.out) == real_path(Path(read)):
+            raise SpecError(f"--out {args.out} is the {what} read. Give another file.")
 
 
 def _curve(cost: str, resolved: "ResolvedRun") -> "LoadCurve":

@@ -175,7 +175,7 @@ def _open(
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cuda" and not torch.cuda.is_available():
         raise SpecError("--device cuda: there is none here, or torch cannot use it. Give cpu.")
-    trained = open_model(source)
+    trained = open_model(source, within_window=True)
     if compiling is not None:
         compiling.wait()
     settings = EngineSettings(

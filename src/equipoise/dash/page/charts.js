@@ -127,7 +127,7 @@ function histogramFigure() {
     const f = frame(figure.body, width, {
       height: 260, label,
       x: { low: edges[0], high: edges.at(-1), log: true, format: (edge) => formatCount(histogram.edges[edges.indexOf(edge)]), title: "tokens of a document", ticks: edges.filter((_, index) => index % wanted === 0) },
-      y: { low: 0, high: Math.max(...sides.flatMap((side) => side.values)) * 1.06, format: formatPercentTick },
+      y: { low: 0, high: Math.max(...sides.flatMap((side) => side.values)) * 1.14, format: formatPercentTick },
       left: 48,
     });
     sides.forEach((side, order) => side.values.forEach((value, bin) => {
@@ -240,7 +240,7 @@ function skewFigure() {
   if (!lines.length) return;
   const figure = addFigure({ id: "skew", title: "Skew at each step", marks: ["predicted", "measured"] });
   figure.legend.append(...lines.map((line) => key(line.dashed ? "dashes" : "line", line.color, line.name)));
-  drawLines(figure, lines, { y: { fromZero: false, format: formatTimes }, label: "Fullest rank over mean rank at each step, predicted and measured." });
+  drawLines(figure, lines, { y: { fromZero: false, format: formatTimes, axis: () => formatTimesTick }, label: "Fullest rank over mean rank at each step, predicted and measured." });
   sampledHint(figure, lines);
   lineTable(figure, lines, ["step", ...lines.map((line) => line.name)], [formatWhole, formatTimes]);
 }

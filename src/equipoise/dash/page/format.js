@@ -44,6 +44,7 @@ function formatPercent(value) {
 
 function formatPercentTick(value) { return `${(value * 100).toLocaleString("en", { maximumFractionDigits: 1 })}%`; }
 function formatTimes(value) { return isKnown(value) ? `${decimals(value, 2)}×` : missing; }
+function formatTimesTick(value) { return `${value.toLocaleString("en", { minimumFractionDigits: 2, maximumFractionDigits: 4 })}×`; }
 function formatLoss(value) { return isKnown(value) ? decimals(value, 3) : missing; }
 function formatWhole(value) { return isKnown(value) ? Math.round(value).toLocaleString("en") : missing; }
 
@@ -57,7 +58,8 @@ function roundTicks(low, high, count, isWhole = false) {
   for (let index = Math.ceil(low / step - 1e-9); index * step <= high + step * 1e-9; index += 1) {
     ticks.push(Number((index * step).toPrecision(12)));
   }
-  return ticks;
+  // One tick alone says nothing about the scale.
+  return ticks.length < 2 && count < 8 && !isWhole ? roundTicks(low, high, count + 1) : ticks;
 }
 
 function countFormatter(high) {

@@ -6,6 +6,7 @@ for (const note of data.notes) {
 }
 runsTable();
 planFigure();
+data.runbooks.forEach(runbookFigure);
 histogramFigure();
 workFigure();
 if (hasFewRanks) skewFigure();

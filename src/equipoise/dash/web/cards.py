@@ -4,7 +4,7 @@ What it decides
     Numbers are of the newest steps, as somebody who looks at a running training expects; the
     figures below them draw the whole run.
 
-Kept true (tests/unit/dash/web/test_cards.py)
+Kept true (tests/unit/dash/web/test_state.py)
     A card says nothing that the journal does not; unknown is null.
 """
 

@@ -83,8 +83,8 @@ class Dashboard(ThreadingHTTPServer):
             place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
             self.address_family = place[0]
             super().__init__((str(place[4][0]), port), _Handler)
-        except OSError as fault:
-            said = fault.strerror or str(fault)
+        except (OSError, UnicodeError) as fault:  # the latter of a name with a long part
+            said = getattr(fault, "strerror", None) or "No such host"
             raise SpecError(
                 f"The dashboard cannot listen on {host} port {port}: {said}. "
                 "Give another with --port, or --port 0 for a free one."

@@ -31,7 +31,7 @@ from typing import Any
 
 from equipoise.base.errors import SpecError
 from equipoise.dash.sample import plain_list
-from equipoise.dash.web.prometheus import Histogram, Samples, histogram, parse_metrics
+from equipoise.observe.prometheus import Histogram, Samples, histogram, parse_metrics
 
 Table = dict[str, Any]
 
@@ -212,11 +212,11 @@ class Serving:
     def fetch(self) -> None:
         """Fetch once; what is wrong becomes the sentence."""
         try:
-            seen = look(parse_metrics(_get(self.url)), time.monotonic() - self._began_s)
+            seen = look(parse_metrics(get_metrics(self.url)), time.monotonic() - self._began_s)
             known = seen.gauges or seen.counters or seen.histograms
             sentence = "" if known else f"{self.url} has no metrics of a model server."
         except (OSError, ValueError) as fault:
-            seen, sentence = None, _explain(self.url, fault)
+            seen, sentence = None, explain_silence(self.url, fault)
         with self._lock:
             self._sentence = sentence
             if seen and not sentence:
@@ -296,7 +296,12 @@ def metrics_url(text: str) -> str:
     return parts._replace(path="/metrics").geturl() if parts.path in ("", "/") else whole
 
 
-def _get(url: str) -> str:
+def get_metrics(url: str) -> str:
+    """The text that a server answers at the whole address of its metrics.
+
+    Raises:
+        OSError, ValueError: it does not answer, or not with metrics.
+    """
     request = urllib.request.Request(url, headers={"Accept": "text/plain"})  # noqa: S310
     if key := os.environ.get(KEY):
         request.add_unredirected_header("Authorization", f"Bearer {key}")
@@ -315,7 +320,8 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         return None
 
 
-def _explain(url: str, fault: Exception) -> str:
+def explain_silence(url: str, fault: Exception) -> str:
+    """Why there are no metrics, as a sentence."""
     where = _shown(url)
     if isinstance(fault, urllib.error.HTTPError):
         fix = f" Put its key into the environment variable {KEY}." if fault.code == 401 else ""

@@ -10,6 +10,9 @@ What it decides
     that are null, the named special tokens, reasoning under all of its names. ``{% generation %}``
     marks what the assistant writes.
 
+    What a template may do is bounded: rounds of its loops, and the characters that it writes beside
+    those of the conversation.
+
     A template that asks for the date (``strftime_now``) writes the day of tokenizing.
 
 Kept true (tests/oracle/test_chat_template.py)
@@ -45,11 +48,19 @@ _MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _MOST_REPEATED = 1 << 20
 """Characters of a text that a template makes by ``*``."""
 _MOST_POWER = 64
+_MOST_ROUNDS = 1 << 20
+"""Rounds of loops and calls of macros in one rendering."""
+_MOST_WRITTEN, _MOST_TIMES = 1 << 20, 8
+"""Characters that a template writes of its own, and how often it may repeat what it is given."""
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
 class RenderError(Exception):
     """A template cannot write a conversation; with the reason, for a sentence."""
+
+
+class _EndlessError(Exception):
+    """A template does more than any conversation needs; with what it does."""
 
 
 class _Marks(jinja2.ext.Extension):
@@ -83,6 +94,29 @@ class _Marks(jinja2.ext.Extension):
             yield self.written
         finally:
             self.written = None
+
+
+class _Rounds(jinja2.ext.Extension):
+    """Counts every round of a template's loops and every call of its macros."""
+
+    left = _MOST_ROUNDS
+
+    def count_in(self, tree: jinja2.nodes.Template) -> None:
+        """Add a count to the body of each loop and macro, and to each loop's condition."""
+        for loop in tree.find_all(jinja2.nodes.For):
+            if loop.test is not None:
+                loop.test = jinja2.nodes.And(self.attr("counted"), loop.test)
+            loop.body.insert(0, jinja2.nodes.ExprStmt(self.attr("counted")))
+        for macro in tree.find_all(jinja2.nodes.Macro):
+            macro.body.insert(0, jinja2.nodes.ExprStmt(self.attr("counted")))
+
+    @property
+    def counted(self) -> bool:
+        """True; one round less is left. A call through the sandbox takes ten times as long."""
+        self.left -= 1
+        if self.left < 0:
+            raise _EndlessError(f"runs its loops more than {_MOST_ROUNDS:,} times")
+        return True
 
 
 class _Dict:
@@ -150,16 +184,24 @@ class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         for text, times in ((left, right), (right, left)):
             is_repeated = isinstance(text, Sized) and isinstance(times, int)
             if operator == "*" and is_repeated and len(text) * times > _MOST_REPEATED:
-                raise OverflowError(f"a text is repeated {times:,} times")
+                raise _EndlessError(f"repeats a text {shorten(f'{times:,}')} times")
         if operator == "**" and abs(right) > _MOST_POWER:
-            raise OverflowError(f"a power has the exponent {shorten(str(right))}")
+            raise _EndlessError(f"has a power with the exponent {shorten(str(right))}")
         return super().call_binop(context, operator, left, right)
+
+
+def _range(*args: int) -> range:
+    numbers = range(*args)
+    if len(numbers) > jinja2.sandbox.MAX_RANGE:
+        raise _EndlessError(f"counts to {len(numbers):,}")
+    return numbers
 
 
 def _environment() -> jinja2.Environment:
     made = _Sandbox(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Marks, jinja2.ext.loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Marks, _Rounds, jinja2.ext.loopcontrols]
     )
+    made.globals["range"] = _range
     made.filters["tojson"] = _to_json
     made.globals["raise_exception"] = _raise
     made.globals["strftime_now"] = _now
@@ -190,8 +232,16 @@ class ChatTemplate:
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         self.source, self.special_tokens = source, dict(special_tokens)
+        environment = _environment()
+        rounds = environment.extensions[_Rounds.identifier]
+        assert isinstance(rounds, _Rounds)  # noqa: S101 - as the environment was made
+        self._rounds = rounds
         try:
-            self._template = _environment().from_string(source)
+            tree = environment.parse(source)
+            rounds.count_in(tree)
+            self._template = jinja2.Template.from_code(
+                environment, environment.compile(tree), environment.make_globals(None)
+            )
         except jinja2.TemplateSyntaxError as error:
             raise DataError(
                 f"The chat template is not valid: {error.message} (line {error.lineno}). Correct "
@@ -231,6 +281,9 @@ class ChatTemplate:
     ) -> tuple[str, list[Span]]:
         """As ``render``, and the characters that the template marks as written by the assistant."""
         marks: _Marks = self._template.environment.marks  # type: ignore[attr-defined]
+        given = sum(len(str(each)) for each in (*messages, *(tools or ())))
+        room = _MOST_WRITTEN + _MOST_TIMES * given
+        self._rounds.left = _MOST_ROUNDS
         try:
             with marks.noting() as written:
                 for block in self._template.generate(
@@ -240,15 +293,23 @@ class ChatTemplate:
                     add_generation_prompt=add_generation_prompt,
                     **self.special_tokens,
                 ):
+                    room -= len(block)
+                    if room < 0:
+                        raise _EndlessError(
+                            f"writes more than {_MOST_WRITTEN:,} characters of its own"
+                        )
                     written.append(block)
                 return "".join(written), marks.spans
         except jinja2.TemplateError as error:
             raise RenderError(f"the chat template refuses it: {_line(error)}") from None
+        except RecursionError:
+            raise RenderError("the chat template calls itself without end") from None
+        except _EndlessError as error:
+            raise RenderError(f"the chat template {error}") from None
         except Exception as error:  # whatever a template's own code raises
-            raise RenderError(
-                f"the chat template fails on it: {type(error).__name__}: {_line(error)}"
-            ) from None
+            raise RenderError(f"the chat template fails on it: {_line(error)}") from None
 
 
 def _line(error: Exception) -> str:
-    return shorten(" ".join(str(error).split()), 200).rstrip(".")
+    words = " ".join(str(error).split()) or type(error).__name__
+    return shorten(words, 200).rstrip(".")

@@ -27,6 +27,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from equipoise.base.digest import digest_file
 from equipoise.base.errors import DataError
+from equipoise.base.read import reason
 from equipoise.data.text.cut import can_be_cut, cut
 from equipoise.data.text.folder import TokenizerFolder, read_tokenizer_folder
 from equipoise.spec.names import TOKENIZER_FILE
@@ -162,8 +163,8 @@ def load_tokenizer(path: Path, *, asks_folder: bool = False) -> Tokenizer:
         core = tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises bare Exception
         raise DataError(
-            f"data.tokenizer {file} is not a tokenizer.json: {error}. Set data.tokenizer to a file "
-            'written by the tokenizers library, or to "train".'
+            f"data.tokenizer {file} is not a tokenizer.json: {reason(error)}. Set data.tokenizer "
+            'to a file written by the tokenizers library, or to "train".'
         ) from None
     folder = None
     if asks_folder or path.is_dir():

@@ -15,13 +15,14 @@ Kept true (tests/oracle/test_transformers.py, tests/unit/nn/hf/test_read.py)
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from equipoise.base.errors import ModelError
-from equipoise.base.read import read_json
+from equipoise.base.read import read_json, reason
 from equipoise.nn.decoder import Decoder
 from equipoise.nn.hf.files import CONFIG
 from equipoise.nn.hf.names import TheirWeight, hf_names, split_theirs, their_weights
@@ -60,12 +61,15 @@ def weights_of(model: ModelSpec, model_type: str) -> dict[str, TheirWeight]:
     )
 
 
-def read_hf(folder: Path) -> tuple[ModelSpec, dict[str, Tensor]]:
+def read_hf(
+    folder: Path, config: Mapping[str, Any] | None = None
+) -> tuple[ModelSpec, dict[str, Tensor]]:
     """Read the sizes and the weights of a Hugging Face folder.
 
     Args:
         folder: Holds config.json and model.safetensors, or model.safetensors.index.json and
             the shards that it names, of one of ``spec.model.hf_config.MODEL_TYPES``.
+        config: Stands for its config.json.
 
     Returns:
         The model, and its weights by our names, each in the file's dtype.
@@ -74,7 +78,8 @@ def read_hf(folder: Path) -> tuple[ModelSpec, dict[str, Tensor]]:
         ModelError: a file is missing or damaged, the decoder does not compute this kind of
             model, or a weight is missing, left over, or has another shape.
     """
-    model, model_type = _read_config(folder)
+    config = _read_config(folder) if config is None else config
+    model, model_type = model_from_hf_config(config), config["model_type"]
     files = _weight_files(folder)
     held: dict[str, Tensor] = {}
     for file, names in files.items():
@@ -134,7 +139,7 @@ def stored_dtypes(folder: Path) -> dict[str, str]:
                     code = opened.get_slice(name).get_dtype()
                     dtypes[name] = _DTYPE_CODES.get(code, code)
         except (OSError, SafetensorError) as error:
-            raise ModelError(f"{file} cannot be read ({error}). Download it again.") from None
+            raise _damaged(file, error) from None
     return dtypes
 
 
@@ -181,15 +186,14 @@ def _some(names: list[str]) -> str:
     return f"{shown} and {rest} more" if rest > 0 else shown
 
 
-def _read_config(folder: Path) -> tuple[ModelSpec, str]:
+def _read_config(folder: Path) -> Mapping[str, Any]:
     try:
-        config = read_json(folder / CONFIG)
+        config: Mapping[str, Any] = read_json(folder / CONFIG)
     except (OSError, ValueError) as error:
         raise ModelError(
-            f"{folder} is not a Hugging Face folder: its {CONFIG} cannot be read "
-            f"({getattr(error, 'strerror', None) or error})."
+            f"{folder} is not a Hugging Face folder: its {CONFIG} cannot be read ({reason(error)})."
         ) from None
-    return model_from_hf_config(config), config["model_type"]
+    return config
 
 
 def _weight_files(folder: Path) -> dict[Path, list[str] | None]:
@@ -229,4 +233,8 @@ def _read_tensors(file: Path, names: list[str] | None) -> dict[str, Tensor]:
                 if not name.endswith(_COMPUTED)
             }
     except (OSError, SafetensorError) as error:
-        raise ModelError(f"{file} cannot be read ({error}). Download it again.") from None
+        raise _damaged(file, error) from None
+
+
+def _damaged(file: Path, error: Exception) -> ModelError:
+    return ModelError(f"{file} cannot be read: {reason(error)}. Download it again.")

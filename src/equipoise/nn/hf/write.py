@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from equipoise.base.errors import ModelError
-from equipoise.base.read import parse_json
+from equipoise.base.read import parse_json, reason
 from equipoise.base.units import GIB
 from equipoise.nn.hf.files import (
     CONFIG,
@@ -141,7 +141,7 @@ def _load(files: ModelFiles) -> "tokenizers.Tokenizer":
     try:
         return tokenizers.Tokenizer.from_str(files.contents[TOKENIZER].decode())
     except Exception as error:  # the library raises bare Exception
-        raise ModelError(f"{files.where} is not a tokenizer.json: {error}.") from None
+        raise ModelError(f"{files.where} is not a tokenizer.json: {reason(error)}.") from None
 
 
 def _one_dtype(state: Mapping[str, Tensor]) -> str:

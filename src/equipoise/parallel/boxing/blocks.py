@@ -21,7 +21,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from equipoise.schedule.boxing.block import Block, Box, block_in, join_blocks
+from equipoise.schedule.block import Block, Box, block_in, join_blocks
 
 How = Literal["copy", "sum", "max"]
 """What happens to existing elements: replaced, added to, or kept where larger."""

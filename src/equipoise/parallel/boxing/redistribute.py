@@ -29,7 +29,7 @@ from torch import Tensor
 from equipoise.base.errors import LayoutError
 from equipoise.comm.mail import Mail, Parcel
 from equipoise.parallel.boxing.blocks import How, block_of, pack, put, unpack, view_of
-from equipoise.schedule.boxing.block import Block, Box
+from equipoise.schedule.block import Block, Box
 from equipoise.schedule.boxing.exchange import RankExchange, exchange_of, filling_of, flat_exchanges
 from equipoise.schedule.boxing.path import BoxingSchedule, conjugate
 from equipoise.schedule.boxing.placement import Partial, write_placements

@@ -9,7 +9,7 @@ What it decides
     dropout, noise and auxiliary losses of routers, frequencies that depend on a pack's longest
     document, quantised weights. ``parallel.context.transformers`` refuses the rest.
 
-Kept true (tests/oracle/test_engine_models.py, tests/unit/parallel/test_theirs.py)
+Kept true (tests/oracle/test_engine_models.py)
     Logits of a built model equal transformers' own; the whole text of each refusal.
 """
 

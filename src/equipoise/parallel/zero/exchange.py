@@ -27,8 +27,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 
+from equipoise.comm.meter import WaitMeter
 
-class _Allocate:
+
+class _Exchange:
+    def __init__(self, meter: WaitMeter) -> None:
+        self._meter = meter
+
     def allocate(
         self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
     ) -> Tensor:
@@ -36,7 +41,7 @@ class _Allocate:
         return torch.empty(*size, dtype=dtype, device=device)
 
 
-class ExchangeGather(_Allocate, AllGather):
+class ExchangeGather(_Exchange, AllGather):
     """All parts on every rank."""
 
     def __call__(
@@ -48,18 +53,20 @@ class ExchangeGather(_Allocate, AllGather):
     ) -> dist.Work | None:
         """Fill ``output`` with every rank's ``input``, in order."""
         if group.size() != 2:
-            work: dist.Work | None = dist.all_gather_single(
-                output_tensor, input_tensor, group=group, async_op=async_op
-            )
+            with self._meter.wait():
+                work: dist.Work | None = dist.all_gather_single(
+                    output_tensor, input_tensor, group=group, async_op=async_op
+                )
             return work
         parts = output_tensor.chunk(2)
         mine, other = parts[group.rank()], parts[1 - group.rank()]
         if mine.data_ptr() != input_tensor.data_ptr():
             mine.copy_(input_tensor)
-        return _swap(other, mine, group, async_op=async_op)
+        with self._meter.wait():
+            return _swap(other, mine, group, async_op=async_op)
 
 
-class ExchangeReduce(_Allocate, ReduceScatter):
+class ExchangeReduce(_Exchange, ReduceScatter):
     """The sum over ranks of this rank's part."""
 
     def __call__(
@@ -81,11 +88,13 @@ class ExchangeReduce(_Allocate, ReduceScatter):
         if group.size() == 2:
             parts = input_tensor.chunk(2)
             came = torch.empty_like(output_tensor)
-            _swap(came, parts[1 - group.rank()], group)
+            with self._meter.wait():
+                _swap(came, parts[1 - group.rank()], group)
             torch.add(parts[group.rank()], came, out=output_tensor)
             return
         came = torch.empty_like(input_tensor)
-        dist.all_to_all_single(came, input_tensor, group=group)
+        with self._meter.wait():
+            dist.all_to_all_single(came, input_tensor, group=group)
         torch.sum(came.view(group.size(), -1), 0, out=output_tensor)
 
 

@@ -46,6 +46,7 @@ from equipoise.base.axes import REPLICATE_AXIS, SHARD_AXIS
 from equipoise.base.errors import LayoutError
 from equipoise.comm.group import Ranks
 from equipoise.comm.mesh import Mesh
+from equipoise.comm.meter import WaitMeter
 from equipoise.cost.memory.weights import SMALL_BYTES, WeightGroup, is_kept_whole
 from equipoise.nn.decoder import Decoder
 from equipoise.nn.moe.layer import MixtureOfExperts
@@ -89,6 +90,8 @@ class ShardedDecoder:
         self._device = ranks.device
         self.zero = zero
         self._small: set[nn.Module] = set()
+        self.meter = WaitMeter()
+        """What this rank waits in gathers and sums of weights, on a CPU."""
         policy = mixed_precision(precision)
         weights, data_axes = ranks.data_mesh(zero) if mesh is None else mesh.weights, None
         if mesh is not None and mesh.layout.tp > 1:
@@ -113,8 +116,8 @@ class ShardedDecoder:
             part.set_gradient_divide_factor(1.0)
             part.set_force_sum_reduction_for_comms(True)
             if ranks.device.type == "cpu":
-                part.set_custom_all_gather(ExchangeGather())
-                part.set_custom_reduce_scatter(ExchangeReduce())
+                part.set_custom_all_gather(ExchangeGather(self.meter))
+                part.set_custom_reduce_scatter(ExchangeReduce(self.meter))
 
     @property
     def sums_at_end(self) -> bool:

@@ -12,7 +12,7 @@ What it decides
 
     A rank keeps what it receives until its backward pass has used it.
 
-Kept true (tests/unit/schedule/attention/test_count.py, tests/multi/parallel/test_context.py)
+Kept true (tests/unit/schedule/attention/test_strategies.py, tests/multi/parallel/test_context.py)
     Ranks send exactly these bytes and messages, link by link.
 """
 

@@ -7,11 +7,13 @@ Why
 
 What it decides
     An iteration runs every sequence that decodes, then prompts in the order of the policy, in
-    chunks that fill the predicted time of an iteration up to ``iteration_s``. A request is admitted
-    when its turn comes and there are pages for all tokens it has; if there are not, nobody
-    overtakes it. When a decode needs a page and none is left, the least deserving request is
-    preempted: its rows are moved to host memory, or computed again, whichever is predicted to be
-    cheaper.
+    chunks that fill the predicted time of an iteration up to ``iteration_s``, or to some times that
+    of the decodes alone if it is longer, or to ``prefill_iteration_s`` where nothing decodes and
+    so nobody waits for a next token. A request
+    is admitted when its turn comes and there are pages for all tokens it has; if there are not,
+    nobody overtakes it. When a decode needs a page and none is left, the least deserving request
+    is preempted: its rows are moved to host memory, or computed again, whichever is predicted to
+    be cheaper.
 
     Deciding costs as much as changes: decodes that merely go on are counted, not visited.
     ``decide`` may therefore stand for many equal iterations at once, which are exactly those that
@@ -27,6 +29,7 @@ Sources
     vLLM, arXiv:2309.06180.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 
 from equipoise.base.errors import SpecError
@@ -41,8 +44,24 @@ from equipoise.schedule.batching.iteration import (
 from equipoise.schedule.batching.request import QueueFullError, ServeRequest
 from equipoise.schedule.batching.residents import Residents
 from equipoise.schedule.batching.sequence import Sequence
-from equipoise.schedule.batching.settings import BatchSettings, ServingPrice, require_possible
-from equipoise.schedule.batching.totals import Totals
+from equipoise.schedule.batching.settings import (
+    BatchSettings,
+    ServingPrice,
+    require_possible,
+    single_s,
+)
+from equipoise.schedule.batching.totals import Totals, decodes_s
+
+_LEAST_TIMES = 16
+"""Several prompts fill an iteration up to this many times what a single token takes: more would
+hardly be faster, and the first would wait longer for the last."""
+
+_DECODE_TIMES = 3
+"""Prompts may make an iteration this many times as long as its decodes alone. Where a machine is
+slow, less would leave hardly any time for prompts, and those who wait for them would not decode."""
+
+_DECODE_TIMES_OF_OTHERS = 2
+"""The same where several tenants are here: nobody's prompts may slow others more."""
 
 
 class Scheduler:
@@ -62,6 +81,8 @@ class Scheduler:
         self._inbox: list[tuple[FairJob, Sequence]] = []
         self._sequences: dict[str, Sequence] = {}
         """All requests that are here."""
+        self._tenants = Counter[str]()
+        """How many of them each tenant has."""
         self._aborted: list[Sequence] = []
         """Those that were given up while an iteration runs."""
         self._number = 0
@@ -96,6 +117,7 @@ class Scheduler:
         job = FairJob(request.id, request.tenant, request.arrival_s, sequence.left_s, request.job)
         self._inbox.append((job, sequence))
         self._sequences[request.id] = sequence
+        self._tenants[request.tenant] += 1
 
     def abort(self, request_id: str, now_s: float) -> bool:
         """Give a request up, whatever its state; False if it is not here.
@@ -203,10 +225,8 @@ class Scheduler:
         self._receive(now_s)
         preempted: list[Sequence] = []
         swaps_out = self._residents.grow_decodes(preempted)
-        is_lone = len(self._sequences) == 1
-        settings = self.settings
-        budget_s = settings.lone_iteration_s if is_lone else settings.iteration_s
-        totals = Totals(self._residents.decodes, settings, self._price, budget_s)
+        decodes = self._residents.decodes
+        totals = Totals(decodes, self.settings, self._price, self._budget_s())
         swaps_in: list[Swap] = []
         prefills = self._fill(totals, swaps_in, may_admit=not preempted)
         if not totals.work.sequences:
@@ -266,6 +286,19 @@ class Scheduler:
         self._aborted.clear()
 
     # Parts of a decision.
+
+    def _budget_s(self) -> float:
+        """Up to where prompts fill the next iteration [s]."""
+        settings, decodes = self.settings, self._residents.decodes
+        if len(decodes):
+            if len(decodes) == len(self._sequences):  # there is nothing to fill it with
+                return settings.iteration_s
+            times = _DECODE_TIMES if len(self._tenants) == 1 else _DECODE_TIMES_OF_OTHERS
+            return max(settings.iteration_s, times * decodes_s(decodes, self._price))
+        if len(self._sequences) <= 1:
+            return settings.prefill_iteration_s
+        long_s = _LEAST_TIMES * single_s(self._price)
+        return max(settings.iteration_s, min(long_s, settings.prefill_iteration_s))
 
     def _receive(self, now_s: float) -> None:
         if not self._inbox:
@@ -345,6 +378,10 @@ class Scheduler:
         self._residents.memory.release(sequence)
         self._residents.accounts.close(sequence)
         del self._sequences[name]
+        tenant = sequence.request.tenant
+        self._tenants[tenant] -= 1
+        if not self._tenants[tenant]:
+            del self._tenants[tenant]
 
 
 def _canonical(sequence: Sequence) -> tuple[float, str]:

@@ -1,5 +1,6 @@
 """What a scheduler may use, and what an iteration may take."""
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,6 +12,10 @@ from equipoise.spec.serving import IterationWork
 
 PAGE_TOKENS = 16
 """Tokens of a page unless given."""
+
+_SINGLES = 32
+"""A prompt that is alone fills an iteration up to this many times what a single token takes:
+more is hardly faster, and whoever comes next would wait longer."""
 
 
 class ServingPrice(Protocol):
@@ -50,8 +55,9 @@ class BatchSettings:
     iteration_s: float = 0.05
     """Predicted seconds that prefills fill an iteration up to. Every decode runs in any case, and
     at least a page of one prefill."""
-    lone_iteration_s: float = 0.2
-    """The same where only one request is here, so that nobody waits for the next iteration."""
+    prefill_iteration_s: float = 0.2
+    """The same where nothing decodes, so that nobody waits for a next token; used as far as larger
+    iterations are faster."""
     iteration_tokens: int = 8192
     """Most tokens of an iteration's prefills, which bounds activations."""
     is_chunked: bool = True
@@ -77,12 +83,29 @@ class BatchSettings:
             )
         if self.swap_pages < 0:
             raise SpecError(f"swap_pages is {self.swap_pages}. It must be at least 0.")
-        for name in ("iteration_s", "lone_iteration_s"):
+        for name in ("iteration_s", "prefill_iteration_s"):
             if not getattr(self, name) > 0:
                 raise SpecError(f"{name} is {getattr(self, name)}. It must be above 0.")
         for tenant, weight in self.weights.items():
             if not (math.isfinite(weight) and weight > 0):
                 raise SpecError(f'The weight of tenant "{tenant}" is {weight}. It must be above 0.')
+
+
+def single_s(price: ServingPrice) -> float:
+    """Predicted time of an iteration with a single token [s]."""
+    return price.iteration_s(IterationWork(1, 1, 1, 1, 1))
+
+
+def paced(settings: BatchSettings, price: ServingPrice) -> BatchSettings:
+    """Limits for a machine of this pace: iterations of prompts as long as makes them faster.
+
+    Args:
+        settings: With times for a fast machine, which are kept where they are longer.
+        price: The machine's.
+    """
+    least_s = _SINGLES * single_s(price)
+    long_s = max(settings.prefill_iteration_s, least_s)
+    return dataclasses.replace(settings, prefill_iteration_s=long_s)
 
 
 def page_tokens_of(ranks: int, page_tokens: int = PAGE_TOKENS) -> int:

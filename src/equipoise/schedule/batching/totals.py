@@ -6,17 +6,40 @@ from equipoise.schedule.batching.settings import BatchSettings, ServingPrice
 from equipoise.spec.serving import IterationWork, chunk_pairs
 
 
+def decodes_work(decodes: Decodes) -> IterationWork:
+    """An iteration of decodes alone."""
+    count, context = len(decodes), decodes.context_tokens
+    return IterationWork(count, context, context, count, count)
+
+
+def decodes_s(decodes: Decodes, price: ServingPrice) -> float:
+    """Predicted time of an iteration of decodes alone [s]."""
+    return price.iteration_s(decodes_work(decodes))
+
+
 class Totals:
     """The decodes of an iteration, and the chunks that are added to them."""
 
     def __init__(
-        self, decodes: Decodes, settings: BatchSettings, price: ServingPrice, budget_s: float
+        self,
+        decodes: Decodes,
+        settings: BatchSettings,
+        price: ServingPrice,
+        budget_s: float,
     ) -> None:
-        count, context = len(decodes), decodes.context_tokens
-        self.work = IterationWork(count, context, context, count, count)
+        """Begin with the decodes.
+
+        Args:
+            decodes: All of them.
+            settings: Limits.
+            price: Of iterations.
+            budget_s: Up to where chunks are added [s].
+        """
+        self.work = decodes_work(decodes)
         self._settings = settings
         self._price = price
         self._budget_s = budget_s
+        self._keeps_size = not len(decodes)
         self._prefill_tokens = 0
 
     @property
@@ -40,8 +63,9 @@ class Totals:
     def chunk_tokens(self, sequence: Sequence) -> int:
         """Tokens that a sequence may compute in this iteration: as many as the budget holds.
 
-        The first chunk of an iteration has at least one page, whatever the budget. Chunks that do
-        not end their sequence end with a page.
+        The first chunk of an iteration has at least one page, whatever the budget; and where
+        nothing decodes, half of what it would have at the start of its text: smaller chunks read
+        the same keys for less. Chunks that do not end their sequence end with a page.
         """
         settings, start = self._settings, sequence.computed
         is_first = not self._prefill_tokens
@@ -51,24 +75,27 @@ class Totals:
             return left
         if not settings.is_chunked:
             return 0
-        page = settings.page_tokens
+        page, is_scored = settings.page_tokens, sequence.request.scores_prompt
         first = min(left, page - start % page)
-        low = first if is_first or self._fits_chunk(sequence, first) else 0
-        if not low or first == left:
-            return low
-        pages, beyond = 0, -(-(left - first) // page)
+        if not is_first and not self._fits(start, first, first if is_scored else 0):
+            return 0
+        if is_first and self._keeps_size:
+            half = self._most(0, page, left, is_scored=is_scored) // 2
+            first = min(left, first + half // page * page)
+        return self._most(start, first, left, is_scored=is_scored)
+
+    def _most(self, start: int, least: int, left: int, *, is_scored: bool) -> int:
+        """The least tokens, and as many further pages of those that are left as fit."""
+        page = self._settings.page_tokens
+        pages, beyond = 0, -(-(left - least) // page)
         while beyond - pages > 1:
             middle = (pages + beyond) // 2
-            if self._fits_chunk(sequence, first + middle * page):
+            tokens = least + middle * page
+            if self._fits(start, tokens, tokens if is_scored else 0):
                 pages = middle
             else:
                 beyond = middle
-        return first + pages * page
-
-    def _fits_chunk(self, sequence: Sequence, tokens: int) -> bool:
-        return self._fits(
-            sequence.computed, tokens, tokens if sequence.request.scores_prompt else 0
-        )
+        return least + pages * page
 
     def _fits(self, start: int, tokens: int, logits: int) -> bool:
         if self._prefill_tokens + tokens > self._settings.iteration_tokens:

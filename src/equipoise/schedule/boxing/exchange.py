@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 
 from equipoise.base.arrays import Ints
-from equipoise.schedule.boxing.block import block_in, join_blocks
+from equipoise.schedule.block import block_in, join_blocks
 from equipoise.schedule.boxing.placement import (
     Broadcast,
     MeshTensor,

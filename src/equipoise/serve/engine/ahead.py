@@ -5,9 +5,11 @@ Why
     the code over.
 
 Kept true (tests/unit/serve/engine/test_ahead.py)
-    What was compiled ahead is what an engine calls: nothing is compiled again.
+    What was compiled ahead is what an engine calls: nothing is compiled again. It ends with the
+    process that asked for it.
 """
 
+import os
 import subprocess
 import sys
 from typing import Any
@@ -18,6 +20,15 @@ from equipoise.serve.engine.jit import KeptKernel
 from equipoise.serve.engine.kernel import attend_rows
 from equipoise.serve.engine.rows import gate_rows, head_rows, norm_rows
 
+_PROGRAM = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+if os.getppid() == int(sys.argv[2]):
+    from equipoise.serve.engine.ahead import compile_lacking
+    compile_lacking(sys.argv[1])
+"""
+"""It ends with the process that started it, even before it has loaded anything."""
+
 
 def compile_ahead(dtype: str) -> "subprocess.Popen[bytes] | None":
     """Start compiling what the cache lacks; None if it lacks nothing.
@@ -27,8 +38,15 @@ def compile_ahead(dtype: str) -> "subprocess.Popen[bytes] | None":
     """
     if not _lacking(dtype):
         return None
-    command = [sys.executable, "-m", __name__, dtype]
-    return subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    command = [sys.executable, "-c", _PROGRAM, dtype, str(os.getpid())]
+    null = subprocess.DEVNULL
+    return subprocess.Popen(command, stdin=null, stdout=null, stderr=null)
+
+
+def compile_lacking(dtype: str) -> None:
+    """Compile what the cache lacks."""
+    for kernel, kinds in _lacking(dtype):
+        kernel.compile(kinds)
 
 
 def _lacking(dtype: str) -> list[tuple[KeptKernel, tuple[Any, ...]]]:
@@ -50,8 +68,3 @@ def _calls(dtype: str) -> list[tuple[KeptKernel, tuple[Any, ...]]]:
         (gate_rows, (x, x)),
     ]
     return [(kernel, given) for kernel, given in kernels if isinstance(kernel, KeptKernel)]
-
-
-if __name__ == "__main__":
-    for lacking, types in _lacking(sys.argv[1]):
-        lacking.compile(types)

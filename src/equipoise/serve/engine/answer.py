@@ -1,6 +1,6 @@
 """One answer while it grows: its tokens, its text, and whether it ends.
 
-Kept true (tests/unit/serve/engine/test_answer.py)
+Kept true (tests/unit/serve/engine/test_loop.py)
     Texts joined are the text of all tokens up to a stop string; an answer ends once.
 """
 

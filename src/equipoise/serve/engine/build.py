@@ -22,7 +22,7 @@ from equipoise.observe.machine import available_bytes
 from equipoise.schedule.batching.fair.table import DEFAULT_POLICY, find_policy
 from equipoise.schedule.batching.fair.watch import watch
 from equipoise.schedule.batching.scheduler import Scheduler
-from equipoise.schedule.batching.settings import BatchSettings, page_tokens_of
+from equipoise.schedule.batching.settings import BatchSettings, paced, page_tokens_of
 from equipoise.serve.engine.ahead import compile_ahead
 from equipoise.serve.engine.calibrate import DTYPES, kept_curve
 from equipoise.serve.engine.forward import PagedDecoder
@@ -106,7 +106,7 @@ def open_engine(
     settings = dataclasses.replace(
         settings, page_tokens=page_tokens_of(ranks, settings.page_tokens)
     )
-    trained = source if isinstance(source, TrainedModel) else open_model(source)
+    trained = source if isinstance(source, TrainedModel) else open_model(source, within_window=True)
     if trained.theirs is not None:
         raise ModelError(
             f"{trained.origin} is computed by the modules of transformers, which keep no pages. "
@@ -126,7 +126,7 @@ def open_engine(
         most_sequences=settings.most_sequences,
         queued_requests=settings.queued_requests,
         iteration_s=settings.iteration_s,
-        lone_iteration_s=4 * settings.iteration_s,
+        prefill_iteration_s=4 * settings.iteration_s,
         swap_pages=settings.swap_bytes // page_bytes,
         shares_chunks=ranks > 1 and not settings.is_invariant,
         weights=settings.weights,
@@ -134,7 +134,7 @@ def open_engine(
     paged = _paged(served, limits, settings, sink)
     try:
         price = PacedPrice(CurvePrice(curve or kept_curve(paged, serving_file())))
-        scheduler = Scheduler(limits, price, policy)
+        scheduler = Scheduler(paced(limits, price), price, policy)
         nano = open_nano(paged, nano_file(), sink)
         return EngineLoop(
             paged,
@@ -176,24 +176,22 @@ def _paged(
 def _fuse(decoder: Decoder, settings: EngineSettings) -> FusedDecoder:
     """The decoder for answering alone; its kernels are compiled meanwhile."""
     compiling = compile_ahead(DTYPES[decoder.embed.weight.dtype])
-    fused = FusedDecoder(decoder, _packs(decoder, settings))
+    weights = sum(weight.nbytes for weight in decoder.parameters())
+    is_small = settings.context_ranks * weights * _FREE_SHARE < available_bytes()
+    fused = FusedDecoder(decoder, _packs(settings, is_small=is_small), keeps_plain=is_small)
     if compiling is not None:
         compiling.wait()
     return fused
 
 
-def _packs(decoder: Decoder, settings: EngineSettings) -> Packs:
+def _packs(settings: EngineSettings, *, is_small: bool) -> Packs:
     """Ranks have copies of their own if these are small, else they share the plain weights.
 
     In the invariant mode they have them in any case: the plain layout has other bits.
     """
-    ranks = settings.context_ranks
-    if ranks == 1:
+    if settings.context_ranks == 1:
         return "now"
-    if settings.is_invariant:
-        return "by each"
-    weights = sum(weight.nbytes for weight in decoder.parameters())
-    return "by each" if ranks * weights * _FREE_SHARE < available_bytes() else "never"
+    return "by each" if settings.is_invariant or is_small else "never"
 
 
 def _context(trained: TrainedModel, settings: EngineSettings) -> int:

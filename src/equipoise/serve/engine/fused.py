@@ -7,8 +7,9 @@ Why
 
 What it decides
     Which layers: dense ones on CPU, without adapters. Others stay as they are. Layers are taken out
-    of the decoder one by one, so that weights are not in memory twice. Ranks that share weights
-    through a file have them in the plain layout.
+    of the decoder one by one, so that weights are not in memory twice, unless there is room for
+    that and it is faster (``nn.device.halves``). Ranks that share weights through a file have them
+    in the plain layout.
 
 Kept true (tests/unit/serve/engine/test_fused.py)
     Logits are the decoder's up to rounding, in every family; the decoder's own layers are gone.
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 from equipoise.base.errors import ModelError
 from equipoise.nn.attention import Attend
 from equipoise.nn.decoder import Attention, Decoder, DecoderLayer, FeedForward
+from equipoise.nn.device.halves import widens
 from equipoise.nn.lora import adapter_of
 from equipoise.nn.norm import RmsNorm
 from equipoise.serve.engine.bits import bits_of
@@ -40,6 +42,11 @@ _WIDE = 4
 """Outputs over inputs from which packing gains in fp32: measured, with 8 rows."""
 
 
+_WIDENED_ROWS = 128
+"""Rows from which a product is computed in fp32 on a processor that is faster with it: measured,
+the weights are widened anew in each product."""
+
+
 class _Product:
     """``x @ weight.T + bias``, plain or packed."""
 
@@ -47,17 +54,25 @@ class _Product:
         given = [part.bias for part in parts if isinstance(part, nn.Linear)]
         biases = [bias.detach() for bias in given if bias is not None]
         self._weight = torch.cat([part.weight.detach() for part in parts])
+        self._plain: Tensor | None = None
         self._bias = torch.cat(biases) if biases else None
         self._ops: Any = None
 
-    def pack(self) -> None:
-        """Lay the weight out for the processor's matrix units, where that is faster."""
+    def pack(self, *, keeps_plain: bool) -> None:
+        """Lay the weight out for the processor's matrix units, where that is faster.
+
+        Args:
+            keeps_plain: Keep it as it was as well, where products of many rows are faster with it.
+        """
         if self._ops is None and _gains(self._weight):
+            self._plain = self._weight if keeps_plain and widens(self._weight) else None
             self._ops = torch.ops.mkldnn
             self._weight = self._ops._reorder_linear_weight(self._weight, _PACKED_ROWS)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Outputs [rows, outputs] of ``x`` [rows, inputs]."""
+        if self._plain is not None and len(x) >= _WIDENED_ROWS:
+            return _widened(x, self._plain, self._bias).to(x.dtype)
         if self._ops is None:
             return nn.functional.linear(x, self._weight, self._bias)
         out: Tensor = self._ops._linear_pointwise(x, self._weight, self._bias, "none", [], "")
@@ -65,10 +80,17 @@ class _Product:
 
     def add(self, residual: Tensor, x: Tensor) -> Tensor:
         """``residual`` plus the product, which has no bias."""
+        if self._plain is not None and len(x) >= _WIDENED_ROWS:
+            return _widened(x, self._plain, None).add_(residual).to(x.dtype)
         if self._ops is None:
             return torch.addmm(residual, x, self._weight.t())
         out: Tensor = self._ops._linear_pointwise.binary(x, residual, self._weight, None, "add")
         return out
+
+
+def _widened(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """A product in fp32."""
+    return nn.functional.linear(x.float(), weight.float(), None if bias is None else bias.float())
 
 
 class _Norm:
@@ -120,10 +142,10 @@ class FusedLayer(nn.Module):
         self._gate_up = _Product(feed_forward.gate, feed_forward.up)
         self._down = _Product(feed_forward.down)
 
-    def pack(self) -> None:
-        """Lay its weights out for the processor's matrix units."""
+    def pack(self, *, keeps_plain: bool) -> None:
+        """Lay its weights out for the processor's matrix units, each as ``_Product.pack``."""
         for product in (self._qkv, self._output, self._gate_up, self._down):
-            product.pack()
+            product.pack(keeps_plain=keeps_plain)
 
     def begin(self, x_tD: Tensor, table: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """What comes before the core: queries, keys and values."""
@@ -146,15 +168,19 @@ class FusedLayer(nn.Module):
 class FusedDecoder(nn.Module):
     """A decoder's layers, fused where they can be; it answers and does not train."""
 
-    def __init__(self, decoder: Decoder, packs: Packs = "now") -> None:
+    def __init__(
+        self, decoder: Decoder, packs: Packs = "now", *, keeps_plain: bool = False
+    ) -> None:
         """Take a decoder's weights; its layers are gone afterwards.
 
         Args:
             decoder: On the CPU, in fp32 or bf16.
             packs: When weights are laid out anew: processes share those that are not.
+            keeps_plain: Keep layers' weights in the plain layout as well, where products of many
+                rows are faster with it: there is memory for both.
         """
         super().__init__()
-        self._packs = packs
+        self._packs, self._keeps_plain = packs, keeps_plain
         self.model, self.embed = decoder.model, decoder.embed
         self.norm = _Norm(cast("RmsNorm", decoder.norm))
         self._head = _Product(decoder.embed if decoder.head is None else decoder.head)
@@ -163,10 +189,10 @@ class FusedDecoder(nn.Module):
             fused = _fuse(layer)
             decoder.layers[at] = nn.Identity()  # its weights need not be there twice
             if packs == "now" and isinstance(fused, FusedLayer):
-                fused.pack()
+                fused.pack(keeps_plain=keeps_plain)
             self.layers.append(fused)
         if packs == "now":
-            self._head.pack()
+            self._head.pack(keeps_plain=False)
 
     def pack(self) -> None:
         """Lay weights out in this process, if each is to do that."""
@@ -174,8 +200,8 @@ class FusedDecoder(nn.Module):
             return
         for layer in self.layers:
             if isinstance(layer, FusedLayer):
-                layer.pack()
-        self._head.pack()
+                layer.pack(keeps_plain=self._keeps_plain)
+        self._head.pack(keeps_plain=False)
 
     def begin(self, tokens_t: Tensor) -> Tensor:
         """Embed the tokens: hidden states [t, D]."""

@@ -4,7 +4,7 @@ What it decides
     A body has a size, a time to arrive, a depth and known fields. Faults are reported all at once;
     ``param`` names the first.
 
-Kept true (tests/unit/serve/http/test_bodies.py)
+Kept true (tests/unit/serve/http/test_gate.py, test_fields.py)
     Whatever the bytes, the answer is a 4xx in OpenAI's shape.
 """
 

@@ -4,7 +4,7 @@ What it decides
     The only labels are the model, the tenant, why an answer ended, and what moves between ranks;
     tenants are those of the tenants file, so the number of series is bounded.
 
-Kept true (tests/unit/serve/http/test_metrics.py)
+Kept true (tests/unit/serve/http/test_operations.py)
     Generated tokens are those of all usages, and of answers that were given up. Every histogram
     counts as many values as there were requests.
 

@@ -5,7 +5,7 @@ What it decides
     a comment follows every 15 s without an event. What fails after that is an event with
     ``error``, and the end of the stream.
 
-Kept true (tests/unit/serve/http/test_stream.py, test_operations.py)
+Kept true (tests/unit/serve/http/test_completions.py, test_operations.py)
     A stream's texts joined are the text that is sent at once. A client that goes away, by FIN or
     RST, streaming or not, ends its answers.
 

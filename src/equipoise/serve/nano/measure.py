@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from equipoise.cost.serving import rising_points
 from equipoise.observe.journal import EventSink
 from equipoise.observe.machine import busy_core_s
 from equipoise.schedule.batching.iteration import PageRun, ServeChunk
@@ -187,9 +188,11 @@ class NanoProbe:
         decodes = [self._tokens(_DECODES, each) for each in self._contexts()]
         prompts = [self._prompt(each) for each in self._fitting(_PROMPTS)]
         costs = LaneCosts(
-            tuple((NanoSizes.of(x).rows, _typical_s(self._dense(x))) for x in rows),
-            tuple((NanoSizes.of(x).kv_tokens, _typical_s(self._attend(x))) for x in decodes),
-            tuple((NanoSizes.of(x).pairs, _typical_s(self._attend(x))) for x in prompts),
+            rising_points((NanoSizes.of(x).rows, _typical_s(self._dense(x))) for x in rows),
+            rising_points(
+                (NanoSizes.of(x).kv_tokens, _typical_s(self._attend(x))) for x in decodes
+            ),
+            rising_points((NanoSizes.of(x).pairs, _typical_s(self._attend(x))) for x in prompts),
         )
         self.lanes.use(LANES)
         return costs

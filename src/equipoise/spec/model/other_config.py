@@ -9,8 +9,8 @@ What it decides
     them (windows, scales, biases) changes no decision. A size that no known key gives is refused,
     because a guess would be a wrong price.
 
-Kept true (tests/unit/spec/model/test_other_config.py, tests/oracle/test_engine_sizes.py)
-    Sizes equal those of the modules that transformers builds, for some 100 architectures.
+Kept true (tests/oracle/test_engine_models.py)
+    With these sizes every family there computes what transformers computes.
 
 Sources
     transformers 5.23, ``models/*/configuration_*.py``.
@@ -39,6 +39,28 @@ _UNGATED_NAMES = """
 """
 _UNGATED = frozenset(_UNGATED_NAMES.split())
 """Model types whose feed-forwards have two products."""
+
+
+FORECAST = {
+    "deepseek_v3": "multi-token prediction is left out",
+    "glm4_moe": "multi-token prediction is left out",
+    "gpt_oss": "layers with a window of 128 tokens are priced as if they read all",
+    "llama4_text": "layers that attend in chunks are priced as if they read all",
+    "llama4": "its text decoder alone, and layers that attend in chunks as if they read all",
+}
+"""Model types that are priced and not trained here, and what their price leaves out."""
+
+
+def forecast_config(config: Mapping[str, Any]) -> ModelSpec:
+    """The sizes of a model of ``FORECAST``, of whose several decoders the one of text.
+
+    Raises:
+        ModelError: as ``model_from_other_config``.
+    """
+    kind, text = config.get("model_type"), config.get("text_config")
+    if kind != "llama4" or not isinstance(text, Mapping):
+        return model_from_other_config(config)
+    return model_from_other_config({"model_type": "llama4_text", **text})
 
 
 def model_from_other_config(config: Mapping[str, Any]) -> ModelSpec:
@@ -80,7 +102,7 @@ def model_from_other_config(config: Mapping[str, Any]) -> ModelSpec:
         hidden=hidden,
         heads=heads,
         kv_heads=kv_heads,
-        ffn=_size(config, _FFN, default=4 * hidden),
+        ffn=_size(config, ("intermediate_size_mlp", *_FFN), default=4 * hidden),
         vocab=_size(config, ("vocab_size",)),
         head_width=head_width,
         tied=config.get("tie_word_embeddings", True) is not False,
@@ -97,6 +119,14 @@ def _read_experts(config: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     top_k = min(experts, _size(config, _TOP_K, default=2))
     expert_ffn = _size(config, _EXPERT_FFN, default=_size(config, _FFN))
+    if config.get("model_type") == "llama4_text":  # a shared expert as wide as the others
+        return {
+            "experts": experts,
+            "top_k": top_k,
+            "expert_ffn": expert_ffn,
+            "shared_ffn": expert_ffn,
+            "expert_every": _size(config, ("interleave_moe_layer_step",), default=1),
+        }
     shared = _size(config, ("n_shared_experts", "num_shared_experts"), default=0, least=0)
     shared_ffn = _size(
         config,

@@ -84,6 +84,19 @@ def _small(
     )
 
 
+def _qwen3_moe(layers: int, hidden: int, heads: int, expert_ffn: int) -> ModelSpec:
+    base = _qwen25(layers, hidden, heads, 4, 3 * hidden, vocab=151_936, tied=False)
+    return dataclasses.replace(
+        base,
+        head_width=128,
+        qkv_bias=False,
+        qk_norm=True,
+        experts=128,
+        top_k=8,
+        expert_ffn=expert_ffn,
+    )
+
+
 PRESETS: dict[str, ModelSpec] = {
     "2m": _small(4, 128, 4, 2, 352, 4096, tied=False),
     "7m": _small(6, 256, 4, 2, 704, 4096, tied=False),
@@ -129,6 +142,8 @@ PRESETS: dict[str, ModelSpec] = {
         top_k=2,
         expert_ffn=16_384,
     ),
+    "qwen3-30b-a3b": _qwen3_moe(48, 2048, 32, 768),
+    "qwen3-235b-a22b": _qwen3_moe(94, 4096, 64, 1536),
     "qwen2-57b-a14b": dataclasses.replace(
         _qwen25(28, 3584, 28, 4, 18_944, vocab=151_936, tied=False),
         experts=64,
@@ -156,6 +171,15 @@ PLANNED: dict[str, ModelSpec] = {
         shared_ffn=2048,
         dense_layers=3,
         balance="bias",
+    ),
+    "gpt-oss-120b": dataclasses.replace(
+        _small(36, 2880, 64, 8, 2880, 201_088, tied=False),
+        head_width=64,
+        rope_theta=150_000.0,
+        qkv_bias=True,
+        experts=128,
+        top_k=4,
+        expert_ffn=2880,
     ),
 }
 """Every model that can be planned and simulated."""

@@ -25,6 +25,37 @@ Sharding = Literal[
 ]
 
 
+ExpertPolicyName = Literal["fixed", "exact", "hecate", "eplb"]
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsSpec:
+    """Which of the ranks that share experts compute which rows."""
+
+    policy: Annotated[
+        ExpertPolicyName,
+        Field(
+            description="fixed: every expert on its own rank; exact: copies of hot experts by each "
+            "micro-batch's own counts; hecate: by earlier steps, corrected by the counts; eplb: by "
+            "earlier steps alone; unless fixed, layout.ep is as many ranks as can share experts, "
+            "if not given"
+        ),
+    ] = "fixed"
+    slots: Annotated[
+        int, Field(ge=0, le=4096, description="most copies of experts that a rank holds at a time")
+    ] = 1
+    least_rows: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=1 << 30,
+            description="fewest rows that a copy is made for: F (2 b + g) / (6 B) for F FLOP/s, B "
+            "bytes/s between ranks, b bytes a weight and g a gradient; 172 on two cores, 1333 on "
+            "H100s of a node",
+        ),
+    ] = 172
+
+
 @dataclass(frozen=True, slots=True)
 class LayoutSpec:
     """How the run is spread over ranks."""

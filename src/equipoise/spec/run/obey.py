@@ -64,3 +64,37 @@ def obey(run: ResolvedRun, decided: Mapping[str, Any], command: str) -> Resolved
 def is_given(run: ResolvedRun, name: str) -> bool:
     """Whether a key's value was given."""
     return run.origins[name] != DEFAULT.label
+
+
+def share_experts(run: ResolvedRun, ranks: int) -> ResolvedRun:
+    """The run with as many ranks sharing experts as can, if a policy balances them.
+
+    Args:
+        run: Whatever ``layout.ep`` it was given stays.
+        ranks: All of them.
+
+    >>> from equipoise.spec.run.load import read_run
+    >>> run = read_run(None, [("model.experts", "8"), ("experts.policy", "exact")])
+    >>> share_experts(run, 4).spec.layout.ep, share_experts(run, 3).spec.layout.ep
+    (4, 3)
+    """
+    layout, experts = run.spec.layout, run.model.experts
+    if run.spec.experts.policy == "fixed" or not experts or is_given(run, "layout.ep"):
+        return run
+    alike = max(1, ranks // layout.pp // layout.etp)
+    is_even = run.spec.experts.policy == "eplb"
+
+    def can_share(ep: int) -> bool:
+        busy = -(-experts // -(-experts // ep))
+        return alike % ep == 0 and busy == ep and not (is_even and experts % ep)
+
+    ep = max(ep for ep in range(1, alike + 1) if can_share(ep))
+    values = {name: value_of(run, key) for name, key in keys().items()}
+    spec = build(values | {"layout.ep": ep})
+    origin = f'experts.policy = "{run.spec.experts.policy}"'
+    return dataclasses.replace(
+        run,
+        spec=spec,
+        origins=run.origins | {"layout.ep": origin},
+        digest=digest_of(spec, run.model),
+    )

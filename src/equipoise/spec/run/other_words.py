@@ -76,6 +76,12 @@ _NO_DROPOUT = (
 )
 
 
+_RECOMMEND = (
+    'only "equipoise train" and "equipoise report" know model.kind, for runs of recommenders '
+    '(model.kind = "recommend"). Leave it out of any other run.'
+)
+
+
 def why_absent(name: str) -> str | None:
     """Why there is no key for what other trainers call by this dotted name, if that is known.
 
@@ -83,6 +89,8 @@ def why_absent(name: str) -> str | None:
     True
     """
     section, _, last = name.replace("-", "_").lower().rpartition(".")
+    if name == "model.kind":
+        return _RECOMMEND
     is_dropout = last == "lora_dropout" or (section, last) == ("lora", "dropout")
     return _NO_DROPOUT if is_dropout else None
 

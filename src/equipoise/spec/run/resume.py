@@ -37,9 +37,11 @@ _FREE = """
     layout.dp layout.cp layout.tp layout.pp layout.virtual layout.ep
     layout.etp layout.strategy layout.sharding layout.ranks_per_node layout.zero
     layout.replicas layout.pin layout.deadline_s
+    experts.policy experts.slots experts.least_rows
     checkpoint.every_steps checkpoint.keep checkpoint.rank_mtbf_hours
     checkpoint.second_path
     fault.on fault.restarts fault.within_s fault.least_dp
+    fault.fingerprint_steps fault.spares fault.wait_s
     journal.tensorboard journal.wandb journal.mlflow
 """
 """Without ``layout.schedule``: some schedules leave out stages and so train another model."""

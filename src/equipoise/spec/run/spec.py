@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from equipoise.spec.catalog import POLICIES, Policy
+from equipoise.spec.run.layout import ExpertsSpec as ExpertsSpec
 from equipoise.spec.run.layout import LayoutSpec as LayoutSpec
 from equipoise.spec.run.layout import Sharding as Sharding
 from equipoise.spec.run.layout import StrategyName as StrategyName
@@ -26,7 +27,8 @@ Format = Literal["text", "messages", "prompt-completion"]
 Loss = Literal["answers", "last-answer", "all"]
 Precision = Literal["fp32", "bf16", "fp8"]
 RateSchedule = Literal["cosine", "linear", "wsd", "constant", "inverse-sqrt"]
-FaultKind = Literal["killed", "failed", "hung", "non-finite"]
+FaultKind = Literal["killed", "failed", "hung", "corrupt", "non-finite"]
+SpareRanks = Literal["never", "auto", "at-once"]
 Recompute = Literal["none", "attention", "selective", "every-2", "every-3", "every-4", "full"]
 
 
@@ -296,9 +298,10 @@ class FaultSpec:
         tuple[FaultKind, ...],
         Field(
             description="faults after which ranks start again: a rank was killed, raised an "
-            "exception or hung; non-finite: a loss or gradient was not a number"
+            "exception or hung, or its memory was corrupt; non-finite: a loss or gradient was not "
+            "a number"
         ),
-    ] = ("killed", "failed", "hung")
+    ] = ("killed", "failed", "hung", "corrupt")
     restarts: Annotated[
         int, Field(ge=0, le=10_000, description="most restarts within fault.within_s; 0: none")
     ] = 8
@@ -311,6 +314,33 @@ class FaultSpec:
             ge=1,
             description="fewest data-parallel ranks to go on with where a fault repeats and "
             "starting again did not help; never fewer unless given",
+        ),
+    ] = None
+    fingerprint_steps: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=1_000_000,
+            description="steps after which ranks compare fingerprints of weights and moments that "
+            "several hold; what one holds alone is compared with itself in every step; 0: neither",
+        ),
+    ] = 50
+    spares: Annotated[
+        SpareRanks,
+        Field(
+            description="ranks of the next start that wait with their imports done: never; auto, "
+            "once the run has trained for half a minute and if the host has memory for them; "
+            "at-once, from the first step on"
+        ),
+    ] = "never"
+    wait_s: Annotated[
+        float | None,
+        Field(
+            ge=0,
+            le=3.2e7,
+            description="longest wait for a spare before going on without it [s]: for such ranks "
+            "(60 unless given), and in the forms of equipoise launch for a node that comes back "
+            "(the agents' 600 unless given)",
         ),
     ] = None
 
@@ -344,6 +374,7 @@ class RunSpec:
     train: TrainSpec = field(default_factory=TrainSpec)
     lora: LoraSpec = field(default_factory=LoraSpec)
     layout: LayoutSpec = field(default_factory=LayoutSpec)
+    experts: ExpertsSpec = field(default_factory=ExpertsSpec)
     checkpoint: CheckpointSpec = field(default_factory=CheckpointSpec)
     fault: FaultSpec = field(default_factory=FaultSpec)
     journal: JournalSpec = field(default_factory=JournalSpec)

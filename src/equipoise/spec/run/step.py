@@ -18,7 +18,8 @@ def describe_step(spec: RunSpec, ranks: int) -> str:
     share = size / data_ranks
     least = -(-size // (data_ranks * most))
     groups = f"{data_ranks:,} data-parallel ranks" if data_ranks > 1 else "one data-parallel rank"
-    each = f", {share:,.0f} each on average" if data_ranks > 1 else ""
+    average = f"{share:,.0f}" if share >= 10 else f"{share:.2g}"
+    each = f", {average} each on average" if data_ranks > 1 else ""
     batches = f"{least:,} micro-batches" if least > 1 else "one micro-batch"
     return (
         f"A step is {size:,} tokens: {groups}{each}, in {batches} or more of at most {most:,}; "

@@ -39,6 +39,7 @@ from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.run.lora import LoraSpec
 from equipoise.spec.run.resolved import ResolvedFile
 from equipoise.spec.run.spec import (
+    ExpertsSpec,
     LayoutSpec,
     PackSpec,
     Recompute,
@@ -105,10 +106,21 @@ class Case:
     """Configuration of the model that transformers builds, as ``parallel.theirs.shrink`` writes it;
     empty for a decoder of our own."""
 
+    experts: ExpertsSpec = field(default_factory=ExpertsSpec)
+    """Which ranks compute which experts' rows."""
+    router: str = ""
+    """The kind of workload that routers are biased to; empty for none."""
+
     @property
     def resolved(self) -> ResolvedFile:
         """The same as a launcher hands it to the ranks of a run."""
-        spec = RunSpec(pack=self.pack, train=self.train, layout=self.layout, lora=self.lora)
+        spec = RunSpec(
+            pack=self.pack,
+            train=self.train,
+            layout=self.layout,
+            lora=self.lora,
+            experts=self.experts,
+        )
         return ResolvedFile(spec, self.model, {}, self.ranks, "", "")
 
     def __str__(self) -> str:
@@ -123,6 +135,7 @@ class Case:
         degrees = {"tp": layout.tp, "ep": layout.ep, "etp": layout.etp}
         parts += [f"{axis} = {ranks}" for axis, ranks in degrees.items() if ranks > 1]
         parts += [f"pp = {layout.pp}, {layout.schedule}"] if layout.pp > 1 else []
+        parts += [f"{self.experts.policy} experts, {self.router}"] if self.router else []
         parts += ["masked labels"] if self.masks else []
         parts += [f"lora of rank {self.lora.rank}"] if self.lora.rank else []
         parts += [f"{', '.join(self.train.freeze)} frozen"] if self.train.freeze else []

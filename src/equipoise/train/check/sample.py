@@ -37,6 +37,7 @@ from equipoise.nn.project import FP8
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.pack import MicroBatch, PackedStep, Pieces
 from equipoise.spec.run.lora import LoraSpec
+from equipoise.train.check.balanced import router_state
 from equipoise.train.check.case import Case, Precision
 from equipoise.train.trained import choose_trained
 
@@ -169,7 +170,10 @@ def make_decoder(case: Case, labels: int) -> Decoder:
     decoder = Decoder(model)
     initialize(decoder, 0)
     for balance in balances(decoder):
-        balance.state_X.copy_(torch.arange(model.experts))
+        states = torch.arange(model.experts)
+        if case.router:
+            states = torch.tensor(router_state(case.router, model.experts, case.ranks))
+        balance.state_X.copy_(states)
     set_loss_scale(decoder, 1 / labels)
     _choose_trained(decoder, case)
     if case.precision == "fp8":
@@ -222,7 +226,9 @@ def rows_of(packed: PackedStep) -> tuple[Row, ...]:
     return tuple(sorted((*begin, stop) for begin, stop in stops.items()))
 
 
-_Model = tuple[ModelSpec, Precision, tuple[int, ...], bool, LoraSpec, tuple[str, ...], str]
+_Model = tuple[
+    ModelSpec, Precision, tuple[int, ...], bool, LoraSpec, tuple[str, ...], str, tuple[str, int]
+]
 
 _LEAST_SCALE = 1e-9
 """Smallest scale of a gradient, over the largest of all."""
@@ -263,7 +269,8 @@ class References:
         return self._decoders[key]
 
     def _model(self, case: Case) -> _Model:
-        kind = case.masks, case.lora, case.train.freeze, case.theirs
+        routed = case.router, case.ranks * bool(case.router)
+        kind = case.masks, case.lora, case.train.freeze, case.theirs, routed
         return case.model, case.precision, case.doc_tokens, *kind
 
 

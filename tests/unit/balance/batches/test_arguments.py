@@ -37,11 +37,11 @@ REFUSED = [
     ),
     (
         {"lengths": ["abc", "d"]},
-        "Lengths have type <U3. Give numbers, such as [412, 96, 2048].",
+        "Lengths are text. Give numbers, such as [412, 96, 2048].",
     ),
     (
         {"lengths": [True, False]},
-        "Lengths have type bool. Give numbers, such as [412, 96, 2048].",
+        "Lengths are flags. Give numbers, such as [412, 96, 2048].",
     ),
     (
         {"lengths": [[1, 2], [3]]},
@@ -50,13 +50,13 @@ REFUSED = [
     ),
     (
         {"lengths": [5, 5], "ranks": 3},
-        "2 samples cannot give each of 3 ranks one. Give 3 or more or fewer ranks, "
+        "2 samples cannot give each of 3 ranks one. Give 3 samples or more, fewer ranks, "
         "divides=True, or may_be_empty=True.",
     ),
     (
         {"lengths": [5, 5], "ranks": 2, "groups": [[0, 1]]},
         "2 samples in 1 groups that stay together cannot give each of 2 ranks one. Give "
-        "2 or more or fewer ranks, divides=True, or may_be_empty=True.",
+        "2 samples or more, fewer ranks, divides=True, or may_be_empty=True.",
     ),
     (
         {"lengths": [5], "ranks": 0},
@@ -68,7 +68,7 @@ REFUSED = [
     ),
     (
         {"lengths": [5], "ranks": 2**31 - 1, "may_be_empty": True},
-        "2,147,483,647 ranks with 1 micro-batches each are more than 4,194,304 "
+        "2,147,483,647 ranks with 1 micro-batch each are more than 4,194,304 "
         "micro-batches. Give a larger max_tokens, or fewer ranks.",
     ),
     (

@@ -164,8 +164,7 @@ def test_nothing_to_do_is_said(capsys: pytest.CaptureFixture[str]) -> None:
         ),
         (
             ("boxing",),
-            "equipoise explain boxing: the following arguments are required: FROM->TO. See "
-            '"equipoise explain boxing --help".',
+            'equipoise explain boxing: needs FROM->TO. See "equipoise explain boxing --help".',
         ),
     ],
 )

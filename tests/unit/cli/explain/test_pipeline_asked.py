@@ -91,8 +91,8 @@ def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
             "nanoseconds. Give a speed of a rank in TFLOP/s.\n"
         )
     assert refused(capsys, "--dtype", "fp64") == (
-        "equipoise explain pipeline: argument --dtype: invalid choice: 'fp64' (choose from 'bf16', "
-        "'fp32'). See \"equipoise explain pipeline --help\".\n"
+        'equipoise explain pipeline: --dtype: "fp64" is not one of bf16, fp32. See '
+        '"equipoise explain pipeline --help".\n'
     )
     assert refused(capsys, "--most-held", "0") == (
         "--most-held 0 holds nothing. Give a number above 0.\n"

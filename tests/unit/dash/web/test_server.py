@@ -156,6 +156,12 @@ def test_a_port_in_use_is_one_sentence(
         f"The dashboard cannot listen on 127.0.0.1 port {server.server_port}: Address already in "
         "use. Give another with --port, or --port 0 for a free one."
     )
+    with pytest.raises(SpecError) as caught:
+        Dashboard("x" * 64, 0, Watch([]))
+    assert str(caught.value) == (
+        f"The dashboard cannot listen on {'x' * 64} port 0: No such host. Give another with "
+        "--port, or --port 0 for a free one."
+    )
     assert main(["dash", "--port", "70000"]) == 2
     assert '"70000" is not a port: 0 to 65,535' in capsys.readouterr().err
 

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 import pytest
 
 from equipoise.base.errors import SpecError
-from equipoise.dash.web.prometheus import parse_metrics
 from equipoise.dash.web.serving import KEY, Series, Serving, look, metrics_url, tell
+from equipoise.observe.prometheus import parse_metrics
 
 OURS = """
 equipoise_requests_running{{model_name="m"}} 3

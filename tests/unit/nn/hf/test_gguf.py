@@ -219,7 +219,7 @@ def test_no_file_and_no_gguf(tmp_path: Path) -> None:
     assert refused(lambda: read_gguf(file)) == f"No such file: {file}"
     file.write_bytes(b"hello, this is text, and long enough to be read")
     assert refused(lambda: read_gguf(file)) == (
-        f"{file} is not a GGUF file, or is damaged (GGUF magic invalid)."
+        f"{file} is not a GGUF file, or is damaged (it does not begin like a GGUF file)."
     )
 
 

@@ -155,7 +155,7 @@ def test_a_tied_head_may_be_stored_if_it_is_the_embedding(tmp_path: Path) -> Non
 
 def test_no_config(tmp_path: Path) -> None:
     assert refused(lambda: read_hf(tmp_path)) == (
-        f"{tmp_path} is not a Hugging Face folder: its config.json cannot be read (No such file or "
+        f"{tmp_path} is not a Hugging Face folder: its config.json cannot be read (no such file or "
         "directory)."
     )
 
@@ -171,7 +171,7 @@ def test_no_safetensors(folder: Path) -> None:
 def test_a_cut_file(folder: Path) -> None:
     data = (folder / WEIGHTS).read_bytes()
     (folder / WEIGHTS).write_bytes(data[:-10])
-    assert refused(lambda: read_hf(folder)).startswith(f"{folder / WEIGHTS} cannot be read (")
+    assert refused(lambda: read_hf(folder)).startswith(f"{folder / WEIGHTS} cannot be read: ")
 
 
 @pytest.fixture
@@ -184,7 +184,7 @@ def sharded(tmp_path: Path) -> Path:
 def test_a_missing_shard(sharded: Path) -> None:
     shard = sorted(sharded.glob("*.safetensors"))[1]
     shard.unlink()
-    assert refused(lambda: read_hf(sharded)).startswith(f"{shard} cannot be read (")
+    assert refused(lambda: read_hf(sharded)).startswith(f"{shard} cannot be read: ")
 
 
 def test_a_shard_without_what_the_index_says(sharded: Path) -> None:
@@ -216,7 +216,7 @@ def test_an_index_cannot_lead_out_of_its_folder(sharded: Path) -> None:
     told["weight_map"] = dict.fromkeys(told["weight_map"], f"../{outside.name}")
     index.write_text(json.dumps(told))
     message = refused(lambda: read_hf(sharded))
-    assert message.startswith(f"{sharded / outside.name} cannot be read (")
+    assert message.startswith(f"{sharded / outside.name} cannot be read: ")
 
 
 def test_an_existing_folder_is_left_alone(folder: Path) -> None:

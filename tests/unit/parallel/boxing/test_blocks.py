@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from equipoise.parallel.boxing import blocks
 from equipoise.parallel.boxing.blocks import block_of, pack, unpack, view_of
-from equipoise.schedule.boxing.block import Block, join_blocks
+from equipoise.schedule.block import Block, join_blocks
 
 
 @st.composite

@@ -9,7 +9,7 @@ from equipoise.schedule.batching.fair.table import FAIR_POLICIES
 from equipoise.schedule.batching.iteration import ServeOutcome
 from equipoise.schedule.batching.request import QueueFullError, ServeRequest
 from equipoise.schedule.batching.scheduler import Scheduler
-from equipoise.schedule.batching.settings import BatchSettings
+from equipoise.schedule.batching.settings import BatchSettings, paced
 from support.serving.loop import LinearPrice, Loop
 
 KEYS = (b"one", b"two", b"three", b"four")
@@ -67,13 +67,15 @@ def test_an_answer_is_found_by_the_next_turn_of_the_conversation() -> None:
 
 def test_siblings_compute_their_common_prompt_once() -> None:
     names = [f"s{at}" for at in range(6)]
-    loop = make_loop(dict.fromkeys(names, 3), iteration_s=0.0011, lone_iteration_s=0.0011)
+    loop = make_loop(dict.fromkeys(names, 3), iteration_s=0.0011, prefill_iteration_s=0.0011)
     loop.run([ServeRequest(each, "alice", 0.0, 17, 3, KEYS) for each in names])
     assert prefilled(loop) == 17 + 5 * 1
 
 
 def test_siblings_wait_only_for_what_they_have_in_common() -> None:
-    loop = make_loop({"long": 1, "short": 1}, policy="job-fair", iteration_s=0.0014)
+    loop = make_loop(
+        {"long": 1, "short": 1}, policy="job-fair", iteration_s=0.0014, prefill_iteration_s=0.0014
+    )
     tail = tuple(b"tail%d" % at for at in range(20))
     loop.run(
         [
@@ -86,7 +88,7 @@ def test_siblings_wait_only_for_what_they_have_in_common() -> None:
 
 
 def test_a_sibling_goes_on_when_its_leader_is_given_up() -> None:
-    loop = make_loop({"a": 1, "b": 1}, iteration_s=0.0011, lone_iteration_s=0.0011)
+    loop = make_loop({"a": 1, "b": 1}, iteration_s=0.0011, prefill_iteration_s=0.0011)
     for name in "ab":
         loop.submit(ServeRequest(name, "alice", 0.0, 17, 1, KEYS))
     loop.step()
@@ -173,13 +175,36 @@ def test_decodes_run_in_every_iteration_and_prompts_fill_the_budget() -> None:
     assert all(each.predicted_s > 0.004 - page_s for each in both[:-1])
 
 
-def test_a_prompt_alone_takes_larger_chunks_and_nothing_starves() -> None:
-    loop = make_loop({"a": 1}, iteration_s=0.0015, lone_iteration_s=0.009)
-    loop.run([ServeRequest("a", "t", 0.0, 200, 1)])
-    assert max(chunk.tokens for each in loop.schedules for chunk in each.chunks) > 60
-    tiny = make_loop({"a": 1, "b": 30}, iteration_s=1e-9, lone_iteration_s=1e-9)
+def test_prompts_take_larger_chunks_while_nothing_decodes_and_nothing_starves() -> None:
+    loop = make_loop({"a": 1, "b": 1}, iteration_s=0.0015, prefill_iteration_s=0.009)
+    loop.run([ServeRequest("a", "t", 0.0, 200, 1), ServeRequest("b", "t", 0.0, 200, 1)])
+    assert min(sum(c.tokens for c in each.chunks) for each in loop.schedules[:3]) >= 48
+    beside = make_loop({"a": 1, "b": 90}, iteration_s=0.0015, prefill_iteration_s=0.009)
+    beside.run([ServeRequest("b", "t", 0.0, 4, 90), ServeRequest("a", "t", 0.0015, 200, 1)])
+    assert max(c.tokens for each in beside.schedules for c in each.chunks) <= 20
+    tiny = make_loop({"a": 1, "b": 30}, iteration_s=1e-9, prefill_iteration_s=1e-9)
     tiny.run([ServeRequest("b", "t", 0.0, 4, 30), ServeRequest("a", "t", 0.0, 12, 1)])
     assert [c.tokens for each in tiny.schedules for c in each.chunks if c.request == "a"] == [4] * 3
+
+
+def test_prompts_slow_decodes_by_a_bounded_factor_and_those_of_other_tenants_less() -> None:
+    longest = {}
+    for tenant in ("t", "u"):
+        loop = make_loop({"a": 1, "b": 90}, iteration_s=1e-9)
+        loop.run([ServeRequest("b", "t", 0.0, 4, 90), ServeRequest("a", tenant, 0.0015, 200, 1)])
+        mixed = [each for each in loop.schedules if len(each.chunks) == 2]
+        alone = [each for each in loop.schedules[1:] if len(each.chunks) == 1]
+        longest[tenant] = max(each.predicted_s for each in mixed) / alone[-1].predicted_s
+    assert 2.5 < longest["t"] <= 3
+    assert 1.5 < longest["u"] <= 2
+
+
+def test_a_prompt_keeps_half_of_its_chunk_however_much_it_reads() -> None:
+    loop = make_loop({"a": 1}, pages=4000, iteration_s=0.002, prefill_iteration_s=0.009)
+    loop.run([ServeRequest("a", "t", 0.0, 12_000, 1)])
+    sizes = [each.chunks[0].tokens for each in loop.schedules]
+    assert sizes[:-1] == sorted(sizes[:-1], reverse=True)
+    assert min(sizes[:-1]) == sizes[0] // 2 // 4 * 4 < sizes[0]
 
 
 def test_the_queue_is_bounded_and_says_when_to_come_back() -> None:
@@ -234,3 +259,11 @@ def test_limits_out_of_range_are_refused(name: str, value: object, message: str)
     with pytest.raises(SpecError) as refusal:
         BatchSettings(**{"pages": 10, name: value})  # type: ignore[arg-type]
     assert str(refusal.value) == message
+
+
+def test_on_a_slow_machine_a_prompt_fills_longer_iterations() -> None:
+    limits = BatchSettings(16, prefill_iteration_s=0.1)
+    assert paced(limits, LinearPrice()).prefill_iteration_s == 0.1
+    slow = paced(limits, LinearPrice(iteration=0.02))
+    assert slow.prefill_iteration_s == pytest.approx(32 * (0.02 + 1e-4 + 1e-8))
+    assert slow.iteration_s == limits.iteration_s

@@ -84,7 +84,7 @@ def test_every_token_is_computed_once_and_every_page_comes_back(
         page_tokens=4,
         most_sequences=most_sequences,
         iteration_s=budget_s,
-        lone_iteration_s=2 * budget_s,
+        prefill_iteration_s=2 * budget_s,
         is_chunked=is_chunked,
         swap_pages=swap_pages,
     )

@@ -107,7 +107,7 @@ def test_ranks_have_every_token_once(
         pages,
         page_tokens=PAGE,
         iteration_s=budget_s,
-        lone_iteration_s=budget_s,
+        prefill_iteration_s=budget_s,
         swap_pages=swap_pages,
         shares_chunks=True,
     )

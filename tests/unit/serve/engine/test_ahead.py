@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -35,3 +36,19 @@ def test_what_was_compiled_ahead_is_what_an_engine_calls(dtype: str, tmp_path: P
     command = [sys.executable, "-c", PROGRAM, dtype]
     done = subprocess.run(command, env=given, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_it_ends_with_the_process_that_asked_for_it(tmp_path: Path) -> None:
+    program = (
+        "import os, sys; from equipoise.serve.engine.ahead import compile_ahead; "
+        "sys.stdout.write(str(compile_ahead('fp32').pid)); sys.stdout.flush(); os._exit(3)"
+    )
+    given = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=given, capture_output=True, text=True, check=False)
+    assert done.returncode == 3 and done.stderr == ""
+    child = Path("/proc", done.stdout)
+    deadline_s = time.monotonic() + 10
+    while child.exists() and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    assert not child.exists()

@@ -85,7 +85,7 @@ def test_tokens_and_log_probabilities_are_those_of_a_request_alone(
         pages=pages,
         page_tokens=page_tokens,
         iteration_s=iteration_s,
-        lone_iteration_s=iteration_s,
+        prefill_iteration_s=iteration_s,
         price=LinearPrice(swap=swap),
         swap_pages=pages,
     )
@@ -106,7 +106,7 @@ def test_scores_of_a_prompt_have_the_same_bits_in_any_chunks() -> None:
             dtype=torch.bfloat16,
             is_invariant=True,
             iteration_s=iteration_s,
-            lone_iteration_s=iteration_s,
+            prefill_iteration_s=iteration_s,
         )
         with engine:
             beside = engine.submit(GenerateRequest(prompt[::-1], most_tokens=9))

@@ -21,7 +21,7 @@ from support.serving.http.served import MODEL, Running, running
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Running]:
-    with running(iteration_s=3e-3, lone_iteration_s=3e-3) as server:  # long inputs in chunks
+    with running(iteration_s=3e-3, prefill_iteration_s=3e-3) as server:  # long inputs in chunks
         yield server
 
 

@@ -529,8 +529,8 @@ def test_hugging_face_folders_that_do_not_do(tmp_path: Path) -> None:
     )
     (tmp_path / "hf" / "config.json").write_text("{")
     assert faults(path) == (
-        "run.toml:1  model.init: hf/config.json cannot be read: Expecting property name enclosed "
-        "in double quotes: line 1 column 2 (char 1)."
+        "run.toml:1  model.init: hf/config.json cannot be read: it is not JSON at line 1, column "
+        "2: expecting property name enclosed in double quotes."
     )
 
 

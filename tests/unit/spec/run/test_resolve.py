@@ -38,11 +38,11 @@ def test_rendered_lines_say_where_values_come_from(tmp_path: Path) -> None:
     run = reload("train.steps = 50\nmodel.preset = '7m'\npack.context_tokens = 4096\n", tmp_path)
     lines = render(run).splitlines()
     assert lines[0] == f"# {run.model.params / 1e6:.1f}M parameters; digest {run.digest}"
-    assert f"{'steps = 50':<33}  # run.toml:1" in lines
-    assert f"{'#layers = 6':<33}  # preset 7m" in lines
-    assert f"{'#max_tokens = 5120':<33}  # default" in lines
+    assert f"{'steps = 50':<44}  # run.toml:1" in lines
+    assert f"{'#layers = 6':<44}  # preset 7m" in lines
+    assert f"{'#max_tokens = 5120':<44}  # default" in lines
     notes = {line.index("  # ") for line in lines if "  # " in line and line[0] != " "}
-    assert max(notes) == 33
+    assert max(notes) == 44
 
 
 def test_every_key_has_a_description() -> None:
@@ -89,7 +89,7 @@ def test_the_schema_is_closed_and_described() -> None:
     whole = schema()
     assert whole["title"] == "run.toml"
     assert whole["properties"]["extends"]["type"] == "string"
-    assert len(tables(whole)) == 12
+    assert len(tables(whole)) == 13
     for table in tables(whole):
         assert table["additionalProperties"] is False
         for name, each in table["properties"].items():

@@ -172,6 +172,8 @@ def test_json_has_every_key(
         "sharding": "mixed",
         "masked": False,
         "in_process": False,
+        "experts": "fixed",
+        "router": None,
         "micro_batches": 2,
         "loss_error": 1e-7,
         "forward_error": 2e-7,

@@ -4,7 +4,7 @@ Why
     Thousands may wait, and a tenant's standing changes with every iteration. Only the standing of
     groups is looked up again, and only when they come to the top.
 
-Kept true (tests/unit/schedule/batching/fair/test_queue.py, by Hypothesis)
+Kept true (tests/unit/schedule/batching/fair/test_policies.py, by Hypothesis)
     ``first`` is the job with the least (group's key, job's key), as by a full search.
 """
 

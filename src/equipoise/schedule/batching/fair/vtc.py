@@ -6,7 +6,7 @@ What it decides
     stops. A tenant that comes with nothing waiting is lifted to the least counter of those that
     wait; if nobody waits, to that of the tenant that waited last.
 
-Kept true (tests/unit/schedule/batching/fair/test_vtc.py)
+Kept true (tests/unit/schedule/batching/fair/test_policies.py)
     Counters of two tenants that both wait all the time differ by at most the larger of the longest
     prompt's work and the work of all tokens that fit the pool; so does, twice, their service.
 

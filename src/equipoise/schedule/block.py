@@ -18,7 +18,7 @@ What it decides
     ``join_blocks`` joins equal blocks at equal distances, so one copy packs the parts of several
     ranks.
 
-Kept true (tests/unit/comm/test_blocks.py, by Hypothesis)
+Kept true (tests/unit/parallel/boxing/test_blocks.py, by Hypothesis)
     The canonical form is idempotent and walks the same elements in the same order; equal walks
     have equal forms; joined blocks are the same walk.
 

@@ -1,0 +1,142 @@
+"""Published configurations that are priced: as many weights as their authors say."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from equipoise.base.errors import ModelError
+from equipoise.spec.model.other_config import FORECAST
+from equipoise.spec.words import forecast_note, read_model
+
+SCOUT: dict[str, Any] = {
+    "model_type": "llama4_text",
+    "hidden_size": 5120,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 40,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "intermediate_size": 8192,
+    "intermediate_size_mlp": 16_384,
+    "num_local_experts": 16,
+    "num_experts_per_tok": 1,
+    "interleave_moe_layer_step": 1,
+    "vocab_size": 202_048,
+    "tie_word_embeddings": False,
+}
+CONFIGS: dict[str, tuple[dict[str, Any], float, float]] = {
+    # Published config.json, weights and active weights in billions.
+    "deepseek_v3": (
+        {
+            "model_type": "deepseek_v3",
+            "hidden_size": 7168,
+            "num_hidden_layers": 61,
+            "num_attention_heads": 128,
+            "num_key_value_heads": 128,
+            "intermediate_size": 18_432,
+            "moe_intermediate_size": 2048,
+            "n_routed_experts": 256,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 8,
+            "first_k_dense_replace": 3,
+            "q_lora_rank": 1536,
+            "kv_lora_rank": 512,
+            "qk_rope_head_dim": 64,
+            "qk_nope_head_dim": 128,
+            "v_head_dim": 128,
+            "vocab_size": 129_280,
+            "tie_word_embeddings": False,
+        },
+        671,
+        37,
+    ),
+    "gpt_oss": (
+        {
+            "model_type": "gpt_oss",
+            "hidden_size": 2880,
+            "num_hidden_layers": 36,
+            "num_attention_heads": 64,
+            "num_key_value_heads": 8,
+            "head_dim": 64,
+            "intermediate_size": 2880,
+            "num_local_experts": 128,
+            "num_experts_per_tok": 4,
+            "sliding_window": 128,
+            "vocab_size": 201_088,
+            "tie_word_embeddings": False,
+        },
+        116.8,
+        5.7,
+    ),
+    "glm4_moe": (
+        {
+            "model_type": "glm4_moe",
+            "hidden_size": 5120,
+            "num_hidden_layers": 92,
+            "num_attention_heads": 96,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "intermediate_size": 12_288,
+            "moe_intermediate_size": 1536,
+            "n_routed_experts": 160,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 8,
+            "first_k_dense_replace": 3,
+            "vocab_size": 151_552,
+            "tie_word_embeddings": False,
+        },
+        353,
+        32,
+    ),
+    "llama4_text": (SCOUT, 107.8, 17),
+    "llama4": ({"model_type": "llama4", "text_config": SCOUT, "vision_config": {}}, 107.8, 17),
+    "qwen3_moe": (
+        {
+            "model_type": "qwen3_moe",
+            "hidden_size": 4096,
+            "num_hidden_layers": 94,
+            "num_attention_heads": 64,
+            "num_key_value_heads": 4,
+            "head_dim": 128,
+            "intermediate_size": 12_288,
+            "moe_intermediate_size": 1536,
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "vocab_size": 151_936,
+            "tie_word_embeddings": False,
+        },
+        235,
+        22,
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", sorted(CONFIGS))
+def test_weights_are_the_published_ones(kind: str, tmp_path: Path) -> None:
+    config, whole, active = CONFIGS[kind]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = read_model(str(tmp_path))
+    assert model.params / 1e9 == pytest.approx(whole, rel=0.01)
+    assert model.active_params / 1e9 == pytest.approx(active, rel=0.1)
+    note = forecast_note(str(tmp_path))
+    if kind == "qwen3_moe":
+        assert note == ""
+    else:
+        said = f"{kind} is forecast, and cannot be trained here: {FORECAST[kind]}."
+        assert note == said
+
+
+def test_a_model_that_is_trained_here_needs_no_note() -> None:
+    assert forecast_note("llama3-8b") == forecast_note("layers=2,hidden=64,heads=4,vocab=9") == ""
+
+
+def test_a_missing_size_is_refused(tmp_path: Path) -> None:
+    config = {name: value for name, value in CONFIGS["gpt_oss"][0].items() if name != "vocab_size"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError) as refused:
+        read_model(str(tmp_path))
+    assert str(refused.value) == (
+        "config.json has no vocab_size, and packs cannot be priced without it. Save the "
+        "configuration again with transformers, which writes every size."
+    )
