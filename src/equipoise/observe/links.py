@@ -13,6 +13,10 @@ What it decides
     Links that are not TCP connections of the ranks' own processes (shared memory, NVLink,
     InfiniBand) do not show here.
 
+    Those seconds are counted in ticks of the kernel (1 to 10 ms), and a message counts as on its
+    way until the other end has had a core to acknowledge it; so what each rank waited for a core
+    is left beside them.
+
 Kept true (tests/unit/observe/test_links.py, tests/multi/fault/test_slow_link.py)
     Bytes are those that were sent; a receiver that reads late does not make its link slow.
 
@@ -30,6 +34,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 _INFO_BYTES = 192
 _RESENT, _ACKED, _BUSY, _NO_ROOM = (100, "I"), (120, "Q"), (168, "Q"), (176, "Q")
@@ -46,6 +51,8 @@ class LinkTotals:
     """With bytes on their way, and room for them at the other end."""
     resent: int = 0
     """Packets that were sent again."""
+    delays_s: tuple[float, float] = (0.0, 0.0)
+    """Seconds for which threads of the sender, and of the receiver, were ready and had no core."""
 
     def __add__(self, other: "LinkTotals") -> "LinkTotals":
         """Join two connections of one link."""
@@ -53,6 +60,7 @@ class LinkTotals:
             self.sent_bytes + other.sent_bytes,
             self.busy_s + other.busy_s,
             self.resent + other.resent,
+            max(self.delays_s, other.delays_s),
         )
 
 
@@ -103,12 +111,14 @@ def _names(connection: socket.socket) -> tuple[tuple[str, int], tuple[str, int]]
     return (own[0], own[1]), (other[0], other[1])
 
 
-def join_links(rows: Mapping[int, Iterable[Row]]) -> dict[tuple[int, int], LinkTotals]:
-    """Links between ranks, from every rank's connections.
+def join_links(
+    rows: Mapping[int, Iterable[Row]], delays_s: Mapping[int, float] = MappingProxyType({})
+) -> dict[tuple[int, int], LinkTotals]:
+    """Links between ranks, from every rank's connections and its threads' waits for a core [s].
 
     >>> one, other = [("a:1", "b:2", 9, 0.5, 0)], [("b:2", "a:1", 4, 0.1, 0)]
     >>> join_links({0: one, 1: other})[1, 0]
-    LinkTotals(sent_bytes=4, busy_s=0.1, resent=0)
+    LinkTotals(sent_bytes=4, busy_s=0.1, resent=0, delays_s=(0.0, 0.0))
     """
     owner = {(own, other): rank for rank, each in rows.items() for own, other, *_ in each}
     links: dict[tuple[int, int], LinkTotals] = defaultdict(LinkTotals)
@@ -116,5 +126,6 @@ def join_links(rows: Mapping[int, Iterable[Row]]) -> dict[tuple[int, int], LinkT
         for own, other, sent_bytes, busy_s, resent in each:
             peer = owner.get((other, own))
             if peer is not None and peer != rank:
-                links[rank, peer] += LinkTotals(sent_bytes, busy_s, resent)
+                waited_s = delays_s.get(rank, 0.0), delays_s.get(peer, 0.0)
+                links[rank, peer] += LinkTotals(sent_bytes, busy_s, resent, waited_s)
     return dict(links)
