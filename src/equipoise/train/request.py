@@ -27,9 +27,7 @@ from equipoise.base.read import real_path
 from equipoise.base.units import format_bytes
 from equipoise.checkpoint.manifest import find_checkpoints
 from equipoise.checkpoint.second import take_second
-from equipoise.comm.group import choose_device
-from equipoise.data.batch import check_vocabulary
-from equipoise.data.cache.store import TokenStore
+from equipoise.data.cache.store import TokenStore, check_vocabulary
 from equipoise.data.cache.store import prepare as open_store
 from equipoise.data.held_out import prepare_held_out
 from equipoise.data.model_files import files_to_keep
@@ -52,6 +50,7 @@ from equipoise.plan.run import read_obeyed
 from equipoise.plan.space.accepted import require_accepted, require_step
 from equipoise.sim.sharding import settle_machine
 from equipoise.sim.stages import settle_edges
+from equipoise.spec.device.driver import cuda_devices
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.names import CHECKPOINTS, HF
 from equipoise.spec.plan import LOCK
@@ -64,7 +63,6 @@ from equipoise.spec.run.resolved import ResolvedFile, write_resolved
 from equipoise.spec.run.spec import RunSpec
 from equipoise.spec.run.step import describe_step
 from equipoise.train.sinks.catalog import wanted_sinks
-from equipoise.train.trained import require_trained
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +212,8 @@ def _prepare(
     *,
     starts: bool,
 ) -> Prepared:
+    if importlib.util.find_spec("torch") is None:
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
     resolved, lock = resolve_run(run), None
     progress = progress or SilentProgress()
     if plan is not None:
@@ -236,11 +236,14 @@ def _prepare(
         require_free_port(port)
     for each in specs:
         require_accepted(each, model, ranks)
-    if starts and choose_device(0).type == "cpu":
+    if starts and not cuda_devices():
         _require_fit(spec, model, ranks, folder)
     wanted_sinks(spec.journal)
     folder_of_init = init_folder(resolved)
-    require_trained(spec, model, Path(folder_of_init))
+    if spec.train.freeze or spec.lora.rank:
+        from equipoise.train.trained import require_trained  # which imports torch
+
+        require_trained(spec, model, Path(folder_of_init))
     if spec.model.engine == "transformers":
         from equipoise.parallel.theirs.tried import require_exact_folder
 
