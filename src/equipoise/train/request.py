@@ -5,8 +5,12 @@ What it decides
     carry it. Ranks are processes on this machine; asked again, a run goes on from its last
     checkpoint. ``prepare`` stops before ranks start, for a launcher of your own.
 
-Kept true (tests/multi/train/test_request.py)
-    A run from Python has the losses of the same run from the command line, to the bit.
+    Ranks import torch, and this does not, unless weights must be named or read: the command is
+    there sooner, and waits for its ranks in a quarter of the memory.
+
+Kept true (tests/multi/train/test_request.py, tests/unit/train/test_light.py)
+    A run from Python has the losses of the same run from the command line, to the bit. Preparing
+    one imports no torch.
 """
 
 import dataclasses
