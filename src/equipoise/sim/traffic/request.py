@@ -36,7 +36,7 @@ PUBLISHED = (
     "30% to 45% together with the detection of faults."
 )
 
-_MOST_FLOWS = 100_000
+_MOST_FLOWS, _MOST_DRAWS = 100_000, 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +179,11 @@ def _network(request: TrafficRequest) -> ClosSpec:
         raise SpecError(
             f"{request.draws} draws of {request.split} flows a connection at oversubscription "
             f"{request.oversubscription:g}: give 1 or more draws and flows, and a ratio above 0."
+        )
+    if request.draws > _MOST_DRAWS or request.seed < 0:
+        raise SpecError(
+            f"{request.draws:,} draws from seed {request.seed}: give {_MOST_DRAWS:,} draws or fewer, "
+            f"and a seed of 0 or more."
         )
     ports = request.leaf_nodes * kind.nics
     spines = round(ports / request.oversubscription) - request.lost_spines
