@@ -182,8 +182,8 @@ def _network(request: TrafficRequest) -> ClosSpec:
         )
     if request.draws > _MOST_DRAWS or request.seed < 0:
         raise SpecError(
-            f"{request.draws:,} draws from seed {request.seed}: give {_MOST_DRAWS:,} draws or fewer, "
-            f"and a seed of 0 or more."
+            f"{request.draws:,} draws from seed {request.seed}: give {_MOST_DRAWS:,} draws or "
+            f"fewer, and a seed of 0 or more."
         )
     ports = request.leaf_nodes * kind.nics
     spines = round(ports / request.oversubscription) - request.lost_spines
