@@ -13,7 +13,8 @@ What it decides
     A loaded host makes healthy links busy as well: messages wait there until the other end has a
     core. So the seconds for which threads of either rank waited for one are taken off the cost; or,
     over ``_LOADED_WINDOWS``, what the busiest other link of these ranks was busy for, which meets
-    the same load.
+    the same load. And the kernel must have sampled a slow delivery, which it does only while more
+    is to be sent: small messages are acknowledged up to 40 ms late on any link.
 
     ::
 
@@ -107,6 +108,8 @@ class _Window:
     sent_bytes: int
     busy_s: float
     clock_s: float
+    delivery_rate: float
+    """By the kernel's last sample [bytes/s]."""
     delayed: float
     """Share of the clock for which threads of one of its ranks had no core."""
 
@@ -155,7 +158,8 @@ class _Watched:
             self.usual.append(self.windows[0].rate)
         waited_s = max(new - old for new, old in zip(totals.delays_s, begun.delays_s, strict=True))
         busy_s = totals.busy_s - begun.busy_s
-        self.windows.append(_Window(sent_bytes, busy_s, clock_s, max(0.0, waited_s) / clock_s))
+        delayed = max(0.0, waited_s) / clock_s
+        self.windows.append(_Window(sent_bytes, busy_s, clock_s, totals.delivery_rate, delayed))
         return True
 
     def last(self, windows: int = _WINDOWS) -> list[_Window]:
@@ -230,7 +234,9 @@ class SlowLinks:
             _SLOW * each.rate < expected and each.cost(expected) - each.delayed >= _LEAST_COST
             for each in last
         )
-        return (_rate(last), expected) if is_slow else self._judge_loaded(pair)
+        if is_slow and _has_more_to_send(last, expected):
+            return _rate(last), expected
+        return self._judge_loaded(pair)
 
     def _judge_loaded(self, pair: tuple[int, int]) -> tuple[float, float] | None:
         """The same for ranks that wait for cores: held against other links, and for longer."""
@@ -239,7 +245,8 @@ class SlowLinks:
             return None
         rate, expected = _rate(last), self._expected(pair, _LOADED_WINDOWS)
         cost = median(each.cost(expected) for each in last)
-        return (rate, expected) if _SLOW * rate < expected and cost - load >= _LEAST_COST else None
+        is_slow = _SLOW * rate < expected and cost - load >= _LEAST_COST
+        return (rate, expected) if is_slow and _has_more_to_send(last, expected) else None
 
     def _load(self, pair: tuple[int, int]) -> float | None:
         """Share of the time that the busiest other link of the same ranks was busy, if any."""
@@ -267,6 +274,11 @@ class SlowLinks:
     def _recovered(self, pair: tuple[int, int]) -> SlowLink:
         link = self._links[pair]
         return SlowLink(*pair, _rate(link.last()), self._expected(pair), link.resent, is_over=True)
+
+
+def _has_more_to_send(windows: Sequence[_Window], expected: float) -> bool:
+    """Whether the kernel saw the link slow while more was to be sent, and not just acknowledged."""
+    return any(0 < _SLOW * each.delivery_rate < expected for each in windows)
 
 
 def _rate(windows: Sequence[_Window]) -> float:

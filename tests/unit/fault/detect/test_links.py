@@ -1,5 +1,6 @@
 """Which links are called slow, by what they carry while they have something to carry."""
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Mapping
 
@@ -19,19 +20,24 @@ def watch(
     moved: Callable[[Pair], float] = lambda _: MOVED,
     resent: int = 0,
     delayed: float = 0.0,
+    sampled: Callable[[Pair, int], float] | None = None,
 ) -> list[tuple[int, SlowLink]]:
     """Verdicts with the number of their look, of links that each have a rate in each look.
 
     For a share of the time, ``delayed``, threads of both ranks of a link have no core.
     """
-    slow, said = SlowLinks(), []
+    slow, said, delivered = SlowLinks(), [], sampled or rate
     totals = dict.fromkeys(itertools.permutations(range(ranks), 2), LinkTotals())
     for look in range(looks):
         waited_s = 0.5 * look * delayed
         for pair, before in totals.items():
             busy_s = moved(pair) / rate(pair, look)
-            one = LinkTotals(int(moved(pair)), busy_s, resent, (waited_s, waited_s))
-            totals[pair] = before + one
+            one = LinkTotals(int(moved(pair)), busy_s, resent)
+            totals[pair] = dataclasses.replace(
+                before + one,
+                delivery_rate=delivered(pair, look),
+                delays_s=(waited_s, waited_s),
+            )
         said += [(look, each) for each in slow.learn(0.5 * look, totals)]
     return said
 
@@ -114,6 +120,12 @@ def test_load_does_not_hide_a_slow_link() -> None:
     ((look, verdict),) = watch(3, only(loaded), delayed=0.9)
     assert (verdict.source, verdict.target) == (1, 0)
     assert 8 <= look <= 11  # it takes longer than without load
+
+
+def test_what_is_acknowledged_late_is_not_slow() -> None:
+    """Where nothing is sent back a message is acknowledged 40 ms late, on a link as fast as any."""
+    assert not watch(2, only({(0, 1): 45e6}), sampled=lambda *_: FAST)
+    assert not watch(2, only({(0, 1): 45e6}), sampled=lambda *_: 0.0)
 
 
 def test_ticks_of_the_kernel_are_no_rates() -> None:
