@@ -1,4 +1,4 @@
-"""Is a rank that becomes slow told from one whose neighbour on the host burns its core, live?
+"""Is it seen live whether a slow rank or its neighbour on the host is to blame?
 
 Two ranks, each bound to a core of its own, compute the same work again and again. After calm
 seconds rank 1 is slowed in one way after another: a program burns its core, it sleeps in each

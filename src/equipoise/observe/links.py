@@ -60,7 +60,7 @@ class LinkTotals:
     resent: int = 0
     """Packets that were sent again."""
     delivery_rate: float = 0.0
-    """Of the slowest connection, as the kernel last sampled it [bytes/s]; 0 if it never did."""
+    """What the slowest connection delivered when the kernel last sampled it [bytes/s], or 0."""
     delays_s: tuple[float, float] = (0.0, 0.0)
     """Seconds for which threads of the sender, and of the receiver, were ready and had no core."""
 

@@ -23,8 +23,6 @@ from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 
-import numpy as np
-
 from equipoise.base.disk import explain_refusal
 from equipoise.base.errors import FitError, ModelError, SpecError
 from equipoise.base.read import real_path
@@ -36,7 +34,7 @@ from equipoise.data.cache.store import prepare as open_store
 from equipoise.data.held_out import prepare_held_out
 from equipoise.data.model_files import files_to_keep
 from equipoise.data.progress import Progress, SilentProgress
-from equipoise.data.reading import describe_reading, read_sources
+from equipoise.data.reading import cut_sentence, describe_reading, read_sources
 from equipoise.fault.recover import run_recovering, with_fewer
 from equipoise.launch.doctor.folder import room_row
 from equipoise.launch.doctor.gather import read_folder, read_machine
@@ -256,7 +254,7 @@ def _prepare(
     check_vocabulary(store, model.vocab)
     if store.left_out and not is_quiet:
         sys.stdout.write(f"{store.source_name}: {store.left_out}.\n")
-    if (cut := _cut_sentence(spec, store)) and not is_quiet:
+    if (cut := cut_sentence(spec, store)) and not is_quiet:
         sys.stdout.write(f"{store.source_name}: {cut}\n")
     for each in specs:
         require_step(each, model, ranks, store.doc_tokens, store.mixture)
@@ -304,26 +302,6 @@ def init_folder(resolved: ResolvedRun) -> str:
     if model.init == "random":
         return ""
     return str(real_path(resolved.base / Path(model.init.removeprefix("hf:")).expanduser()))
-
-
-def _cut_sentence(spec: RunSpec, store: TokenStore) -> str:
-    """What to say of conversations that are longer than a window; nothing where none is."""
-    window = spec.pack.context_tokens
-    each_source = [store] if store.mixture is None else store.sources
-    doc_tokens = np.concatenate(
-        [
-            each.doc_tokens if is_whole else each.doc_tokens[:0]
-            for each, is_whole in zip(each_source, spec.data.whole, strict=True)
-        ]
-    )
-    long = doc_tokens[doc_tokens > window]
-    if not len(long):
-        return ""
-    return (
-        f"{len(long):,} of {len(doc_tokens):,} conversations exceed pack.context_tokens = "
-        f"{window:,} and get cut there: the rest of an answer is learned without what came before "
-        f"it. The longest has {int(long.max()):,} tokens."
-    )
 
 
 def _require_few(ranks: int) -> None:

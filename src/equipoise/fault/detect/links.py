@@ -43,7 +43,7 @@ _LEAST_BYTES = 1 << 18
 """A rate of fewer says more about single messages than about the link."""
 
 _WINDOWS, _LOADED_WINDOWS = 3, 8
-"""Windows that must all agree, and those of which most must where other programs have the cores."""
+"""Windows that must all agree; where other programs have the cores, most of the second number."""
 
 _USUAL, _LEAST_USUAL = 64, 3
 """Rates that are remembered, and that must be known to be compared with."""
