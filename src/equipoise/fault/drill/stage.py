@@ -174,7 +174,7 @@ class Stage:
             step: seen for step, (seen, _) in theirs.items()
         }:
             return math.inf
-        return max(abs(loss / theirs[step][1] - 1) for step, (_, loss) in ours.items())
+        return float(max(abs(loss / theirs[step][1] - 1) for step, (_, loss) in ours.items()))
 
     def lost_tokens(self, folder: Path, *steps: int) -> int:
         """Tokens of the steps that were computed again, those cut off in the middle among them.
