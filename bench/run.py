@@ -58,6 +58,7 @@ BENCHES = (
     "serving.plans",
     "interference.compare",
     "interference.whose",
+    "interference.live",
     "faults.hangs",
 )
 
