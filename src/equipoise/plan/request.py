@@ -22,6 +22,7 @@ from equipoise.base.units import GIB
 from equipoise.data.progress import Progress, SilentProgress
 from equipoise.plan.answer.explain import find_flip, loses_by
 from equipoise.plan.answer.final import Finalist, price_choice, smallest_cluster
+from equipoise.plan.answer.remarks import gap_remark
 from equipoise.plan.answer.run_stages import run_stages
 from equipoise.plan.described import ClusterInputs, PlanRequest, read_inputs
 from equipoise.plan.export.settings import EXPORTS
@@ -192,6 +193,8 @@ def decide(inputs: Inputs, outcome: Outcome, finalists: list[Finalist], due: Dea
         second = finalists[1]
         flip = find_flip(best.terms, second.run.price.terms, second.choice.words()["layout"])
     bound = min(outcome.progress.bound_s, best.step_s, inputs.unlisted_s)
+    gap = best.step_s / bound - 1.0 if bound > 0.0 else None
+    doubt = gap_remark(outcome, gap) if math.isinf(inputs.unlisted_s) else None
     without = None
     if finalists[0].choice.options.offload != "none":
         choice = finalists[0].choice
@@ -205,7 +208,7 @@ def decide(inputs: Inputs, outcome: Outcome, finalists: list[Finalist], due: Dea
         best=candidate(finalists[0]),
         runners_up=tuple(candidate(each) for each in finalists[1:]),
         bound_s=bound,
-        gap=best.step_s / bound - 1.0 if bound > 0.0 else None,
+        gap=gap,
         listed=outcome.listed,
         priced=outcome.progress.priced,
         wall=inputs.walls(finalists[0], due),
@@ -214,7 +217,7 @@ def decide(inputs: Inputs, outcome: Outcome, finalists: list[Finalist], due: Dea
         read=inputs.read,
         sources=inputs.sources,
         without_offload=without,
-        remarks=inputs.remarks(finalists, due),
+        remarks=(*inputs.remarks(finalists, due), *([] if doubt is None else [doubt])),
     )
 
 
