@@ -31,7 +31,7 @@ from equipoise.plan.run import RunInputs, RunPlanRequest, read_run_inputs
 from equipoise.plan.search.deadline import Deadline
 from equipoise.plan.search.incumbent import Outcome
 from equipoise.plan.space.choice import Choice
-from equipoise.sim.answer import step_row
+from equipoise.sim.answer import interval_row, step_row
 from equipoise.sim.mixed.words import say_layers
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.plan import Candidate, Flip, Plan, Wall
@@ -185,6 +185,8 @@ def decide(inputs: Inputs, outcome: Outcome, finalists: list[Finalist], due: Dea
         words |= {"layers": say_layers(each.layers)} if each.layers else {}
         apart = {} if each is finalists[0] else loses_by(best.terms, each.run.price.terms)
         row = step_row(each.run, search.machine, each.choice.options)
+        sure = inputs.interval(each.run.price)
+        row |= {"doubts": list(inputs.doubts)} | ({} if sure is None else interval_row(sure))
         stages = run_stages(each.choice, each.run) if keys else None
         return Candidate(words, row, apart, keys, stages)
 
