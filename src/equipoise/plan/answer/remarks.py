@@ -64,9 +64,9 @@ _KNOWN_BY = {
     SURVEY: "their products, attention and expert traffic, shared out evenly over all ranks",
     BLOCK: "their passes and the least bubble",
     FAMILY: "their fullest rank",
-    ROW: "their pipeline's ranks, with kernels of other layouts",
-    SPLIT: "their pipeline's ranks, without their own messages",
-    OWN: "their pipeline's ranks, without the order of a replay",
+    ROW: "their pipeline's ranks, with kernels as short as any of those that share them,",
+    SPLIT: "their pipeline's ranks, without their own messages,",
+    OWN: "their pipeline's ranks, with messages but not in the order of a replay,",
 }
 """What a node's bound counts, by how tightly it is bounded; waiting and traffic come later."""
 
