@@ -82,8 +82,10 @@ EVENTS: tuple[EventKind, ...] = (
         "scalar",
         "experts",
         _fields(
-            "step balance_loss",
+            "step balance_loss regret",
+            texts="tried",
             lists="loads expert_skew rank_skew owner_skew planned_skew copies copied_bytes",
+            objects="chosen priced",
         ),
         is_per_step=True,
     ),

@@ -8,7 +8,7 @@ What it decides
     ====  ===========  ==========================================  ==============================
     0     pp           the stages of this rank (the caller cuts)   ``pipeline.part.DecoderPart``
     1     ep, etp      its own experts stay; rows travel           ``expert.exchange``
-                       by schedules, and copies of experts         ``expert.balanced``
+                       by schedules, and copies of experts         ``expert.obey``
     2     tp           its share of every other weight stays       ``tensor.shard``
     3     (recompute)  what each layer makes again in a backward   ``set_recompute``
     4     dp, cp       ZeRO shards what is left                    ``zero.shard``
@@ -30,8 +30,8 @@ from equipoise.nn.decoder import Decoder
 from equipoise.nn.packed import PackedModel
 from equipoise.nn.project import FP8
 from equipoise.numerics.fp8 import require_fp8
-from equipoise.parallel.expert.balanced import balance_experts
 from equipoise.parallel.expert.exchange import spread_experts
+from equipoise.parallel.expert.obey import balance_experts
 from equipoise.parallel.tensor.shard import split_weights
 from equipoise.parallel.zero.shard import ShardedDecoder, mixed_precision
 from equipoise.spec.run.spec import ExpertsSpec, Recompute

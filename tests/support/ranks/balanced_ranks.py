@@ -1,6 +1,7 @@
 """Functions of ranks in tests of experts that are balanced by schedules."""
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +12,7 @@ from torch import Tensor
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 
+from equipoise.balance.expert.auto import Choice
 from equipoise.balance.expert.workload import workload
 from equipoise.base.errors import LayoutError
 from equipoise.comm.group import Ranks
@@ -18,8 +20,10 @@ from equipoise.comm.mesh import Mesh
 from equipoise.nn.decoder import Decoder, initialize
 from equipoise.nn.moe import layer as moe_layer
 from equipoise.nn.moe.balance import set_loss_scale
-from equipoise.parallel.expert.balanced import balance_experts, balanced_exchanges
+from equipoise.parallel.expert.balanced import balanced_exchanges
 from equipoise.parallel.expert.exchange import spread_experts
+from equipoise.parallel.expert.obey import balance_experts
+from equipoise.parallel.expert.switched import SwitchedExchange
 from equipoise.parallel.zero.shard import ShardedDecoder
 from equipoise.schedule.expert.schedule import ExpertSchedule
 from equipoise.spec.layout import Layout
@@ -40,6 +44,10 @@ class BalancedCase:
     kind: str
     dtype: torch.dtype = torch.float64
     recompute: Recompute = "none"
+    sharing: int | None = None
+    """Forced where ranks share hidden units."""
+    trial: int = 0
+    """The step since the start at which ``auto`` begins."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +63,12 @@ class BalancedOutcome:
     weights: list[Tensor]
     sent: list[list[int]]
     schedules: list[ExpertSchedule]
+    chosen: dict[str, int]
+    """Micro-batches of each policy under ``auto``."""
+    sharings: list[int]
+    """Of each forward, where ranks share hidden units."""
+    moved: bool
+    """Whether a parameter left its place between steps."""
 
 
 def _tokens(case: BalancedCase, rank: int, step: int) -> Tensor:
@@ -109,6 +123,10 @@ def _whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
 def _relative(mine: Tensor, reference: Tensor) -> float:
     scale = float(reference.abs().max()) or 1.0
     return float((mine - reference).abs().max()) / scale
@@ -121,9 +139,14 @@ def _prove(ranks: Ranks, case: BalancedCase) -> BalancedOutcome:
     ledgers = spread_experts(decoder, mesh, policy=MixedPrecisionPolicy())
     balance_experts(decoder, case.wish)
     exchanges = balanced_exchanges(decoder)
+    for each in exchanges:
+        each.step = case.trial
+        if isinstance(each, SwitchedExchange):
+            each.forced = case.sharing
     sharded = ShardedDecoder(decoder, ranks, zero=case.layout.zero, precision="fp32")
     written: list[ExpertSchedule] = []
     errors: dict[str, list[float]] = {"loss": [], "gradient": [], "weight": []}
+    places = [_local(each).data_ptr() for each in decoder.parameters()]
     for step in range(STEPS):
         labels = sum(len(_tokens(case, rank, step)) for rank in range(world))
         for each in (expected, decoder):
@@ -148,7 +171,10 @@ def _prove(ranks: Ranks, case: BalancedCase) -> BalancedOutcome:
         for mine, whole in zip(decoder.parameters(), expected.parameters(), strict=True):
             errors["weight"].append(_relative(_whole(mine.detach()), whole.detach()))
         for exchange in exchanges:
-            exchange.seen = written[0].rows.sum(axis=0)
+            exchange.seen = written[0].rows.sum(axis=0) if written else None
+            exchange.step += 1
+            if isinstance(exchange, SwitchedExchange) and case.sharing is not None:
+                exchange.forced = 0 if step else 1  # from here on, another one
     planned = [each.planned for each in exchanges]
     rows = sum(each.rows for each in planned) or 1
     return BalancedOutcome(
@@ -159,6 +185,11 @@ def _prove(ranks: Ranks, case: BalancedCase) -> BalancedOutcome:
         weights=[_whole(each.detach()).clone() for each in decoder.parameters()],
         sent=[each.sent_bytes.tolist() for each in ledgers],
         schedules=list(written),
+        chosen=dict(sum((Counter(each.chosen) for each in planned), Counter())),
+        sharings=[
+            r for each in exchanges if isinstance(each, SwitchedExchange) for r in each.switches
+        ],
+        moved=places != [_local(each).data_ptr() for each in decoder.parameters()],
     )
 
 
@@ -171,10 +202,10 @@ def _watched(exchanges: list[Any], written: list[ExpertSchedule]) -> Iterator[No
         return
     plain = kind.plan
 
-    def plan(self: Any, rows: Any) -> ExpertSchedule:
-        schedule = plain(self, rows)
-        written.append(schedule)
-        return schedule
+    def plan(self: Any, rows: Any) -> Choice:
+        choice = plain(self, rows)
+        written.append(choice.schedule)
+        return choice
 
     kind.plan = plan
     try:

@@ -20,7 +20,8 @@ from torch import Tensor
 from equipoise.comm.group import Ranks
 from equipoise.nn.decoder import Decoder
 from equipoise.nn.moe.balance import balances
-from equipoise.parallel.expert.balanced import PLANNED, balanced_exchanges
+from equipoise.parallel.expert.balanced import balanced_exchanges
+from equipoise.parallel.expert.planned import PLANNED
 
 
 def settle_experts(decoder: Decoder, ranks: Ranks) -> tuple[Tensor, Tensor, Tensor]:
@@ -33,7 +34,7 @@ def settle_experts(decoder: Decoder, ranks: Ranks) -> tuple[Tensor, Tensor, Tens
     Returns:
         Tokens that chose each expert of each sparse layer of the model, int64 [layers, X]; the
         auxiliary loss, summed over tokens and layers, a float64 scalar; and ``PlannedLoads`` of
-        each layer, int64 [layers, 5], zeros where every expert stays on its own rank.
+        each layer, int64 [layers, PLANNED], zeros where every expert stays on its own rank.
     """
     model = decoder.model
     sparse = [at for at in range(model.layers) if model.is_sparse(at)]

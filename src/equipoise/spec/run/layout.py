@@ -25,7 +25,7 @@ Sharding = Literal[
 ]
 
 
-ExpertPolicyName = Literal["fixed", "exact", "hecate", "eplb"]
+ExpertPolicyName = Literal["fixed", "exact", "hecate", "eplb", "tutel", "auto"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,9 @@ class ExpertsSpec:
         Field(
             description="fixed: every expert on its own rank; exact: copies of hot experts by each "
             "micro-batch's own counts; hecate: by earlier steps, corrected by the counts; eplb: by "
-            "earlier steps alone; unless fixed, layout.ep is as many ranks as can share experts, "
-            "if not given"
+            "earlier steps alone; tutel: rows to weights or weights to rows, whatever is cheaper; "
+            "auto: of all these the cheapest for each micro-batch; unless fixed, layout.ep is as "
+            "many ranks as can share experts, if not given"
         ),
     ] = "fixed"
     slots: Annotated[
