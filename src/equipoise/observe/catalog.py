@@ -84,7 +84,8 @@ EVENTS: tuple[EventKind, ...] = (
         _fields(
             "step balance_loss regret",
             texts="tried",
-            lists="loads expert_skew rank_skew owner_skew planned_skew copies copied_bytes",
+            lists="loads expert_skew rank_skew owner_skew planned_skew copies copied_bytes "
+            "real_experts",
             objects="chosen priced",
         ),
         is_per_step=True,

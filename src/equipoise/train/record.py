@@ -224,20 +224,28 @@ class RunRecorder:
         """What the experts of each layer were given, and the ranks that compute them."""
         shares = split_experts(self.model.experts, ranks=self.spec.layout.ep)
         ends = np.cumsum(shares)[:-1]
-        of_ranks = [
-            [int(part.sum()) for part in np.split(np.array(layer), ends)] for layer in experts.loads
-        ]
+        real = [layer[: self.model.experts] for layer in experts.loads]
+        of_ranks = [[int(part.sum()) for part in np.split(np.array(each), ends)] for each in real]
         self.journal.write(
             "scalar",
             "experts",
             step=step,
-            loads=experts.loads,
-            expert_skew=list(layer_skews(experts.loads)),
+            loads=real,
+            expert_skew=list(layer_skews(real)),
             rank_skew=list(layer_skews(of_ranks)),
             balance_loss=experts.balance_loss,
             **_planned(experts),
+            **self._identities(experts),
             **self._chosen(experts, step_s),
         )
+
+    def _identities(self, experts: ExpertLoads) -> dict[str, Any]:
+        """Experts with weights that a token passed through on average, by layer."""
+        if not self.model.identity_experts:
+            return {}
+        real, top_k = self.model.experts, self.model.top_k
+        means = [top_k * sum(each[:real]) / max(1, sum(each)) for each in experts.loads]
+        return {"real_experts": means}
 
     def _chosen(self, experts: ExpertLoads, step_s: float) -> dict[str, Any]:
         """What was chosen between policies of experts, where a run leaves the choice open."""

@@ -67,9 +67,13 @@ def test_the_cheapest_policy_equals_one_rank_on_every_workload() -> None:
     cases = [case(layout, AUTO, kind) for kind in WORKLOADS]
     cases += [case(layout, AUTO, "W1", trial=trial) for trial in (2, 4, 5)]
     cases += [case(layout, AUTO, "W1", dtype=torch.float32)]
+    idle = dataclasses.replace(MODEL, identity_experts=2, real_top_k=1.5, balance="bias")
+    cases += [case(layout, each, "W1", model=idle) for each in (AUTO, ExpertsSpec("exact"))]
     cases += [case(layout, FREE), case(layout, dataclasses.replace(FREE, least_rows=1000))]
     outcomes = prove(2, cases)[0]
-    assert all(sum(each.chosen.values()) >= 2 for each in outcomes[:-2])
+    # Experts without weights had some of the 2 x 2 x 24 choices, and sent nothing.
+    assert all(0 < each.schedules[0].rows.sum() < 90 for each in outcomes[-4:-2])
+    assert all(sum(each.chosen.values()) >= 2 for each in outcomes[:-3])
     tried = outcomes[len(WORKLOADS) + 1].chosen
     assert tried["hecate"] >= 1 and tried["eplb"] >= 1
     # Weights travel where they cost little, and rows where they cost much.

@@ -85,6 +85,7 @@ def chosen_by(case: BalancedCase, rank: int, step: int) -> Iterator[None]:
     ranks = case.layout.world
     share = workload(case.kind, 3, step, ranks=ranks, experts=model.experts, rows_per_rank=4096)
     popularity = share.sum(axis=0) / share.sum()
+    popularity = np.append(popularity, [1 / model.experts] * model.identity_experts)
 
     def choose(scores_TX: Tensor, top_k: int) -> Tensor:
         drawn = np.random.default_rng([step, rank])

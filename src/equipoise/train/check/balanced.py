@@ -8,7 +8,7 @@ What it decides
 
 Kept true (tests/unit/train/check/test_case.py)
     Every policy and every kind is in some case; eplb only where ranks divide the experts, and tutel
-    also where ranks share hidden units.
+    also where ranks share hidden units; some models have experts without weights.
 """
 
 import dataclasses
@@ -53,6 +53,13 @@ def balanced_cases(ranks: int, model: ModelSpec) -> list[Case]:
             slots = most_copies(model.experts, ranks) if policy == "auto" else 1
             wish = ExpertsSpec(policy, slots=slots, least_rows=1)
             cases.append(dataclasses.replace(case, experts=wish, router=kind, repeats=True))
+    idle = dataclasses.replace(
+        model, identity_experts=max(2, model.experts // 2), real_top_k=0.75 * model.top_k
+    )
+    for turn, kind in enumerate(("W1", "W4", "W5")):
+        case = make_case(idle, ranks, ep=ranks, zero=turn + 1, context_tokens=512)
+        wish = ExpertsSpec(("exact", "fixed", "auto")[turn], least_rows=1)
+        cases.append(dataclasses.replace(case, experts=wish, router=kind, repeats=True))
     for etp in (each for each in range(2, ranks + 1) if ranks % each == 0):
         if not shares_experts(model.experts, ranks // etp) or model.expert_ffn < etp:
             continue
