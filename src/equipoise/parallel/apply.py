@@ -47,6 +47,7 @@ def apply_axes(
     recompute: Recompute = "none",
     small_bytes: int = SMALL_BYTES,
     experts: ExpertsSpec | None = None,
+    parts: int = 1,
 ) -> ShardedDecoder:
     """Divide a decoder over the ranks of a layout; every rank calls it.
 
@@ -61,6 +62,7 @@ def apply_axes(
         small_bytes: Groups of weights up to this size, gathered, stay whole for the step under
             ZeRO 3; 0 gathers every group each time [bytes].
         experts: Which ranks compute which experts' rows; each its own unless given.
+        parts: In how many rows of tensor-parallel feed-forwards, and of experts, travel.
 
     Raises:
         LayoutError: the model does not divide over tp, ep or etp, or not as ``experts`` says; or it
@@ -70,9 +72,9 @@ def apply_axes(
         _multiply_fp8(decoder, ranks, mesh)
     if mesh is not None:
         spread_experts(decoder, mesh, policy=mixed_precision(precision))
-        balance_experts(decoder, experts or ExpertsSpec())
+        balance_experts(decoder, experts or ExpertsSpec(), parts=parts)
         if mesh.layout.tp > 1 and isinstance(decoder, Decoder):  # ZeRO refuses any other
-            split_weights(decoder, mesh)
+            split_weights(decoder, mesh, parts=parts)
     decoder.set_recompute(recompute)
     return ShardedDecoder(
         decoder, ranks, zero=zero, precision=precision, mesh=mesh, small_bytes=small_bytes

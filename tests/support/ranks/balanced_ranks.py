@@ -46,6 +46,8 @@ class BalancedCase:
     recompute: Recompute = "none"
     sharing: int | None = None
     """Forced where ranks share hidden units."""
+    parts: int = 1
+    """In how many rows travel, where experts stay."""
     trial: int = 0
     """The step since the start at which ``auto`` begins."""
 
@@ -138,7 +140,7 @@ def _prove(ranks: Ranks, case: BalancedCase) -> BalancedOutcome:
     expected, decoder = _decoder(case), _decoder(case)
     mesh = Mesh.join(ranks, case.layout)
     ledgers = spread_experts(decoder, mesh, policy=MixedPrecisionPolicy())
-    balance_experts(decoder, case.wish)
+    balance_experts(decoder, case.wish, parts=case.parts)
     exchanges = balanced_exchanges(decoder)
     for each in exchanges:
         each.step = case.trial

@@ -14,22 +14,27 @@ from equipoise.balance.expert.price import RowPrices
 from equipoise.base.errors import LayoutError
 from equipoise.parallel.expert.balanced import BalancedExchange
 from equipoise.parallel.expert.exchange import ExpertExchange, sparse_layers
+from equipoise.parallel.expert.parted import PartedExchange
 from equipoise.parallel.expert.switched import SwitchedExchange
 from equipoise.spec.run.layout import ExpertsSpec
 
 
-def balance_experts(module: nn.Module, wish: ExpertsSpec) -> None:
+def balance_experts(module: nn.Module, wish: ExpertsSpec, *, parts: int = 1) -> None:
     """Let the layers that ``spread_experts`` has spread obey a policy's schedules.
 
     Args:
         module: Whose weights have their places.
         wish: The policy and its limits.
+        parts: In how many rows travel where experts stay on their ranks.
 
     Raises:
         LayoutError: ranks also share the hidden units of each expert; or the policy does not take
             this number of experts or slots.
     """
     if wish.policy == "fixed":
+        for layer in sparse_layers(module) if parts > 1 else ():
+            if isinstance(layer.exchange, ExpertExchange) and layer.exchange.split is None:
+                layer.exchange = PartedExchange(layer.exchange, parts)
         return
     for layer in sparse_layers(module):
         base = layer.exchange

@@ -151,6 +151,15 @@ class LayoutSpec:
             "must divide them",
         ),
     ] = 1
+    parts: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=64,
+            description="parts in which rows travel between ranks that share a feed-forward, or "
+            "experts that stay on their ranks, each while the part before it is computed",
+        ),
+    ] = 1
     pin: Annotated[bool, Field(description="pin each rank to a core of its own")] = False
     deadline_s: Annotated[
         float | None,

@@ -36,7 +36,7 @@ _FREE = """
     name data.cache eval.every_steps train.recompute
     layout.dp layout.cp layout.tp layout.pp layout.virtual layout.ep
     layout.etp layout.strategy layout.sharding layout.ranks_per_node layout.zero
-    layout.replicas layout.pin layout.deadline_s
+    layout.replicas layout.parts layout.pin layout.deadline_s
     experts.policy experts.slots experts.least_rows
     checkpoint.every_steps checkpoint.keep checkpoint.rank_mtbf_hours
     checkpoint.second_path
