@@ -53,6 +53,8 @@ class TraceScore:
     """Of a layer and step, on average."""
     price: float
     """Rows that the slowest rank could compute meanwhile, on average."""
+    skews: tuple[float, ...]
+    """Of each request, in order."""
 
 
 def deal_loads(loads: Ints, ranks: int) -> Ints:
@@ -122,6 +124,7 @@ def score_trace(requests: Sequence[ExpertRequest]) -> list[TraceScore]:
                 fullest / max(1, lowest) - 1.0,
                 float(np.mean([each.copies for each in schedules])),
                 float(np.mean(prices)),
+                tuple(skews),
             )
         )
     return scores

@@ -13,7 +13,7 @@ from equipoise.cli.table import Column, print_columns
 if TYPE_CHECKING:
     from equipoise.balance.expert.trace import TraceScore
 
-_DRAWN = ("workload", "experts", "rows", "seed", "policy", "text", "plot", "model")
+_DRAWN = ("workload", "experts", "rows", "seed", "policy", "text", "model")
 """Flags of drawn workloads, which say nothing of a recorded one."""
 
 
@@ -53,15 +53,25 @@ def run(args: argparse.Namespace) -> int:
     requests = list(trace_requests(loads, setting, steps))
     scores = score_trace(requests)
     count = 1 if steps else len(loads)
+    if args.plot is not None:
+        from equipoise.dash.expert.plot import plot_trace
+
+        plot_trace(args.plot, scores, sorted(loads) if steps is None else steps, _title(args))
     asked.answer(
         args,
         rows=lambda: _rows(scores, args, count, len(requests)),
         lines=lambda: _print_lines(scores),
         tables=lambda: _print_tables(scores, args, count, len(requests)),
         schedules=(),
-        files=(),
+        files=(args.plot,),
     )
     return 0
+
+
+def _title(args: argparse.Namespace) -> str:
+    slots = f"{args.slots} slot{'s' * (args.slots != 1)}"
+    name = Path(args.run).resolve().name
+    return f"Loads of {name}, dealt to {args.ranks} ranks, {slots} for copies"
 
 
 def _rows(
@@ -109,10 +119,10 @@ def _print_tables(
         )
         for each in scores
     ]
-    slots = f"{args.slots} slot{'s' * (args.slots != 1)}"
+    each = layers // steps
     console.print(
-        f"Loads of {steps:,} step{'s' * (steps != 1)} of {args.run}, {layers // steps} sparse "
-        f"layer{'s' * (layers != steps)}, dealt to {args.ranks} ranks, {slots} for copies.",
+        f"{_title(args)}: {steps:,} step{'s' * (steps != 1)}, {each} sparse layer"
+        f"{'s' * (each != 1)}.",
         soft_wrap=True,
     )
     print_columns(console, columns, cells, title="Rows of the fullest rank over the mean")

@@ -132,6 +132,8 @@ def _run_trace(args: argparse.Namespace) -> int:
     require_counts(args, {name: most for name, most in _MOST.items() if name != "rows"})
     for flag in ("slots", "step"):
         _require_whole(args, flag)
+    require_kind("plot", args.plot, "picture")
+    require_folder_of("plot", args.plot)
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     expert_trace.refuse_drawn(args, parser)

@@ -33,7 +33,11 @@ def test_every_policy_is_scored_on_all_steps(
     assert by_name["fixed"]["mean_skew"] == by_name["fixed"]["worst_skew"] == 100 / 60
     assert by_name["exact"]["worst_skew"] < 1.05
     assert main([*asked, "--step", "2"]) == 0
-    assert "Loads of 1 step of" in capsys.readouterr().out
+    assert "Loads of run, dealt to 2 ranks, 1 slot for copies: 1 step, " in capsys.readouterr().out
+    picture = folder / "loads.svg"
+    assert main([*asked, "--plot", str(picture)]) == 0
+    assert capsys.readouterr().out.endswith(f"{picture}\n")
+    assert picture.read_text().startswith("<?xml")
     assert main([*asked, "--quiet"]) == 0
     assert capsys.readouterr().out.startswith("fixed: max/mean 1.667 on average, 1.667 at worst, ")
 
