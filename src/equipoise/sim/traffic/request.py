@@ -128,7 +128,8 @@ def simulate_traffic(request: TrafficRequest) -> TrafficAnswer:
     (32, 1.0)
     """
     clos = _network(request)
-    rings = spread_rings(clos, request.ring_nodes or clos.leaves)
+    ring_nodes = clos.leaves if request.ring_nodes is None else request.ring_nodes
+    rings = spread_rings(clos, ring_nodes)
     flows = ring_flows(clos, rings, split=request.split)
     hashed = [
         _rates(clos, flows, hash_spines(clos, flows, request.seed + draw))
