@@ -59,8 +59,8 @@ def can_serve(policy: str, request: ExpertRequest) -> bool:
     """Whether ranks divide the experts, and slots hold what the policy copies."""
     ranks, experts = request.rows.shape
     if policy == "eplb":
-        return experts % ranks == 0
-    return policy != "tutel" or request.slots >= most_copies(experts, ranks)
+        return bool(experts % ranks == 0)
+    return policy != "tutel" or request.slots >= most_copies(int(experts), int(ranks))
 
 
 def most_copies(experts: int, ranks: int) -> int:

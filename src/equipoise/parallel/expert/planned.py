@@ -70,8 +70,13 @@ class PlannedLoads:
             strict=True,
         )
         priced = [(name, micro_batches, price) for name, micro_batches, price in known if price]
+        before, after, rows, copies, copied_bytes = numbers[:_SINGLE]
         return cls(
-            *numbers[:_SINGLE],
+            before,
+            after,
+            rows,
+            copies,
+            copied_bytes,
             {name: micro_batches for name, micro_batches, _ in priced},
             {name: price for name, _, price in priced},
         )
