@@ -88,10 +88,14 @@ def on_rank(ranks: Ranks) -> list[dict[str, object]]:
             }
             timed["compute"] = lambda x=x_TD, f=products: f(x)
             timed["move"] = lambda x=x_tD, t=tokens: _feed(x, t, lambda rows: rows, peers, 1)
-            found = _median_s(ranks, timed)
-            known = {"compute_s": found["compute"], "move_s": found["move"], "part_s": part_s}
+            medians_s = _median_s(ranks, timed)
+            known = {
+                "compute_s": medians_s["compute"],
+                "move_s": medians_s["move"],
+                "part_s": part_s,
+            }
             chosen = min(best_parts(**known), PARTS[-1])
-            seconds = {n: found[str(n)] for n in PARTS}
+            seconds = {n: medians_s[str(n)] for n in PARTS}
             fastest = min(seconds, key=lambda n: seconds[n])
             rows.append(
                 {

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 
-from equipoise.balance.expert.auto import Choice
+from equipoise.balance.expert.auto import PolicyChoice
 from equipoise.balance.expert.workload import workload
 from equipoise.base.errors import LayoutError
 from equipoise.comm.group import Ranks
@@ -68,7 +68,7 @@ class BalancedOutcome:
     chosen: dict[str, int]
     """Micro-batches of each policy under ``auto``."""
     sharings: list[int]
-    """Of each forward, where ranks share hidden units."""
+    """The sharing of each forward, where ranks share hidden units."""
     moved: bool
     """Whether a parameter left its place between steps."""
 
@@ -205,7 +205,7 @@ def _watched(exchanges: list[Any], written: list[ExpertSchedule]) -> Iterator[No
         return
     plain = kind.plan
 
-    def plan(self: Any, rows: Any) -> Choice:
+    def plan(self: Any, rows: Any) -> PolicyChoice:
         choice = plain(self, rows)
         written.append(choice.schedule)
         return choice

@@ -10,7 +10,7 @@ What it decides
     step of every ``TRIAL_STEPS`` obeys each policy in turn, from the third on, whatever its price.
     Their seconds say by how much the choice is slower than the best of single policies.
 
-Kept true (tests/unit/balance/expert/test_auto.py)
+Kept true (tests/unit/balance/expert/test_tutel.py)
     No policy is cheaper than the choice; equal requests have equal answers.
 """
 
@@ -29,7 +29,7 @@ _FIRST_TRIAL = 2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Choice:
+class PolicyChoice:
     """A schedule, and what all policies' were priced."""
 
     schedule: ExpertSchedule
@@ -39,7 +39,7 @@ class Choice:
 
 def choose_policy(
     request: ExpertRequest, policies: dict[str, ExpertPolicy], *, trial: str = ""
-) -> Choice:
+) -> PolicyChoice:
     """The cheapest schedule.
 
     Args:
@@ -52,7 +52,7 @@ def choose_policy(
     }
     prices = {name: price_experts(each, request.prices) for name, each in written.items()}
     cheapest = min(prices, key=lambda name: prices[name])
-    return Choice(written[trial if trial in written else cheapest], prices)
+    return PolicyChoice(written[trial if trial in written else cheapest], prices)
 
 
 def can_serve(policy: str, request: ExpertRequest) -> bool:

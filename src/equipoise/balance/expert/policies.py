@@ -4,7 +4,7 @@ Kept true (tests/unit/balance/expert/test_policies.py, by Hypothesis)
     Every policy's schedule passes ``check_experts`` for any rows, with empty experts and ranks.
 """
 
-from equipoise.balance.expert.auto import Choice, choose_policy
+from equipoise.balance.expert.auto import PolicyChoice, choose_policy
 from equipoise.balance.expert.eplb import eplb
 from equipoise.balance.expert.exact import exact
 from equipoise.balance.expert.hecate import hecate
@@ -55,6 +55,6 @@ def plan_experts(policy: str, request: ExpertRequest) -> ExpertSchedule:
     return EXPERT_POLICIES[policy](request)
 
 
-def choose_experts(request: ExpertRequest, *, trial: str = "") -> Choice:
+def choose_experts(request: ExpertRequest, *, trial: str = "") -> PolicyChoice:
     """The cheapest schedule of all policies, or the one that is tried, and their prices."""
     return choose_policy(request, EXPERT_POLICIES, trial=trial)

@@ -30,9 +30,9 @@ class RowPrices:
     """Prices of what travels, in rows of an expert's products, forward and backward."""
 
     least_rows: float = 1.0
-    """Of a whole expert: its weights there, twice, and its gradient back."""
+    """What a whole expert costs: its weights there, twice, and its gradient back."""
     row_cost: float = 0.0
-    """Of a row: there and back, twice."""
+    """What a row costs: there and back, twice."""
 
     @classmethod
     def of_width(cls, least_rows: int, expert_ffn: int) -> "RowPrices":

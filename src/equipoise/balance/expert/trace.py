@@ -50,11 +50,11 @@ class TraceScore:
     gap: float
     """Rows of the fullest rank over the fewest that it can have, minus 1; over all."""
     copies: float
-    """Of a layer and step, on average."""
+    """Copies in a layer and step, on average."""
     price: float
     """Rows that the slowest rank could compute meanwhile, on average."""
     skews: tuple[float, ...]
-    """Of each request, in order."""
+    """Skew of each request, in order."""
 
 
 def deal_loads(loads: Ints, ranks: int) -> Ints:

@@ -79,7 +79,7 @@ def choose_sharing(rows: Ints, prices: RowPrices) -> int:
 
 
 def price_sharings(rows: Ints, prices: RowPrices) -> dict[int, float]:
-    """Of each way, what its slowest rank takes, in rows that it could compute meanwhile.
+    """What the slowest rank takes in each way, in rows that it could compute meanwhile.
 
     Args:
         rows: Of each rank for each expert, int64 [etp, ep, X].
@@ -88,7 +88,7 @@ def price_sharings(rows: Ints, prices: RowPrices) -> dict[int, float]:
     etp, ep, experts = rows.shape
     owners = owners_of(experts, ranks=ep)
     here = np.bincount(owners, minlength=ep)
-    # Whole experts, of which a rank has 1 / etp: those that it has rows for, or all that it owns.
+    # Experts that a rank has rows for, and the units that it lacks of those that it owns.
     own = owners == np.arange(ep)[:, np.newaxis]
     needed = ((rows > 0) & ~own).sum(axis=2) + here * (1 - 1 / etp)
     costs = {0: float((rows.sum(axis=2) + prices.least_rows * needed).max())}

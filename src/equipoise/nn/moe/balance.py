@@ -101,7 +101,7 @@ class LoadBalance(nn.Module):
         self.rule, self.rate, choices = model.balance, model.balance_rate, model.choices
         self.experts, self.top_k, self.mean_top_k = model.experts, model.top_k, model.mean_top_k
         self.unit = _FINE if model.identity_experts else 1
-        """Of ``state_X`` under ``bias``: what adds ``rate`` to a score."""
+        """How much of ``state_X`` adds ``rate`` to a score under ``bias``."""
         self.loss_scale = 1.0
         """Factor of the loss before its backward: one over the count of labels."""
         # Counts of the last step; under ``bias``, how many more steps each bias went up than down.

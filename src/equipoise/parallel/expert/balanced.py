@@ -31,7 +31,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from equipoise.balance.expert.auto import Choice, trial_of
+from equipoise.balance.expert.auto import PolicyChoice, trial_of
 from equipoise.balance.expert.policies import (
     AUTO,
     EXPERT_POLICIES,
@@ -87,7 +87,7 @@ class BalancedExchange:
         return self._obey(choice, x_RD, experts)
 
     def _obey(
-        self, choice: Choice, x_RD: Tensor, experts: Experts, widen: Widen | None = None
+        self, choice: PolicyChoice, x_RD: Tensor, experts: Experts, widen: Widen | None = None
     ) -> Tensor:
         """Outputs [R, D] by a schedule; ``widen`` where ranks keep parts of experts."""
         schedule = choice.schedule
@@ -106,10 +106,10 @@ class BalancedExchange:
         return taken.numbers()
 
     def expert_bytes(self, gate: Tensor) -> int:
-        """Of a whole expert, by the gates that this rank keeps [X, F, D]."""
+        """Bytes of a whole expert, by the gates that this rank keeps [X, F, D]."""
         return 3 * gate[:1].numel() * gate.element_size()
 
-    def plan(self, rows: Ints) -> Choice:
+    def plan(self, rows: Ints) -> PolicyChoice:
         """The schedule of a micro-batch, from every rank's rows for each expert [ranks, X]."""
         wish = self.wish
         request = ExpertRequest(
@@ -121,10 +121,10 @@ class BalancedExchange:
         )
         if wish.policy == AUTO:
             return choose_experts(request, trial=trial_of(self.step, list(EXPERT_POLICIES)))
-        return Choice(plan_experts(wish.policy, request), {})
+        return PolicyChoice(plan_experts(wish.policy, request), {})
 
     def _compute(
-        self, choice: Choice, arrived: Tensor, experts: Experts, widen: Widen | None
+        self, choice: PolicyChoice, arrived: Tensor, experts: Experts, widen: Widen | None
     ) -> Tensor:
         """Outputs of rows that lie by source and then by expert, in the same order."""
         schedule, rank = choice.schedule, self.base.peers.rank

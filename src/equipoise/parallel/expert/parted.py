@@ -24,7 +24,7 @@ from equipoise.nn.moe.layer import Experts
 from equipoise.nn.moe.matmul import expert_swiglu
 from equipoise.parallel.expert.exchange import ExpertExchange, permute_rows, sort_arrivals
 from equipoise.parallel.overlap.parts import part_rows
-from equipoise.parallel.overlap.travel import Travel
+from equipoise.parallel.overlap.travel import RowsTravel
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,8 +43,8 @@ class PartedExchange:
         sent = [[int(each.sum()) for each in np.split(part, ends)] for part in leaving]
         received = here.sum(axis=2).tolist()
         order = torch.from_numpy(deal_parts(leaving)).to(x_RD.device)
-        out = [Travel(base.peers.group, *way) for way in zip(sent, received, strict=True)]
-        back = [Travel(base.peers.group, *way) for way in zip(received, sent, strict=True)]
+        out = [RowsTravel(base.peers.group, *way) for way in zip(sent, received, strict=True)]
+        back = [RowsTravel(base.peers.group, *way) for way in zip(received, sent, strict=True)]
         for part in range(self.parts):
             self._count(x_RD, sent[part], received[part])
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equipoise.balance.expert.auto import Choice
+from equipoise.balance.expert.auto import PolicyChoice
 from equipoise.balance.expert.policies import EXPERT_POLICIES
 
 _SINGLE = 5
@@ -41,7 +41,7 @@ class PlannedLoads:
     priced: dict[str, int] = field(default_factory=dict)
     """Prices of each policy, in rows, where there was a choice."""
 
-    def add(self, choice: Choice, expert_bytes: int) -> None:
+    def add(self, choice: PolicyChoice, expert_bytes: int) -> None:
         """Count a micro-batch; ``expert_bytes`` are of one expert's weights."""
         schedule = choice.schedule
         ranks = schedule.ranks
@@ -85,7 +85,7 @@ class PlannedLoads:
 class _Counted(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, rows: Tensor, loads: PlannedLoads, choice: Choice, expert_bytes: int
+        ctx: Any, rows: Tensor, loads: PlannedLoads, choice: PolicyChoice, expert_bytes: int
     ) -> Tensor:
         ctx.counted = loads, choice, expert_bytes
         return rows.view_as(rows)
@@ -97,7 +97,7 @@ class _Counted(torch.autograd.Function):
         return grads[0], None, None, None
 
 
-def counted(rows: Tensor, loads: PlannedLoads, choice: Choice, expert_bytes: int) -> Tensor:
+def counted(rows: Tensor, loads: PlannedLoads, choice: PolicyChoice, expert_bytes: int) -> Tensor:
     """The rows unchanged; the backward counts the schedule."""
     out: Tensor = _Counted.apply(rows, loads, choice, expert_bytes)  # type: ignore[no-untyped-call]
     return out

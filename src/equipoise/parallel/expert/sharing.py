@@ -173,7 +173,7 @@ class WholeTraffic:
     """Whole experts: this rank's own, of all units, and copies of others."""
 
     sharing: Sharing
-    """Of 1: each rank computes with all units."""
+    """Its r is 1: each rank computes with all units."""
     copies: CopyTraffic
     own: int
     """Experts of this rank."""

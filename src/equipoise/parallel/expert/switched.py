@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.balance.expert.auto import Choice
+from equipoise.balance.expert.auto import PolicyChoice
 from equipoise.balance.expert.price import RowPrices
 from equipoise.balance.expert.request import ExpertRequest
 from equipoise.balance.expert.tutel import choose_sharing, gather_experts
@@ -56,13 +56,13 @@ class SwitchedExchange(BalancedExchange):
         self.switches.append(r)
         if r == 0:
             mine = every[self.split.peers.rank]
-            choice = Choice(gather_experts(ExpertRequest(mine)), {})
+            choice = PolicyChoice(gather_experts(ExpertRequest(mine)), {})
             whole = partial(WholeTraffic, Sharing(self.split.peers, 1, self.ffn))
             return self._obey(choice, x_RD, experts, whole)
         return self._share(r, every, x_RD, experts)
 
     def expert_bytes(self, gate: Tensor) -> int:
-        """Of a whole expert, by the gates that this rank keeps [X, F, D]."""
+        """Bytes of a whole expert, by the gates that this rank keeps [X, F, D]."""
         return 3 * self.ffn * gate.shape[2] * gate.element_size()
 
     def choose(self, every: Ints) -> int:
@@ -76,7 +76,7 @@ class SwitchedExchange(BalancedExchange):
         sharing = Sharing(self.split.peers, r, self.ffn)
         base, rank = self.base, self.base.peers.rank
         schedule = schedule_experts(every[self.split.peers.rank])
-        choice = Choice(schedule, {})
+        choice = PolicyChoice(schedule, {})
         sent, received = schedule.sent[rank].tolist(), schedule.sent[:, rank].tolist()
         arrived = base.send(x_RD, sent, received)
         here = every[sharing.members.start : sharing.members.stop, :, schedule.owners == rank]

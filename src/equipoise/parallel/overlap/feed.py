@@ -25,7 +25,7 @@ from torch import Tensor
 
 from equipoise.comm.mesh import Peers
 from equipoise.parallel.overlap.parts import part_rows
-from equipoise.parallel.overlap.travel import Travel
+from equipoise.parallel.overlap.travel import RowsTravel
 from equipoise.spec.layout import rows_of
 
 
@@ -47,10 +47,12 @@ def feed_in_parts(
     mine = table[:, peers.rank].tolist()
     rows = x_tD.split(mine)
     gathering = [
-        Travel(peers.group, [own] * peers.count, table[k].tolist()) for k, own in enumerate(mine)
+        RowsTravel(peers.group, [own] * peers.count, table[k].tolist())
+        for k, own in enumerate(mine)
     ]
     summing = [
-        Travel(peers.group, table[k].tolist(), [own] * peers.count) for k, own in enumerate(mine)
+        RowsTravel(peers.group, table[k].tolist(), [own] * peers.count)
+        for k, own in enumerate(mine)
     ]
     started = [_start(gathering[0], rows[0], peers.count)]
     leaving = []
@@ -66,6 +68,6 @@ def feed_in_parts(
     return torch.cat(sums)
 
 
-def _start(travel: Travel, rows: Tensor, ranks: int) -> Tensor:
+def _start(travel: RowsTravel, rows: Tensor, ranks: int) -> Tensor:
     """Send rows to every rank."""
     return travel.start(rows.expand(ranks, *rows.shape).reshape(-1, *rows.shape[1:]))

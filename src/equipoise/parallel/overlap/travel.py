@@ -29,7 +29,7 @@ from torch import Tensor
 
 
 @dataclass(slots=True, eq=False)
-class Travel:
+class RowsTravel:
     """One part's way through a group."""
 
     group: dist.ProcessGroup | None
@@ -73,7 +73,7 @@ class Travel:
 
 class _Start(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, travel: Travel) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, travel: RowsTravel) -> Tensor:
         ctx.travel = travel
         started = travel.launch(rows, travel.sent, travel.received)
         return started.view_as(started)
@@ -86,7 +86,7 @@ class _Start(torch.autograd.Function):
 
 class _Finish(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, started: Tensor, travel: Travel) -> Tensor:
+    def forward(ctx: Any, started: Tensor, travel: RowsTravel) -> Tensor:
         ctx.travel = travel
         arrived = travel.arrive()
         return arrived.view_as(started)
