@@ -153,6 +153,23 @@ def make_samples(columns: Mapping[str, np.ndarray], spec: ColumnsSpec, label: st
     )
 
 
+def require_scores(samples: Samples) -> None:
+    """Refuse held-out samples of one class, before anything is trained.
+
+    Raises:
+        DataError: names the split and its label.
+    """
+    for split in SPLITS[1:]:
+        begin, end = samples.bounds(split)
+        positives = int(samples.labels[begin:end].sum())
+        if positives in (0, end - begin):
+            raise DataError(
+                f"All {end - begin:,} samples of the {split} split have the label "
+                f"{int(positives > 0)}, so nothing can be ranked. Give more rows, lower "
+                "data.train_share, or set data.positive_from between the labels."
+            )
+
+
 def _split(values: np.ndarray, *, is_bag: bool) -> tuple[Ints, np.ndarray]:
     """Where each sample's bag begins, and all values; an empty value is an empty bag."""
     if not is_bag:
