@@ -80,7 +80,7 @@ class ConvolutionModule(nn.Module):
 
     def __init__(self, vectors: int, out: int) -> None:
         super().__init__()
-        self.convolution = nn.Conv2d(1, 1, 3, padding=1)
+        self.convolution = nn.Conv2d(1, 1, 3, padding=1, bias=False)  # a norm removes it
         self.mix = MixVectors(vectors, out)
 
     def forward(self, x_BVW: Tensor) -> Tensor:
