@@ -59,6 +59,10 @@ BENCHES = (
     "interference.compare",
     "interference.whose",
     "faults.hangs",
+    "recsys.models",
+    "recsys.file_order",
+    "recsys.ensemble",
+    "recsys.scaling",
 )
 
 

@@ -83,6 +83,12 @@ def count_epoch_steps(spec: RecommendSpec, samples: Samples) -> int:
     return -(-samples.edges[1] // spec.train.batch)
 
 
+def draw_order(spec: RecommendSpec, samples: Samples, epoch: int) -> Ints:
+    """Training samples in the order of an epoch, int64 [training samples]."""
+    source = np.random.Generator(np.random.Philox(key=[spec.train.seed, epoch]))
+    return source.permutation(samples.edges[1])
+
+
 class TimedExchange(TableExchange):
     """An exchange that knows how long it took, with its waits for other ranks."""
 
@@ -213,14 +219,10 @@ class RankTrainer:
         ranks, rank = self.exchange.ranks, self.exchange.rank
         return index[rank * len(index) // ranks : (rank + 1) * len(index) // ranks]
 
-    def _order(self, epoch: int) -> Ints:
-        source = np.random.Generator(np.random.Philox(key=[self.spec.train.seed, epoch]))
-        return source.permutation(self.samples.edges[1])
-
     def _train_step(self) -> tuple[float, int, StepParts]:
         epoch, within = divmod(self.step, self.epoch_steps)
         batch = self.spec.train.batch
-        index = self._order(epoch)[within * batch : (within + 1) * batch]
+        index = draw_order(self.spec, self.samples, epoch)[within * batch : (within + 1) * batch]
         jagged, numbers, labels = self.samples.batch(self._share(index))
         self.exchange.clear()
         self.exchange.spent_s = 0.0
