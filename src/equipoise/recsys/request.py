@@ -21,6 +21,7 @@ from equipoise.fault.recover import Smaller, recover_ranks
 from equipoise.launch.gang import Launch
 from equipoise.launch.local import require_free_folder
 from equipoise.recsys.folder import prepare, read_trained
+from equipoise.recsys.models.catalog import build_model
 from equipoise.recsys.place import plan_samples
 from equipoise.recsys.samples import Samples, read_samples, require_scores
 from equipoise.recsys.trainer import count_epoch_steps
@@ -46,6 +47,7 @@ def run(
 
     Raises:
         DataError: a file or a column is wrong.
+        ModelError: the model's sizes do not go together.
         FitError: the tables fit no rank.
         CheckpointError: the folder holds another run.
     """
@@ -53,6 +55,8 @@ def run(
     samples = read_samples(spec.data, base)
     answer = plan_samples(spec, samples)
     require_scores(samples)
+    tables = [each.table for each in answer.plan.placements]
+    build_model(spec.model, tables, samples.numbers.shape[1], seed=spec.train.seed)
     if not is_quiet:
         sys.stdout.write(_describe(spec, samples, answer))
         sys.stdout.flush()

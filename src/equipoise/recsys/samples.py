@@ -68,9 +68,9 @@ class Samples:
             within = np.arange(int(count.sum())) - np.repeat(ends - count, count)
             lengths.append(count.astype(np.int32))
             values.append(ids[np.repeat(begin, count) + within])
-        jagged = KeyedJagged(
-            self.keys, torch.from_numpy(np.stack(lengths)), torch.from_numpy(np.concatenate(values))
-        )
+        # torch cannot view the bytes of a stack of no samples, whose strides NumPy says are 0.
+        flat = torch.from_numpy(np.concatenate(lengths)).view(len(self.keys), len(index))
+        jagged = KeyedJagged(self.keys, flat, torch.from_numpy(np.concatenate(values)))
         numbers, labels = self.numbers[index], self.labels[index]
         return jagged, torch.from_numpy(numbers), torch.from_numpy(labels)
 

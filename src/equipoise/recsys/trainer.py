@@ -90,15 +90,17 @@ def draw_order(spec: RecommendSpec, samples: Samples, epoch: int) -> Ints:
 
 
 class TimedExchange(TableExchange):
-    """An exchange that knows how long it took, with its waits for other ranks."""
+    """An exchange that counts its uses and their seconds, waits for other ranks included."""
 
     spent_s = 0.0
+    swaps = 0
 
     def swap(self, stage: str, blocks: Sequence[Tensor], expected: Sequence[int]) -> list[Tensor]:
         """As ``TableExchange.swap``."""
         began = time.perf_counter()
         arrived = super().swap(stage, blocks, expected)
         self.spent_s += time.perf_counter() - began
+        self.swaps += 1
         return arrived
 
 
@@ -190,6 +192,7 @@ class RankTrainer:
                 step_s=took,
                 ids=int(sum(each.sum() for each in self.tables.ids_received.values())),
                 sent_bytes={s: int(each.sum()) for s, each in self.exchange.sent.items()},
+                exchanges=self.exchange.swaps,
                 **parts,
             )
             if self.exchange.rank == 0:
@@ -225,7 +228,7 @@ class RankTrainer:
         index = draw_order(self.spec, self.samples, epoch)[within * batch : (within + 1) * batch]
         jagged, numbers, labels = self.samples.batch(self._share(index))
         self.exchange.clear()
-        self.exchange.spent_s = 0.0
+        self.exchange.spent_s, self.exchange.swaps = 0.0, 0
         clock = _Clock()
         pooled = self.tables(jagged)
         tables_s = clock.lap()

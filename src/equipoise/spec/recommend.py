@@ -214,7 +214,7 @@ def read_recommend(
         sections[section][key] = judged
         if section == "model" and (readers := readers_of(key)):
             read_only.append((line, label, readers))
-    architecture = sections["model"].get("architecture", RankModelSpec.architecture)
+    architecture = sections["model"].get("architecture", RankModelSpec().architecture)
     faults += [
         (
             line,
