@@ -25,7 +25,9 @@ def main() -> None:
         keys = ("fm_vectors", "linear_vectors", "compressed")
         flags += [(f"model.{key}", str(vectors)) for key in keys]
         flags += [("model.hidden", f"[{8 * vectors}]")]
-        rows.append({"layers": layers, "vectors": vectors, **train_seeds(samples, "time", flags)})
+        rows.append(
+            {"layers": layers, "vectors": vectors, **train_seeds(samples, "time", flags, (0, 1))}
+        )
     decades = [math.log10(row["forward_flop_per_sample"]) for row in rows]
     entropies = [row["entropy"] for row in rows]
     slope = float(np.polyfit(decades, entropies, 1)[0])

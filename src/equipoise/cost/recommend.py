@@ -41,14 +41,14 @@ class RankCounts:
     shards: int
     """Shards and copies of tables that it holds."""
     table_bytes: float
-    """Of rows, sums and gradients that it reads and writes."""
+    """Bytes of rows, sums and gradients that it reads and writes."""
     exchanges: int
     """Exchanges among all ranks; 0 alone."""
     sent_bytes: float
     flop: float
-    """Of its samples through the dense part, forward and backward."""
+    """Operations of its samples through the dense part, forward and backward."""
     dense_bytes: int
-    """Of the dense gradient; 0 alone."""
+    """Bytes of the dense gradient; 0 alone."""
     samples: float
 
     def features(self, part: str) -> tuple[float, ...]:
@@ -140,9 +140,9 @@ def _fit(features: Floats, seconds: Floats) -> Floats:
             norms = np.linalg.norm(columns, axis=0)
             if (norms == 0).any():
                 continue
-            found = np.linalg.lstsq(columns / norms, goal, rcond=None)[0] / norms
-            off = float(((columns @ found - goal) ** 2).sum())
-            if (found >= 0).all() and off < least - 1e-12:
+            solved = np.linalg.lstsq(columns / norms, goal, rcond=None)[0] / norms
+            off = float(((columns @ solved - goal) ** 2).sum())
+            if (solved >= 0).all() and off < least - 1e-12:
                 best, least = np.zeros(count), off
-                best[list(chosen)] = found
+                best[list(chosen)] = solved
     return best

@@ -2,7 +2,7 @@
 
 What it decides
     A run's folder has one gang of ranks, whose number its writers carry (``observe.fence``).
-    Whatever ends a rank is told to its launcher and written to the run's journals; so is a rank
+    Whatever ends a rank is reported to its launcher and written to the run's journals; so is a rank
     that is late, and one that all wait for.
 
 Kept true (tests/multi/launch/test_launch.py, tests/multi/recsys/test_recover.py)

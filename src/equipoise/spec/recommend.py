@@ -60,7 +60,7 @@ class RankModelSpec:
     kind: Literal["recommend"] = "recommend"
     architecture: Architecture = "dlrm"
     width: _Count = 16
-    """Of every embedding."""
+    """Floats of every embedding."""
     bottom: tuple[_Count, ...] = (32,)
     """Hidden widths of the MLP for numbers."""
     top: tuple[_Count, ...] = (64, 32)

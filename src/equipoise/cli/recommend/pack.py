@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 
 from equipoise.cli.recommend.asked import read_asked
+from equipoise.cli.written import require_folder_of, require_kind
 
 COLUMNS = ("placement", "max/mean", "worst batch", "sent a step")
 
@@ -19,12 +20,18 @@ def pack_recommend(
     from equipoise.cli.table import Column, print_columns
     from equipoise.recsys.foresight.evenness import measure_evenness, named_plans
 
-    asked = read_asked(args, add_arguments, ("steps",))
+    require_kind("plot", args.plot, "picture")
+    require_folder_of("plot", args.plot)
+    asked = read_asked(args, add_arguments, ("steps", "plot"))
     plans = named_plans(asked.spec, asked.samples, asked.answer)
     rows = [
         measure_evenness(name, plan, asked.spec, asked.samples, steps=args.steps)
         for name, plan in plans.items()
     ]
+    if args.plot is not None:
+        from equipoise.dash.recommend.plot import plot_evenness
+
+        plot_evenness(args.plot, [(each.name, each.loads) for each in rows], asked.title)
     if args.json:
         shown = [
             {
@@ -32,6 +39,7 @@ def pack_recommend(
                 "skew": each.skew,
                 "worst_skew": each.worst_skew,
                 "sent_bytes": each.sent_bytes,
+                "loads": list(each.loads),
             }
             for each in rows
         ]
@@ -47,4 +55,6 @@ def pack_recommend(
         for each in rows
     ]
     print_columns(console, columns, cells)
+    if args.plot is not None:
+        console.print(str(args.plot), soft_wrap=True)
     return 0

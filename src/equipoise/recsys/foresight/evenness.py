@@ -31,7 +31,9 @@ class Evenness:
     """Busiest rank over the mean, of floats that it looks up; mean over the batches."""
     worst_skew: float
     sent_bytes: int
-    """Of all ranks, in a mean step."""
+    """What all ranks send in a mean step."""
+    loads: tuple[float, ...]
+    """Floats of each batch's ranks over their mean, busiest first; mean over the batches."""
 
 
 def named_plans(
@@ -72,13 +74,15 @@ def measure_evenness(
     order = draw_order(spec, samples, 0)
     batch = min(spec.train.batch, len(order))
     steps = min(steps, len(order) // batch)
-    skews = []
+    skews, loads = [], []
     for step in range(steps):
         floats = deal(plan, samples, order[step * batch : (step + 1) * batch])
         mean = float(floats.mean())
-        skews.append(float(floats.max()) / mean if mean else 1.0)
+        loads.append(np.sort(floats)[::-1] / (mean or 1.0))
+        skews.append(float(loads[-1][0]) if mean else 1.0)
     sent = int(predict_traffic(spec, samples, plan)["bytes"].sum())
-    return Evenness(name, float(np.mean(skews)), max(skews), sent)
+    even = tuple(np.mean(loads, axis=0).tolist())
+    return Evenness(name, float(np.mean(skews)), max(skews), sent, even)
 
 
 def deal(plan: TablePlan, samples: Samples, index: Ints) -> Floats:
