@@ -13,7 +13,7 @@ from equipoise.cli.console import make_progress
 from equipoise.cli.recommend.asked import is_asked
 from equipoise.cli.recommend.calibrate import calibrate_recommend
 from equipoise.cli.run_arguments import add_run_arguments, run_from
-from equipoise.cli.written import require_folder_of, require_kind
+from equipoise.cli.written import require_folder_of, require_kind, require_writable
 
 if TYPE_CHECKING:
     from equipoise.observe.run_record import RunRecord
@@ -249,6 +249,7 @@ def _make(folder: Path) -> None:
         raise SpecError(
             f"--out: the folder {folder} cannot be made: {(error.strerror or str(error)).lower()}."
         ) from None
+    require_writable("out", folder)
 
 
 def _compare(args: argparse.Namespace, file: Path) -> int:
