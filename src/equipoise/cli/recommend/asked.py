@@ -17,7 +17,7 @@ _COMMON = ("run_toml", "name", "help", "json", "quiet")
 
 
 @dataclass(frozen=True)
-class AskedRun:
+class PlacedRun:
     """A recommender's run, its samples, and where its tables lie."""
 
     spec: "RecommendSpec"
@@ -46,7 +46,7 @@ def read_asked(
     args: argparse.Namespace,
     add_arguments: Callable[[argparse.ArgumentParser], None],
     known: Collection[str] = (),
-) -> AskedRun:
+) -> PlacedRun:
     """The recommender that is asked about.
 
     Args:
@@ -74,4 +74,4 @@ def read_asked(
     named = [] if args.name is None else [("name", args.name)]
     spec, base = read_recommend(args.run_toml, [*args.overrides, *named])
     samples = read_samples(spec.data, base)
-    return AskedRun(spec, base, samples, plan_samples(spec, samples))
+    return PlacedRun(spec, base, samples, plan_samples(spec, samples))

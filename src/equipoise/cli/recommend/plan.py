@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from equipoise.cli.recommend.asked import AskedRun, read_asked
+from equipoise.cli.recommend.asked import PlacedRun, read_asked
 
 if TYPE_CHECKING:
     from equipoise.cost.recommend import StepRates
@@ -65,7 +65,7 @@ def plan_recommend(
 
 
 def _print(
-    args: argparse.Namespace, asked: AskedRun, rows: Mapping[str, Any], rates: "StepRates | None"
+    args: argparse.Namespace, asked: PlacedRun, rows: Mapping[str, Any], rates: "StepRates | None"
 ) -> None:
     from equipoise.base.units import format_bytes
     from equipoise.cli.console import make_console
