@@ -61,6 +61,10 @@ BENCHES = (
     "interference.whose",
     "interference.live",
     "faults.hangs",
+    "recsys.models",
+    "recsys.file_order",
+    "recsys.ensemble",
+    "recsys.scaling",
 )
 
 
