@@ -40,17 +40,21 @@ from equipoise.recsys.exchange import TableExchange, as_bytes
 from equipoise.recsys.jagged import KeyedJagged, require_ids
 from equipoise.recsys.optimizer import SparseStep, pool, sum_rows, update_rows
 from equipoise.recsys.returns import Returns
+from equipoise.recsys.sessions.inverse import InverseJagged
 from equipoise.recsys.shard import TableShard, make_shard
 from equipoise.schedule.tables.placement import TablePlan
 from equipoise.schedule.tables.traffic import Wire
+
+Batch = KeyedJagged | InverseJagged
 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class _Pass:
     """What a forward leaves for its backward."""
 
-    batch: KeyedJagged
-    sizes: list[int]
+    batch: Batch
+    sizes: dict[str, list[int]]
+    """For each table, bags of each rank."""
     bags: list[Bags]
     """One for each shard that this rank holds."""
 
@@ -121,12 +125,13 @@ class ShardedTables:
         yield from self.shards
         yield from self.copies
 
-    def __call__(self, batch: KeyedJagged) -> Tensor:
+    def __call__(self, batch: Batch) -> Tensor:
         """Pool every table for this rank's samples; all ranks call it together.
 
         Args:
             batch: Ids of this rank's samples, with a feature for each table; ranks may have
-                different numbers of samples, also none.
+                different numbers of samples, also none. Rows that samples share are looked up and
+                exchanged once; all ranks group the same features.
 
         Returns:
             float32 [B, sum of widths], in the order of the plan's tables.
@@ -143,18 +148,18 @@ class ShardedTables:
         out: Tensor = _Pooled.apply(self._anchor, self, batch)
         return out
 
-    def forward(self, batch: KeyedJagged) -> tuple[Tensor, _Pass]:
+    def forward(self, batch: Batch) -> tuple[Tensor, _Pass]:
         """Pool, and keep what the backward needs."""
         by_table = {}
         for each in self.plan.placements:
             lengths, values = batch.bags(each.table.name)
             require_ids(each.table.name, lengths, values, each.table.rows)
             by_table[each.table.name] = Bags(lengths, values)
-        sizes = self._gather_sizes(batch.samples)
+        sizes = self._gather_sizes(batch)
         split = split_bags(self.plan, by_table, self.exchange.ranks)
         bags = receive_bags(self.exchange, self.plan, split, sizes, like=batch.values)
         self.ids_received = {
-            f"{shard.table.name}:{shard.index}": each.count_by_rank(sizes)
+            f"{shard.table.name}:{shard.index}": each.count_by_rank(sizes[shard.table.name])
             for shard, each in zip(self.shards, bags, strict=True)
         }
         sums = [
@@ -165,10 +170,11 @@ class ShardedTables:
         for copy in self.copies:
             own = by_table[copy.table.name]
             out[copy.table.name] = pool(own.ids, own.lengths, copy.weight)
-        columns = [
-            _scale(out[each.table.name], by_table[each.table.name].lengths, each.table.pooling)
-            for each in self.plan.placements
-        ]
+        columns = []
+        for each in self.plan.placements:
+            name = each.table.name
+            rows = _scale(out[name], by_table[name].lengths, each.table.pooling)
+            columns.append(batch.expand(name, rows))
         return torch.cat(columns, dim=1), _Pass(batch, sizes, bags)
 
     def backward(self, grad: Tensor, passed: _Pass) -> None:
@@ -177,7 +183,7 @@ class ShardedTables:
         begin = 0
         for each in self.plan.placements:
             lengths, _ = passed.batch.bags(each.table.name)
-            part = grad[:, begin : begin + each.table.width]
+            part = passed.batch.fold(each.table.name, grad[:, begin : begin + each.table.width])
             by_table[each.table.name] = _scale(part, lengths, each.table.pooling)
             begin += each.table.width
         arrived = self._returns.send_gradients(self.shards, by_table, passed.sizes)
@@ -216,11 +222,16 @@ class ShardedTables:
             )
         self._gradients = None
 
-    def _gather_sizes(self, samples: int) -> list[int]:
-        own = torch.tensor([samples], dtype=torch.int64, device=self.device).view(torch.uint8)
-        ranks = self.exchange.ranks
-        parts = self.exchange.swap("sizes", [own] * ranks, [8] * ranks)
-        return [int(part.view(torch.int64)) for part in parts]
+    def _gather_sizes(self, batch: Batch) -> dict[str, list[int]]:
+        """For each table, bags of each rank."""
+        own = torch.tensor(batch.group_rows, dtype=torch.int64, device=self.device)
+        ranks, block = self.exchange.ranks, own.view(torch.uint8)
+        parts = self.exchange.swap("sizes", [block] * ranks, [len(block)] * ranks)
+        sizes_RG = [part.view(torch.int64).tolist() for part in parts]
+        return {
+            each.table.name: [row[batch.group_of(each.table.name)] for row in sizes_RG]
+            for each in self.plan.placements
+        }
 
     def _squares(self) -> dict[str, Tensor]:
         """Mean squared gradient of each touched row over all column shards, by table.
@@ -325,7 +336,7 @@ class _Pooled(torch.autograd.Function):
     """The tables' forward; its backward hands gradients to the tables, not to a tensor."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, tables: ShardedTables, batch: KeyedJagged) -> Tensor:
+    def forward(ctx: Any, anchor: Tensor, tables: ShardedTables, batch: Batch) -> Tensor:
         del anchor
         out, passed = tables.forward(batch)
         ctx.tables, ctx.passed = tables, passed

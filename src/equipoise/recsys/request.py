@@ -32,6 +32,7 @@ from equipoise.comm.local import run_ranks
 from equipoise.observe.journal import Journal
 from equipoise.recsys.exchange import TableExchange
 from equipoise.recsys.samples import Samples, read_samples
+from equipoise.recsys.sessions.sharing import predict_loads, table_groups
 from equipoise.recsys.trainer import RankTrainer
 from equipoise.schedule.tables.placement import TablePlan
 from equipoise.schedule.tables.traffic import count_traffic
@@ -41,7 +42,15 @@ from equipoise.spec.tables.table import TableSpec
 
 _MEMORY_BYTES_PER_S, _LINK_BYTES_PER_S = 1e10, 2e9
 """Assumed of a core and of gloo between two processes of one machine: only their ratio decides."""
-_SAME = ("data", "model", "train.batch", "train.seed", "train.lr", "tables.optimizer")
+_SAME = (
+    "data",
+    "model",
+    "train.batch",
+    "train.seed",
+    "train.lr",
+    "train.shuffle",
+    "tables.optimizer",
+)
 """What a run that goes on must not change."""
 
 
@@ -70,16 +79,17 @@ def predict_traffic(spec: RecommendSpec, samples: Samples, plan: TablePlan) -> d
     Returns:
         ``bytes`` int64 [from, to]; ``ids`` int64 [ranks].
     """
-    ranks, size = plan.ranks, spec.train.batch / plan.ranks
-    train = samples.edges[1]
+    ranks, train = plan.ranks, samples.edges[1]
+    loads = predict_loads(spec, samples, ranks)
+    row_counts = samples.row_counts()
     ids: dict[str, Ints] = {}
     touched: dict[str, Ints] = {}
     looked_up = np.zeros(ranks)
     for each in plan.placements:
-        counts = samples.row_counts()[each.table.name]
-        row_map = each.row_map
-        loads = [counts[row_map.rows_of(shard)].sum() for shard in range(row_map.shards)]
-        per_rank = np.array(loads) * size / train
+        counts, lookups = row_counts[each.table.name], loads.lookups[each.table.name]
+        row_map, size = each.row_map, spec.train.batch / ranks
+        of_shard = [lookups[row_map.rows_of(shard)].sum() for shard in range(row_map.shards)]
+        per_rank = np.array(of_shard) / ranks
         ids[each.table.name] = np.rint(np.tile(per_rank, (ranks, 1))).astype(np.int64)
         samples_of = size if each.kind == "data" else size * ranks
         distinct = float((1 - (1 - np.minimum(1.0, counts / train)) ** samples_of).sum())
@@ -92,12 +102,13 @@ def predict_traffic(spec: RecommendSpec, samples: Samples, plan: TablePlan) -> d
     wire = spec.tables.wire
     stages = count_traffic(
         plan,
-        [round(size)] * ranks,
+        {name: [round(size)] * ranks for name, size in loads.sizes.items()},
         ids,
         touched,
         forward=wire,
         backward=wire,
         is_row_wise=spec.tables.optimizer == "row-wise-adagrad",
+        groups=loads.groups,
     )
     total = np.sum(list(stages.values()), axis=0)
     return {"bytes": total, "ids": np.rint(looked_up).astype(np.int64)}
@@ -167,6 +178,8 @@ def train_rank(
             "steps": trained.traffic.steps,
             "ids": trained.traffic.ids / steps,
             "sent_bytes": (sent / steps).tolist(),
+            "samples": trainer.sharing.samples,
+            "rows": trainer.sharing.rows,
         }
         journal.write(
             "scalar",
@@ -223,7 +236,20 @@ def _record(
         "losses": rows[0]["losses"],
         "best": rows[0]["best"],
         "traffic": before.get("traffic", traffic),
+        "sharing": before.get("sharing", _sharing(spec, rows)),
     }
+
+
+def _sharing(spec: RecommendSpec, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Samples and distinct rows of each group, over all ranks and steps."""
+    return [
+        {
+            "columns": list(group),
+            "samples": sum(row["measured"]["samples"] for row in rows),
+            "rows": sum(row["measured"]["rows"][place] for row in rows),
+        }
+        for place, group in enumerate(table_groups(spec))
+    ]
 
 
 def _read(folder: Path) -> dict[str, Any]:
@@ -237,9 +263,11 @@ def _require_same(folder: Path, spec: RecommendSpec) -> None:
     file, ours = folder / "spec.json", json.loads(json.dumps(dataclasses.asdict(spec)))
     if file.is_file():
         theirs = json.loads(file.read_text("utf-8"))
+        unset = json.loads(json.dumps(dataclasses.asdict(RecommendSpec())))
         for name in _SAME:
             section, _, key = name.partition(".")
-            old, new = theirs[section], ours[section]
+            # A key that the run's version did not have had the effect of its default.
+            old, new = unset[section] | theirs[section], ours[section]
             if (old[key] != new[key]) if key else (old != new):
                 changed = (
                     name

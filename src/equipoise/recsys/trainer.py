@@ -31,6 +31,7 @@ from equipoise.recsys.exchange import TableExchange
 from equipoise.recsys.metrics import measure_auc, measure_entropy
 from equipoise.recsys.optimizer import SparseStep
 from equipoise.recsys.samples import Samples
+from equipoise.recsys.sessions.sharing import BatchSharing
 from equipoise.recsys.store import RankSaved, load_newest, save
 from equipoise.schedule.tables.placement import TablePlan
 from equipoise.schedule.tables.traffic import STAGES
@@ -97,6 +98,7 @@ class RankTrainer:
         self.optimizer = torch.optim.Adam(
             self.dense.parameters(), lr=spec.train.lr, weight_decay=spec.train.weight_decay
         )
+        self.sharing = BatchSharing(spec, self.dense)
         self.step = 0
         self.losses: list[float] = []
         self.traffic = Traffic(sent={stage: np.zeros(exchange.ranks, np.int64) for stage in STAGES})
@@ -165,7 +167,7 @@ class RankTrainer:
 
     def _order(self, epoch: int) -> Ints:
         source = np.random.Generator(np.random.Philox(key=[self.spec.train.seed, epoch]))
-        return source.permutation(self.samples.edges[1])
+        return self.samples.order(source, self.spec.train.shuffle)
 
     def _train_step(self) -> tuple[float, int]:
         epoch, within = divmod(self.step, self.epoch_steps)
@@ -173,7 +175,7 @@ class RankTrainer:
         index = self._order(epoch)[within * batch : (within + 1) * batch]
         jagged, numbers, labels = self.samples.batch(self._share(index))
         self.exchange.clear()
-        logits = self.dense(self.tables(jagged), numbers)
+        logits = self.dense(self.tables(self.sharing.share(jagged, is_counted=True)), numbers)
         loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, labels, reduction="sum")
         self.optimizer.zero_grad()
         (loss / len(index)).backward()
@@ -234,7 +236,7 @@ class RankTrainer:
         jagged, numbers, _ = self.samples.batch(self._share(index))
         with torch.no_grad():
             begin = rank * len(index) // ranks
-            own = self.dense(self.tables(jagged), numbers)
+            own = self.dense(self.tables(self.sharing.share(jagged)), numbers)
             whole[begin : begin + len(own)] = own.double()
         return self._sum(whole).numpy()
 

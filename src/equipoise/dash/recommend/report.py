@@ -124,9 +124,25 @@ def render(record: Mapping[str, Any]) -> str:
             ("table", "rows", "width", "ids a sample", "kind", "buckets", "ranks"),
             tables,
         ),
+        *_shared(record.get("sharing", [])),
         "</body></html>\n",
     ]
     return "\n".join(parts)
+
+
+def _shared(groups: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Rows that samples share, by group of columns."""
+    rows = [
+        [
+            ", ".join(each["columns"]),
+            f"{each['samples']:,}",
+            f"{each['rows']:,}",
+            f"{each['samples'] / max(1, each['rows']):.2f}",
+        ]
+        for each in groups
+    ]
+    head = ("columns", "samples", "distinct rows", "samples a row")
+    return ["<h2>Rows that samples share</h2>", _table(head, rows)] if rows else []
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
