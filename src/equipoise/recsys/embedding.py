@@ -36,9 +36,10 @@ from torch import Tensor
 from equipoise.base.arrays import Ints
 from equipoise.base.errors import LayoutError
 from equipoise.recsys.bags import Bags, receive_bags, split_bags
+from equipoise.recsys.cache.packed import TablePrecision
 from equipoise.recsys.exchange import TableExchange, as_bytes
 from equipoise.recsys.jagged import KeyedJagged, require_ids
-from equipoise.recsys.optimizer import SparseStep, pool, sum_rows, update_rows
+from equipoise.recsys.optimizer import SparseStep, sum_rows
 from equipoise.recsys.returns import Returns
 from equipoise.recsys.sessions.inverse import InverseJagged
 from equipoise.recsys.shard import TableShard, make_shard
@@ -72,6 +73,7 @@ class ShardedTables:
         forward: Wire = "fp32",
         backward: Wire = "fp32",
         device: torch.device | None = None,
+        precision: TablePrecision | None = None,
     ) -> None:
         """Draw this rank's weights.
 
@@ -83,9 +85,10 @@ class ShardedTables:
             forward: How pooled rows travel.
             backward: How their gradients travel.
             device: Where weights lie; the CPU unless given.
+            precision: Rows in few bits behind a cache; fp32 unless given.
 
         Raises:
-            LayoutError: the plan is of another number of ranks.
+            LayoutError: the plan is of another number of ranks, or divides rows of few bits.
         """
         if plan.ranks != exchange.ranks:
             raise LayoutError(
@@ -99,13 +102,13 @@ class ShardedTables:
         """Steps done."""
         rank = exchange.rank
         self.shards = [
-            make_shard(each, shard, step, seed, self.device)
+            make_shard(each, shard, step, seed, self.device, precision)
             for each in plan.placements
             if each.kind != "data"
             for shard in each.shards_on(rank)
         ]
         self.copies = [
-            make_shard(each, 0, step, seed, self.device)
+            make_shard(each, 0, step, seed, self.device, precision)
             for each in plan.placements
             if each.kind == "data"
         ]
@@ -145,10 +148,10 @@ class ShardedTables:
                 "The tables have a gradient that no step has applied. Call step() before the next "
                 "forward, or forward under torch.no_grad()."
             )
-        out: Tensor = _Pooled.apply(self._anchor, self, batch)
+        out: Tensor = _Pooled.apply(self._anchor, self, batch, torch.is_grad_enabled())
         return out
 
-    def forward(self, batch: Batch) -> tuple[Tensor, _Pass]:
+    def forward(self, batch: Batch, *, is_training: bool) -> tuple[Tensor, _Pass]:
         """Pool, and keep what the backward needs."""
         by_table = {}
         for each in self.plan.placements:
@@ -163,13 +166,13 @@ class ShardedTables:
             for shard, each in zip(self.shards, bags, strict=True)
         }
         sums = [
-            pool(each.ids, each.lengths, shard.weight)
+            shard.pool(each.ids, each.lengths, is_training=is_training)
             for shard, each in zip(self.shards, bags, strict=True)
         ]
         out = dict(self._returns.send_sums(self.shards, sums, sizes))
         for copy in self.copies:
             own = by_table[copy.table.name]
-            out[copy.table.name] = pool(own.ids, own.lengths, copy.weight)
+            out[copy.table.name] = copy.pool(own.ids, own.lengths, is_training=is_training)
         columns = []
         for each in self.plan.placements:
             name = each.table.name
@@ -211,15 +214,8 @@ class ShardedTables:
         self.number += 1
         squares = self._squares() if step.name == "row-wise-adagrad" else {}
         for shard, rows, grad in self._gradients:
-            update_rows(
-                step,
-                shard.weight,
-                shard.state,
-                rows,
-                grad,
-                number=self.number,
-                squares=squares.get(shard.table.name),
-            )
+            shared = squares.get(shard.table.name)
+            shard.apply(step, rows, grad, number=self.number, squares=shared)
         self._gradients = None
 
     def _gather_sizes(self, batch: Batch) -> dict[str, list[int]]:
@@ -336,23 +332,25 @@ class _Pooled(torch.autograd.Function):
     """The tables' forward; its backward hands gradients to the tables, not to a tensor."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, tables: ShardedTables, batch: Batch) -> Tensor:
+    def forward(
+        ctx: Any, anchor: Tensor, tables: ShardedTables, batch: Batch, is_training: bool
+    ) -> Tensor:
         del anchor
-        out, passed = tables.forward(batch)
+        out, passed = tables.forward(batch, is_training=is_training)
         ctx.tables, ctx.passed = tables, passed
         return out
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, None, None]:
         ctx.tables.backward(grads[0].contiguous(), ctx.passed)
-        return None, None, None
+        return None, None, None, None
 
 
 def resident_rows(tables: ShardedTables) -> dict[str, int]:
     """Rows of each table on this rank."""
     held: dict[str, int] = {}
     for shard in tables.held():
-        held[shard.table.name] = held.get(shard.table.name, 0) + len(shard.weight)
+        held[shard.table.name] = held.get(shard.table.name, 0) + shard.count
     return held
 
 

@@ -30,6 +30,7 @@ from equipoise.base.errors import CheckpointError, LayoutError
 from equipoise.comm.group import Ranks
 from equipoise.comm.local import run_ranks
 from equipoise.observe.journal import Journal
+from equipoise.recsys.cache.foresight import count_held
 from equipoise.recsys.exchange import TableExchange
 from equipoise.recsys.samples import Samples, read_samples
 from equipoise.recsys.sessions.sharing import predict_loads, table_groups
@@ -50,6 +51,10 @@ _SAME = (
     "train.lr",
     "train.shuffle",
     "tables.optimizer",
+    "tables.precision",
+    "tables.rounding",
+    "tables.cache",
+    "tables.cache_policy",
 )
 """What a run that goes on must not change."""
 
@@ -70,7 +75,8 @@ def plan_samples(spec: RecommendSpec, samples: Samples) -> TableAnswer:
         optimizer=spec.tables.optimizer,
         wire=spec.tables.wire,
     )
-    return plan_tables(tables, machine, kinds=spec.tables.kinds, row_counts=samples.row_counts())
+    kinds = [k for k in spec.tables.kinds if spec.tables.precision == "fp32" or k != "column"]
+    return plan_tables(tables, machine, kinds=kinds, row_counts=samples.row_counts())
 
 
 def predict_traffic(spec: RecommendSpec, samples: Samples, plan: TablePlan) -> dict[str, Ints]:
@@ -180,6 +186,7 @@ def train_rank(
             "sent_bytes": (sent / steps).tolist(),
             "samples": trainer.sharing.samples,
             "rows": trainer.sharing.rows,
+            "held": count_held(trainer.tables),
         }
         journal.write(
             "scalar",
@@ -237,7 +244,18 @@ def _record(
         "best": rows[0]["best"],
         "traffic": before.get("traffic", traffic),
         "sharing": before.get("sharing", _sharing(spec, rows)),
+        "held": before.get("held", _held(spec, rows)),
     }
+
+
+def _held(spec: RecommendSpec, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What tables of few bits take, over all ranks, and how often their caches were hit."""
+    by_table: dict[str, dict[str, Any]] = {}
+    for name, part in (item for row in rows for item in row["measured"]["held"].items()):
+        total = by_table.setdefault(name, {"name": name, "form": spec.tables.precision})
+        for key, value in part.items():
+            total[key] = total.get(key, 0) + value
+    return list(by_table.values())
 
 
 def _sharing(spec: RecommendSpec, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

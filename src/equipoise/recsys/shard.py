@@ -16,8 +16,12 @@ import xxhash
 from torch import Tensor
 
 from equipoise.base.arrays import Ints
-from equipoise.recsys.optimizer import SparseStep, make_state
+from equipoise.base.errors import LayoutError
+from equipoise.recsys.cache.held import CachedRows
+from equipoise.recsys.cache.packed import PackedRows, TablePrecision
+from equipoise.recsys.optimizer import SparseStep, make_state, pool, update_rows
 from equipoise.schedule.tables.placement import TablePlacement
+from equipoise.schedule.tiers.cache import SetCache
 from equipoise.spec.tables.table import TableSpec
 
 _CHUNK = 4096
@@ -32,8 +36,10 @@ class TableShard:
     index: int
     """Which shard of the table; 0 of a data-parallel one."""
     weight: Tensor
-    """float32 [rows of the shard, columns of it]."""
+    """float32 [rows of the shard, columns of it]; without rows where ``held`` has them."""
     state: dict[str, Tensor] = field(default_factory=dict)
+    held: CachedRows | None = None
+    """Rows in few bits, or in a file, behind a cache."""
 
     @property
     def table(self) -> TableSpec:
@@ -50,16 +56,99 @@ class TableShard:
         """First and one past the last column."""
         return self.placement.columns(self.index)
 
+    @property
+    def count(self) -> int:
+        """How many rows it has."""
+        return self.placement.row_map.count(self.placement.row_shard(self.index))
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Weights, or packed rows with their cache, and the optimizer's state."""
+        parts = {name: part.cpu().numpy() for name, part in self.state.items()}
+        if self.held is None:
+            return parts | {"weight": self.weight.cpu().numpy()}
+        return parts | self.held.arrays()
+
+    def pool(self, ids: Tensor, lengths: Tensor, *, is_training: bool) -> Tensor:
+        """The sum of each bag's rows in their order, float32 [bags, columns]."""
+        if self.held is None:
+            return pool(ids, lengths, self.weight)
+        rows, place = torch.unique(ids, return_inverse=True)
+        return pool(place, lengths, self.held.read(rows, is_training=is_training))
+
+    def apply(
+        self,
+        step: SparseStep,
+        rows: Tensor,
+        grad: Tensor,
+        *,
+        number: int,
+        squares: Tensor | None = None,
+    ) -> None:
+        """Apply one gradient to each row; arguments are those of ``update_rows``."""
+        if self.held is None:
+            update_rows(step, self.weight, self.state, rows, grad, number=number, squares=squares)
+        else:
+            self.held.apply(step, self.state, rows, grad, number=number, squares=squares)
+
 
 def make_shard(
-    placement: TablePlacement, index: int, step: SparseStep, seed: int, device: torch.device
+    placement: TablePlacement,
+    index: int,
+    step: SparseStep,
+    seed: int,
+    device: torch.device,
+    precision: TablePrecision | None = None,
 ) -> TableShard:
-    """A shard with its first weights and an empty state."""
+    """A shard with its first weights and an empty state.
+
+    Raises:
+        LayoutError: a table that is divided by columns shall have rows of few bits.
+    """
     rows = placement.row_map.rows_of(placement.row_shard(index))
     begin, end = placement.columns(index)
-    weight = torch.from_numpy(draw_rows(placement.table, rows, seed)[:, begin:end].copy())
-    weight = weight.to(device)
-    return TableShard(placement, index, weight, make_state(step, weight))
+    if precision is None:
+        weight = torch.from_numpy(draw_rows(placement.table, rows, seed)[:, begin:end].copy())
+        weight = weight.to(device)
+        return TableShard(placement, index, weight, make_state(step, weight))
+    if placement.kind == "column":
+        raise LayoutError(
+            f"Table {placement.table.name} is divided by columns, and its rows of "
+            f"{precision.form} have one scale each. Divide it by rows."
+        )
+    table = placement.table
+    held = _hold(placement, index, seed, device, precision)
+    like = torch.empty((len(rows), table.width), device="meta")
+    shapes = {name: part.shape for name, part in make_state(step, like).items()}
+    state = {name: torch.zeros(shape, device=device) for name, shape in shapes.items()}
+    return TableShard(placement, index, torch.empty((0, table.width)), state, held)
+
+
+def _hold(
+    placement: TablePlacement,
+    index: int,
+    seed: int,
+    device: torch.device,
+    precision: TablePrecision,
+) -> CachedRows:
+    """Packed first weights, drawn some rows at a time, and an empty cache."""
+    table, row_map, bucket = placement.table, placement.row_map, placement.row_shard(index)
+    count = row_map.count(bucket)
+
+    def name_rows(at: Tensor) -> Tensor:
+        if row_map.buckets == "contiguous":
+            return at + bucket * row_map.block
+        if row_map.buckets == "modulo":
+            return at * row_map.shards + bucket
+        return torch.from_numpy(row_map.rows_of(bucket)).to(at.device)[at]
+
+    key, form = f"{seed}:{table.name}", precision.form
+    tier = PackedRows(count, table.width, form, precision.rounding, key, name_rows, device)
+    for begin in range(0, count, _CHUNK):
+        places = torch.arange(begin, min(count, begin + _CHUNK))
+        drawn = torch.from_numpy(draw_rows(table, name_rows(places).numpy(), seed))
+        tier.fill(begin, drawn.to(device))
+    slots = int(precision.cache_share * count)
+    return CachedRows(tier, SetCache(count, slots, precision.policy), device)
 
 
 def draw_rows(table: TableSpec, rows: Ints, seed: int) -> np.ndarray:

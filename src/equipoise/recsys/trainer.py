@@ -25,6 +25,8 @@ from torch import Tensor
 from equipoise.base.arrays import Floats, Ints
 from equipoise.base.errors import NonFiniteError
 from equipoise.observe.journal import EventSink
+from equipoise.recsys.cache.foresight import expect_epoch
+from equipoise.recsys.cache.packed import TablePrecision
 from equipoise.recsys.dlrm import DLRM
 from equipoise.recsys.embedding import ShardedTables
 from equipoise.recsys.exchange import TableExchange
@@ -86,8 +88,16 @@ class RankTrainer:
         step = SparseStep(spec.tables.optimizer, lr=spec.tables.lr)
         wire = spec.tables.wire
         self.tables = ShardedTables(
-            plan, exchange, step, seed=spec.train.seed, forward=wire, backward=wire
+            plan,
+            exchange,
+            step,
+            seed=spec.train.seed,
+            forward=wire,
+            backward=wire,
+            precision=table_precision(spec),
         )
+        self._foreseen = -1
+        """The epoch whose steps the tables' caches know."""
         self.dense = DLRM(
             [each.table for each in plan.placements],
             samples.numbers.shape[1],
@@ -172,7 +182,11 @@ class RankTrainer:
     def _train_step(self) -> tuple[float, int]:
         epoch, within = divmod(self.step, self.epoch_steps)
         batch = self.spec.train.batch
-        index = self._order(epoch)[within * batch : (within + 1) * batch]
+        order = self._order(epoch)
+        if self.spec.tables.cache_policy == "trace" and self._foreseen != epoch:
+            expect_epoch(self.tables, self.samples, order, batch, epoch * self.epoch_steps)
+            self._foreseen = epoch
+        index = order[within * batch : (within + 1) * batch]
         jagged, numbers, labels = self.samples.batch(self._share(index))
         self.exchange.clear()
         logits = self.dense(self.tables(self.sharing.share(jagged, is_counted=True)), numbers)
@@ -239,6 +253,14 @@ class RankTrainer:
             own = self.dense(self.tables(self.sharing.share(jagged)), numbers)
             whole[begin : begin + len(own)] = own.double()
         return self._sum(whole).numpy()
+
+
+def table_precision(spec: RecommendSpec) -> TablePrecision | None:
+    """How the run keeps rows; None: as fp32."""
+    tables = spec.tables
+    if tables.precision == "fp32":
+        return None
+    return TablePrecision(tables.precision, tables.rounding, tables.cache, tables.cache_policy)
 
 
 def _fields(scores: Scores) -> Mapping[str, Any]:

@@ -76,6 +76,14 @@ class PlacedTablesSpec:
         "data",
     )
     wire: Literal["fp32", "bf16", "fp16", "int8"] = "fp32"
+    precision: Literal["fp32", "int8", "int4", "int2"] = "fp32"
+    """What rows are kept in; below fp32, a cache of fp32 rows stands before them."""
+    rounding: Literal["stochastic", "nearest"] = "stochastic"
+    """What rows do with remainders when they leave the cache."""
+    cache: Annotated[float, Field(ge=0, le=1)] = 0.05
+    """Slots of the cache, of a table's rows."""
+    cache_policy: Literal["lru", "lfu", "trace"] = "lru"
+    """Which rows stay in it; ``trace`` knows the coming steps of the epoch."""
     deduplicate: tuple[tuple[str, ...], ...] = ()
     """Groups of columns: a group's distinct rows are sent, looked up and computed once."""
 
@@ -202,6 +210,11 @@ def _require(spec: RecommendSpec) -> None:
         raise SpecError(
             'train.shuffle = "sessions" needs data.session, the column that a session belongs to. '
             "Name it, or shuffle samples."
+        )
+    if spec.tables.precision != "fp32" and set(spec.tables.kinds) == {"column"}:
+        raise SpecError(
+            f'tables.precision = "{spec.tables.precision}": its rows have one scale each and are '
+            "not divided by columns. Add another kind to tables.kinds."
         )
     _require_groups(spec)
 

@@ -125,6 +125,7 @@ def render(record: Mapping[str, Any]) -> str:
             tables,
         ),
         *_shared(record.get("sharing", [])),
+        *_held(record.get("held", [])),
         "</body></html>\n",
     ]
     return "\n".join(parts)
@@ -143,6 +144,22 @@ def _shared(groups: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
     head = ("columns", "samples", "distinct rows", "samples a row")
     return ["<h2>Rows that samples share</h2>", _table(head, rows)] if rows else []
+
+
+def _held(tables: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Tables of few bits: what they take, and how often their caches were hit."""
+    rows = [
+        [
+            each["name"],
+            each["form"],
+            format_bytes(each["bytes"]),
+            format_bytes(each["fp32_bytes"]),
+            f"{100 * each['hits'] / max(1, each['reads']):.1f}%",
+        ]
+        for each in tables
+    ]
+    head = ("table", "rows", "with cache", "as fp32", "rows found in the cache")
+    return ["<h2>Rows of few bits</h2>", _table(head, rows)] if rows else []
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -236,7 +236,7 @@ def _equal_rows(values: Ints, starts: Ints, rows: Ints, others: Ints) -> np.ndar
 
 def _row_spans(lengths_BF: Ints, ids: Sequence[Ints]) -> tuple[Ints, Ints]:
     """Each row's lengths and ids as one span: all spans end to end, and where each begins."""
-    count, features = lengths_BF.shape
+    features = lengths_BF.shape[1]
     starts = np.concatenate(([0], np.cumsum(lengths_BF.sum(axis=1) + features)))
     values = np.empty(int(starts[-1]), dtype=np.int64)
     for feature in range(features):
