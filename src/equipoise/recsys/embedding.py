@@ -36,13 +36,12 @@ from torch import Tensor
 from equipoise.base.arrays import Ints
 from equipoise.base.errors import LayoutError
 from equipoise.recsys.bags import Bags, receive_bags, split_bags
-from equipoise.recsys.cache.packed import TablePrecision
 from equipoise.recsys.exchange import TableExchange, as_bytes
 from equipoise.recsys.jagged import KeyedJagged, require_ids
 from equipoise.recsys.optimizer import SparseStep, sum_rows
 from equipoise.recsys.returns import Returns
 from equipoise.recsys.sessions.inverse import InverseJagged
-from equipoise.recsys.shard import TableShard, make_shard
+from equipoise.recsys.shard import RowKeeping, TableShard, make_shard
 from equipoise.schedule.tables.placement import TablePlan
 from equipoise.schedule.tables.traffic import Wire
 
@@ -73,7 +72,7 @@ class ShardedTables:
         forward: Wire = "fp32",
         backward: Wire = "fp32",
         device: torch.device | None = None,
-        precision: TablePrecision | None = None,
+        kept: RowKeeping | None = None,
     ) -> None:
         """Draw this rank's weights.
 
@@ -85,7 +84,7 @@ class ShardedTables:
             forward: How pooled rows travel.
             backward: How their gradients travel.
             device: Where weights lie; the CPU unless given.
-            precision: Rows in few bits behind a cache; fp32 unless given.
+            kept: Rows in few bits, or in a file, behind a cache; fp32 in memory unless given.
 
         Raises:
             LayoutError: the plan is of another number of ranks, or divides rows of few bits.
@@ -102,13 +101,13 @@ class ShardedTables:
         """Steps done."""
         rank = exchange.rank
         self.shards = [
-            make_shard(each, shard, step, seed, self.device, precision)
+            make_shard(each, shard, step, seed, self.device, kept)
             for each in plan.placements
             if each.kind != "data"
             for shard in each.shards_on(rank)
         ]
         self.copies = [
-            make_shard(each, 0, step, seed, self.device, precision)
+            make_shard(each, 0, step, seed, self.device, kept)
             for each in plan.placements
             if each.kind == "data"
         ]

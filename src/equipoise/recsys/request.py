@@ -30,10 +30,10 @@ from equipoise.base.errors import CheckpointError, LayoutError
 from equipoise.comm.group import Ranks
 from equipoise.comm.local import run_ranks
 from equipoise.observe.journal import Journal
-from equipoise.recsys.cache.foresight import count_held
 from equipoise.recsys.exchange import TableExchange
 from equipoise.recsys.samples import Samples, read_samples
 from equipoise.recsys.sessions.sharing import predict_loads, table_groups
+from equipoise.recsys.tiers.run import count_held
 from equipoise.recsys.trainer import RankTrainer
 from equipoise.schedule.tables.placement import TablePlan
 from equipoise.schedule.tables.traffic import count_traffic
@@ -55,6 +55,7 @@ _SAME = (
     "tables.rounding",
     "tables.cache",
     "tables.cache_policy",
+    "tables.memory_mib",
 )
 """What a run that goes on must not change."""
 
@@ -252,7 +253,8 @@ def _held(spec: RecommendSpec, rows: list[dict[str, Any]]) -> list[dict[str, Any
     """What tables of few bits take, over all ranks, and how often their caches were hit."""
     by_table: dict[str, dict[str, Any]] = {}
     for name, part in (item for row in rows for item in row["measured"]["held"].items()):
-        total = by_table.setdefault(name, {"name": name, "form": spec.tables.precision})
+        form = "file" if spec.tables.memory_mib else spec.tables.precision
+        total = by_table.setdefault(name, {"name": name, "form": form})
         for key, value in part.items():
             total[key] = total.get(key, 0) + value
     return list(by_table.values())
@@ -282,7 +284,8 @@ def _require_same(folder: Path, spec: RecommendSpec) -> None:
     if file.is_file():
         theirs = json.loads(file.read_text("utf-8"))
         unset = json.loads(json.dumps(dataclasses.asdict(RecommendSpec())))
-        for name in _SAME:
+        in_files = ("layout", "tables.kinds") if spec.tables.memory_mib else ()
+        for name in (*_SAME, *in_files):
             section, _, key = name.partition(".")
             # A key that the run's version did not have had the effect of its default.
             old, new = unset[section] | theirs[section], ours[section]

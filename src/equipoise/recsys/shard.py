@@ -8,6 +8,7 @@ Kept true (tests/multi/recsys/test_tables.py)
     Shards of every plan, put together, are the table of one process to the bit.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,10 +21,13 @@ from equipoise.base.errors import LayoutError
 from equipoise.recsys.cache.held import CachedRows
 from equipoise.recsys.cache.packed import PackedRows, TablePrecision
 from equipoise.recsys.optimizer import SparseStep, make_state, pool, update_rows
+from equipoise.recsys.tiers.held import TableTiers, hold_in_file
 from equipoise.schedule.tables.placement import TablePlacement
 from equipoise.schedule.tiers.cache import SetCache
 from equipoise.spec.tables.table import TableSpec
 
+RowKeeping = TablePrecision | TableTiers
+"""How rows are kept other than as fp32 in memory."""
 _CHUNK = 4096
 """Rows that one counter draws."""
 
@@ -97,7 +101,7 @@ def make_shard(
     step: SparseStep,
     seed: int,
     device: torch.device,
-    precision: TablePrecision | None = None,
+    kept: RowKeeping | None = None,
 ) -> TableShard:
     """A shard with its first weights and an empty state.
 
@@ -106,21 +110,38 @@ def make_shard(
     """
     rows = placement.row_map.rows_of(placement.row_shard(index))
     begin, end = placement.columns(index)
-    if precision is None:
-        weight = torch.from_numpy(draw_rows(placement.table, rows, seed)[:, begin:end].copy())
-        weight = weight.to(device)
-        return TableShard(placement, index, weight, make_state(step, weight))
-    if placement.kind == "column":
-        raise LayoutError(
-            f"Table {placement.table.name} is divided by columns, and its rows of "
-            f"{precision.form} have one scale each. Divide it by rows."
-        )
-    table = placement.table
-    held = _hold(placement, index, seed, device, precision)
-    like = torch.empty((len(rows), table.width), device="meta")
-    shapes = {name: part.shape for name, part in make_state(step, like).items()}
-    state = {name: torch.zeros(shape, device=device) for name, shape in shapes.items()}
-    return TableShard(placement, index, torch.empty((0, table.width)), state, held)
+    table, none = placement.table, torch.empty((0, end - begin), device=device)
+    if isinstance(kept, TablePrecision):
+        held = _hold(placement, index, seed, device, kept)
+        like = torch.empty((len(rows), table.width), device="meta")
+        shapes = {name: part.shape for name, part in make_state(step, like).items()}
+        state = {name: torch.zeros(shape, device=device) for name, shape in shapes.items()}
+        return TableShard(placement, index, none, state, held)
+    if kept is not None and (table.name, index) in kept.slots:
+        place = _namer(placement, index)
+
+        def draw(at: Ints) -> np.ndarray:
+            return draw_rows(table, place(torch.from_numpy(at)).numpy(), seed)[:, begin:end]
+
+        count = placement.row_map.count(placement.row_shard(index))
+        held = hold_in_file(kept, table.name, index, count, end - begin, step, draw, device)
+        return TableShard(placement, index, none, {}, held)
+    weight = torch.from_numpy(draw_rows(table, rows, seed)[:, begin:end].copy()).to(device)
+    return TableShard(placement, index, weight, make_state(step, weight))
+
+
+def _namer(placement: TablePlacement, index: int) -> Callable[[Tensor], Tensor]:
+    """Which rows of the table lie at some places of a shard; a function that holds no rows."""
+    row_map, bucket = placement.row_map, placement.row_shard(index)
+
+    def name_rows(at: Tensor) -> Tensor:
+        if row_map.buckets == "contiguous":
+            return at + bucket * row_map.block
+        if row_map.buckets == "modulo":
+            return at * row_map.shards + bucket
+        return torch.from_numpy(row_map.rows_of(bucket)).to(at.device)[at]
+
+    return name_rows
 
 
 def _hold(
@@ -131,16 +152,13 @@ def _hold(
     precision: TablePrecision,
 ) -> CachedRows:
     """Packed first weights, drawn some rows at a time, and an empty cache."""
-    table, row_map, bucket = placement.table, placement.row_map, placement.row_shard(index)
-    count = row_map.count(bucket)
-
-    def name_rows(at: Tensor) -> Tensor:
-        if row_map.buckets == "contiguous":
-            return at + bucket * row_map.block
-        if row_map.buckets == "modulo":
-            return at * row_map.shards + bucket
-        return torch.from_numpy(row_map.rows_of(bucket)).to(at.device)[at]
-
+    table = placement.table
+    if placement.kind == "column":
+        raise LayoutError(
+            f"Table {table.name} is divided by columns, and its rows of {precision.form} have one "
+            "scale each. Divide it by rows."
+        )
+    count, name_rows = placement.row_map.count(placement.row_shard(index)), _namer(placement, index)
     key, form = f"{seed}:{table.name}", precision.form
     tier = PackedRows(count, table.width, form, precision.rounding, key, name_rows, device)
     for begin in range(0, count, _CHUNK):

@@ -100,6 +100,12 @@ def _checkpoints(folder: Path) -> list[Path]:
     return sorted(each.parent for each in (folder / CHECKPOINTS).glob(f"step-*/{_MANIFEST}"))
 
 
+def newest_step(folder: Path) -> int | None:
+    """The step of the newest whole checkpoint of a run's folder."""
+    checkpoints = _checkpoints(folder)
+    return int(checkpoints[-1].name.removeprefix("step-")) if checkpoints else None
+
+
 def load_newest(
     folder: Path, tables: ShardedTables, dense: nn.Module, optimizer: torch.optim.Optimizer
 ) -> RankSaved | None:

@@ -26,7 +26,6 @@ from equipoise.base.arrays import Floats, Ints
 from equipoise.base.errors import NonFiniteError
 from equipoise.observe.journal import EventSink
 from equipoise.recsys.cache.foresight import expect_epoch
-from equipoise.recsys.cache.packed import TablePrecision
 from equipoise.recsys.dlrm import DLRM
 from equipoise.recsys.embedding import ShardedTables
 from equipoise.recsys.exchange import TableExchange
@@ -34,7 +33,8 @@ from equipoise.recsys.metrics import measure_auc, measure_entropy
 from equipoise.recsys.optimizer import SparseStep
 from equipoise.recsys.samples import Samples
 from equipoise.recsys.sessions.sharing import BatchSharing
-from equipoise.recsys.store import RankSaved, load_newest, save
+from equipoise.recsys.store import RankSaved, load_newest, newest_step, save
+from equipoise.recsys.tiers.run import commit_files, fetch_ahead, keep_rows
 from equipoise.schedule.tables.placement import TablePlan
 from equipoise.schedule.tables.traffic import STAGES
 from equipoise.spec.recommend import RecommendSpec
@@ -94,7 +94,7 @@ class RankTrainer:
             seed=spec.train.seed,
             forward=wire,
             backward=wire,
-            precision=table_precision(spec),
+            kept=keep_rows(spec, samples, plan, step, folder, exchange.rank, newest_step(folder)),
         )
         self._foreseen = -1
         """The epoch whose steps the tables' caches know."""
@@ -163,6 +163,7 @@ class RankTrainer:
 
     def _save(self) -> None:
         best = None if self.best is None else _fields(self.best)
+        commit_files(self.tables, self.step)
         save(
             self.folder,
             self.tables,
@@ -190,6 +191,9 @@ class RankTrainer:
         jagged, numbers, labels = self.samples.batch(self._share(index))
         self.exchange.clear()
         logits = self.dense(self.tables(self.sharing.share(jagged, is_counted=True)), numbers)
+        if self.spec.tables.memory_mib and within + 1 < self.epoch_steps:
+            coming = order[(within + 1) * batch : (within + 2) * batch]
+            fetch_ahead(self.tables, self.samples.batch(coming)[0])
         loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, labels, reduction="sum")
         self.optimizer.zero_grad()
         (loss / len(index)).backward()
@@ -253,14 +257,6 @@ class RankTrainer:
             own = self.dense(self.tables(self.sharing.share(jagged)), numbers)
             whole[begin : begin + len(own)] = own.double()
         return self._sum(whole).numpy()
-
-
-def table_precision(spec: RecommendSpec) -> TablePrecision | None:
-    """How the run keeps rows; None: as fp32."""
-    tables = spec.tables
-    if tables.precision == "fp32":
-        return None
-    return TablePrecision(tables.precision, tables.rounding, tables.cache, tables.cache_policy)
 
 
 def _fields(scores: Scores) -> Mapping[str, Any]:

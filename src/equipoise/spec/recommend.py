@@ -84,6 +84,8 @@ class PlacedTablesSpec:
     """Slots of the cache, of a table's rows."""
     cache_policy: Literal["lru", "lfu", "trace"] = "lru"
     """Which rows stay in it; ``trace`` knows the coming steps of the epoch."""
+    memory_mib: Annotated[float, Field(ge=0)] = 0.0
+    """Memory of a rank for rows and their optimizer state; the others lie in files. 0: no limit."""
     deduplicate: tuple[tuple[str, ...], ...] = ()
     """Groups of columns: a group's distinct rows are sent, looked up and computed once."""
 
@@ -215,6 +217,11 @@ def _require(spec: RecommendSpec) -> None:
         raise SpecError(
             f'tables.precision = "{spec.tables.precision}": its rows have one scale each and are '
             "not divided by columns. Add another kind to tables.kinds."
+        )
+    if spec.tables.precision != "fp32" and spec.tables.memory_mib:
+        raise SpecError(
+            f'tables.precision = "{spec.tables.precision}" and tables.memory_mib = '
+            f"{spec.tables.memory_mib:g}: files hold rows as fp32. Set one of them."
         )
     _require_groups(spec)
 

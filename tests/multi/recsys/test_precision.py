@@ -1,4 +1,4 @@
-"""Recommenders with rows of few bits: they train, go on as if never stopped, and say what they do."""
+"""Recommenders with rows of few bits: they train, go on as if never stopped, and report."""
 
 import dataclasses
 import json

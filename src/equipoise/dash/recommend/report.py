@@ -155,11 +155,12 @@ def _held(tables: Sequence[Mapping[str, Any]]) -> list[str]:
             format_bytes(each["bytes"]),
             format_bytes(each["fp32_bytes"]),
             f"{100 * each['hits'] / max(1, each['reads']):.1f}%",
+            f"{each['stall_s']:.2f} s" if "stall_s" in each else "",
         ]
         for each in tables
     ]
-    head = ("table", "rows", "with cache", "as fp32", "rows found in the cache")
-    return ["<h2>Rows of few bits</h2>", _table(head, rows)] if rows else []
+    head = ("table", "rows", "memory", "as fp32", "rows found in the cache", "waits for the file")
+    return ["<h2>Rows behind a cache</h2>", _table(head, rows)] if rows else []
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -1,7 +1,7 @@
-"""What caches of tables are told of an epoch's coming steps, and what they count.
+"""What caches of tables are told of an epoch's coming steps.
 
 Kept true (tests/multi/recsys/test_precision.py)
-    A resumed run equals one that was not interrupted; hits are counted.
+    A resumed run equals one that was not interrupted.
 """
 
 import numpy as np
@@ -38,17 +38,3 @@ def expect_epoch(
             owner, place = locate_rows(rows, row_map)
             places.append(np.sort(place[owner == own].numpy()))
         shard.held.cache.expect(places, first)
-
-
-def count_held(tables: ShardedTables) -> dict[str, dict[str, int]]:
-    """For each table whose rows lie behind a cache: bytes here, bytes as fp32, reads and hits."""
-    return {
-        shard.table.name: {
-            "bytes": shard.held.held_bytes,
-            "fp32_bytes": 4 * shard.count * shard.table.width,
-            "reads": shard.held.reads,
-            "hits": shard.held.hits,
-        }
-        for shard in tables.held()
-        if shard.held is not None
-    }

@@ -59,8 +59,25 @@ class RowTier(Protocol):
 class CachedRows:
     """A tier and the slots before it."""
 
-    def __init__(self, tier: RowTier, cache: SetCache, device: torch.device) -> None:
+    def __init__(
+        self,
+        tier: RowTier,
+        cache: SetCache,
+        device: torch.device,
+        state: Mapping[str, tuple[int, int]] | None = None,
+    ) -> None:
+        """An empty cache before a tier.
+
+        Args:
+            tier: Where all rows lie at first.
+            cache: Decides which get slots.
+            device: Where slots lie.
+            state: Which floats of a tier's row are the optimizer's, first and one past the last,
+                behind those of the weights; none unless given.
+        """
         self.tier, self.cache = tier, cache
+        self.state_columns = dict(state or {})
+        self.width = min((begin for begin, _ in self.state_columns.values()), default=tier.width)
         self.values = torch.zeros((cache.slots, tier.width), device=device)
         self.reads = self.hits = 0
         """Distinct rows that training steps read, and how many lay in slots."""
@@ -72,7 +89,10 @@ class CachedRows:
         return self.tier.held_bytes + 4 * self.values.numel() + self.cache.held_bytes
 
     def read(self, rows: Tensor, *, is_training: bool = False) -> Tensor:
-        """Distinct ascending rows, float32 [n, width]."""
+        """The weights of distinct ascending rows, float32 [n, width]."""
+        return self._records(rows, is_training=is_training)[:, : self.width]
+
+    def _records(self, rows: Tensor, *, is_training: bool) -> Tensor:
         slots = torch.from_numpy(self.cache.find(rows.cpu().numpy())).to(rows.device)
         is_in = slots >= 0
         values = self.values.new_empty((len(rows), self.tier.width))
@@ -102,11 +122,14 @@ class CachedRows:
         if staged is not None and torch.equal(staged[0], rows):
             values = staged[1]
         else:
-            values = self.read(rows)
+            values = self._records(rows, is_training=False)
         self._staged = None
         part = {name: every[rows] for name, every in state.items()}
-        places = torch.arange(len(rows), device=rows.device)
-        update_rows(step, values, part, places, grad, number=number, squares=squares)
+        for name, (begin, end) in self.state_columns.items():
+            own = values[:, begin:end]
+            part[name] = own[:, 0] if name == "sum" and end - begin == 1 else own
+        places, weight = torch.arange(len(rows), device=rows.device), values[:, : self.width]
+        update_rows(step, weight, part, places, grad, number=number, squares=squares)
         for name, every in state.items():
             every[rows] = part[name]
         self.write(rows, values, number)
@@ -123,6 +146,13 @@ class CachedRows:
         self.values[slots[is_in]] = values[is_in]
         if not bool(is_in.all()):
             self.tier.write(rows[~is_in], values[~is_in], step)
+
+    def flush(self, step: int) -> None:
+        """Write rows in slots to the tier, where they differ; they stay in their slots."""
+        at = np.flatnonzero(self.cache.dirty.reshape(-1) & (self.cache.tags.reshape(-1) >= 0))
+        rows = torch.from_numpy(self.cache.tags.reshape(-1)[at].astype(np.int64))
+        self.tier.write(rows.to(self.values.device), self.values[torch.from_numpy(at)], step)
+        self.cache.dirty[:] = False
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The tier's rows, slots and tags, as a checkpoint holds them."""

@@ -1,0 +1,1 @@
+"""Benches of recommenders on MovieLens 100K."""
