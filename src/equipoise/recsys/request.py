@@ -86,21 +86,18 @@ def predict_traffic(spec: RecommendSpec, samples: Samples, plan: TablePlan) -> d
     Returns:
         ``bytes`` int64 [from, to]; ``ids`` int64 [ranks].
     """
-    ranks, train = plan.ranks, samples.edges[1]
+    ranks = plan.ranks
     loads = predict_loads(spec, samples, ranks)
-    row_counts = samples.row_counts()
     ids: dict[str, Ints] = {}
     touched: dict[str, Ints] = {}
     looked_up = np.zeros(ranks)
     for each in plan.placements:
-        counts, lookups = row_counts[each.table.name], loads.lookups[each.table.name]
-        row_map, size = each.row_map, spec.train.batch / ranks
+        lookups, row_map = loads.lookups[each.table.name], each.row_map
         of_shard = [lookups[row_map.rows_of(shard)].sum() for shard in range(row_map.shards)]
         per_rank = np.array(of_shard) / ranks
         ids[each.table.name] = np.rint(np.tile(per_rank, (ranks, 1))).astype(np.int64)
-        samples_of = size if each.kind == "data" else size * ranks
-        distinct = float((1 - (1 - np.minimum(1.0, counts / train)) ** samples_of).sum())
-        count = ranks if each.kind == "data" else 1
+        of_rank, of_all = loads.distinct[each.table.name]
+        count, distinct = (ranks, of_rank) if each.kind == "data" else (1, of_all)
         touched[each.table.name] = np.full(count, round(distinct), dtype=np.int64)
         if each.kind == "data":
             continue

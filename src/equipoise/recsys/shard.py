@@ -30,6 +30,8 @@ RowKeeping = TablePrecision | TableTiers
 """How rows are kept other than as fp32 in memory."""
 _CHUNK = 4096
 """Rows that one counter draws."""
+_COUNTER_FLOATS = 8
+"""Floats of one Philox counter: 4 words of 64 bits, 2 floats of each."""
 
 
 @dataclass(slots=True, eq=False)
@@ -179,7 +181,12 @@ def draw_rows(table: TableSpec, rows: Ints, seed: int) -> np.ndarray:
     for chunk, begin, end in zip(chunks, starts, ends, strict=True):
         counter = np.array([0, 0, 0, chunk], dtype=np.uint64)
         philox = np.random.Philox(key=np.array([key, seed], dtype=np.uint64), counter=counter)
-        count = min(_CHUNK, table.rows - int(chunk) * _CHUNK)
-        whole = np.random.Generator(philox).random((count, table.width), dtype=np.float32)
-        drawn[begin:end] = (2 * whole - 1)[rows[begin:end] - chunk * _CHUNK] * bound
+        # Only the span of these rows is drawn: a counter makes 8 floats, and others are skipped.
+        own = rows[begin:end] - chunk * _CHUNK
+        first, last = int(own[0]) * table.width, (int(own[-1]) + 1) * table.width
+        philox.advance(first // _COUNTER_FLOATS)
+        skipped = first // _COUNTER_FLOATS * _COUNTER_FLOATS
+        span = np.random.Generator(philox).random(last - skipped, dtype=np.float32)
+        whole = span[first - skipped :].reshape(-1, table.width)
+        drawn[begin:end] = (2 * whole - 1)[own - own[0]] * bound
     return drawn

@@ -61,6 +61,8 @@ class SharedLoads:
     """For each table, bags of a rank."""
     lookups: Mapping[str, Floats]
     """For each table, lookups of each row by all ranks, float64 [rows]."""
+    distinct: Mapping[str, tuple[float, float]]
+    """For each table, distinct rows of a rank's samples, and of those of all ranks."""
     groups: int
     """Groups of tables, with that of all the others."""
 
@@ -69,24 +71,41 @@ def predict_loads(spec: RecommendSpec, samples: Samples, ranks: int) -> SharedLo
     """Loads of a mean step: exact means without groups, means of some first steps with them."""
     groups, train, batch = table_groups(spec), samples.edges[1], spec.train.batch
     sizes = dict.fromkeys(samples.keys, batch / ranks)
-    lookups = {key: counts * batch / train for key, counts in samples.row_counts().items()}
-    if not groups:
-        return SharedLoads(sizes, lookups, 1)
+    shares = {key: counts / train for key, counts in samples.row_counts().items()}
+    lookups = {key: share * batch for key, share in shares.items()}
+    if not groups and spec.train.shuffle == "samples":
+        distinct = {
+            key: tuple(
+                float((1 - (1 - np.minimum(1.0, share)) ** count).sum())
+                for count in (batch / ranks, batch)
+            )
+            for key, share in shares.items()
+        }
+        return SharedLoads(sizes, lookups, distinct, 1)
     source = np.random.Generator(np.random.Philox(key=[spec.train.seed, 0]))
     order = samples.order(source, spec.train.shuffle)
     steps = min(_PREDICTED_STEPS, max(1, train // batch))
     rows = dict(zip(samples.keys, samples.rows, strict=True))
     for key in (key for group in groups for key in group):
         sizes[key], lookups[key] = 0.0, np.zeros(rows[key])
+    touched = {key: np.zeros(2) for key in samples.keys}
     for step in range(steps):
         index = order[step * batch : (step + 1) * batch]
+        every = samples.batch(index)[0]
+        for key in samples.keys:
+            touched[key][1] += len(np.unique(every.bags(key)[1])) / steps
         for rank in range(ranks):
-            own = index[rank * len(index) // ranks : (rank + 1) * len(index) // ranks]
-            shared = share_rows(samples.batch(own)[0], groups)
+            own = samples.batch(
+                index[rank * len(index) // ranks : (rank + 1) * len(index) // ranks]
+            )[0]
+            for key in samples.keys:
+                touched[key][0] += len(np.unique(own.bags(key)[1])) / steps / ranks
+            shared = share_rows(own, groups)
             for group in shared.groups[: len(groups)]:
                 for key in group.bags.keys:
                     sizes[key] += group.bags.samples / steps / ranks
                     ids = group.bags.bags(key)[1].numpy()
                     lookups[key] += np.bincount(ids, minlength=rows[key]) / steps
     has_rest = sum(map(len, groups)) < len(samples.keys)
-    return SharedLoads(sizes, lookups, len(groups) + has_rest)
+    distinct = {key: (float(each[0]), float(each[1])) for key, each in touched.items()}
+    return SharedLoads(sizes, lookups, distinct, len(groups) + has_rest)
