@@ -20,7 +20,7 @@ from equipoise.recsys.samples import Samples
 from equipoise.schedule.tiers.cache import CACHE_POLICIES, SLOT_BYTES
 from equipoise.schedule.tiers.replay import bound_hits, replay_hits
 
-SEEDS, EPOCHS, BATCH = (0, 1, 2, 3, 4), 2, 1024
+SEEDS, EPOCHS, BATCH = (0, 1, 2, 3, 4), 1, 512
 SIDES = {
     "fp32": None,
     "int4 drawn, cache 5% by frequency": TablePrecision("int4", "stochastic", 0.05, "lfu"),

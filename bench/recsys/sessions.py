@@ -27,7 +27,7 @@ from equipoise.recsys.sessions.order import find_sessions, shuffle_sessions
 from equipoise.schedule.tables.placement import TablePlacement, TablePlan
 from equipoise.spec.tables.table import TableSpec
 
-SEEDS, EPOCHS, BATCH = (0, 1, 2, 3, 4), 2, 512
+SEEDS, EPOCHS, BATCH = (0, 1, 2, 3, 4), 1, 512
 USER = ("user_id", "gender", "occupation", "zip3", "age5")
 ITEM = ("item_id", "release_year", "genres")
 

@@ -75,10 +75,7 @@ def predict_loads(spec: RecommendSpec, samples: Samples, ranks: int) -> SharedLo
     lookups = {key: share * batch for key, share in shares.items()}
     if not groups and spec.train.shuffle == "samples":
         distinct = {
-            key: tuple(
-                float((1 - (1 - np.minimum(1.0, share)) ** count).sum())
-                for count in (batch / ranks, batch)
-            )
+            key: (_distinct(share, batch / ranks), _distinct(share, batch))
             for key, share in shares.items()
         }
         return SharedLoads(sizes, lookups, distinct, 1)
@@ -109,3 +106,8 @@ def predict_loads(spec: RecommendSpec, samples: Samples, ranks: int) -> SharedLo
     has_rest = sum(map(len, groups)) < len(samples.keys)
     distinct = {key: (float(each[0]), float(each[1])) for key, each in touched.items()}
     return SharedLoads(sizes, lookups, distinct, len(groups) + has_rest)
+
+
+def _distinct(shares: Floats, count: float) -> float:
+    """Rows that some samples look up, of rows that are in these shares of all samples."""
+    return float((1 - (1 - np.minimum(1.0, shares)) ** count).sum())
