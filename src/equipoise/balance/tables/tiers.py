@@ -1,4 +1,4 @@
-"""Which rows of which tables get the fast memory: those with the most traffic for a byte.
+"""Deal fast memory to the rows with the most traffic for a byte, over all tables together.
 
 Why
     Traffic differs a thousandfold between rows. Memory given to tables by their size serves rows

@@ -1,4 +1,4 @@
-"""What caches of tables are told of an epoch's coming steps.
+"""An epoch's coming steps, for caches of tables that decide by trace.
 
 Kept true (tests/multi/recsys/test_precision.py)
     A resumed run equals one that was not interrupted.

@@ -45,8 +45,8 @@ def write_sessions(
             )
     stamps = columns[time].astype(np.float64)
     by_time = np.argsort(stamps, kind="stable")
-    found = find_sessions(columns[session][by_time], stamps[by_time], gap, path.name)
-    order = by_time[np.argsort(found, kind="stable")]
+    sessions = find_sessions(columns[session][by_time], stamps[by_time], gap, path.name)
+    order = by_time[np.argsort(sessions, kind="stable")]
     table = pa.table({name: pa.array(values[order]) for name, values in columns.items()})
     pq.write_table(table, path, compression="zstd", row_group_size=_ROW_GROUP)
-    return int(found.max()) + 1 if len(found) else 0
+    return int(sessions.max()) + 1 if len(sessions) else 0

@@ -28,7 +28,7 @@ class TableTiers:
 
     folder: Path
     slots: Mapping[tuple[str, int], int]
-    """Of each shard, by its table and index; a shard that is not here lies in memory."""
+    """Slots of each shard, by its table and index; a shard that is not here lies in memory."""
     policy: CachePolicy = "lfu"
     commit: int | None = None
     """The step whose rows are opened; None: a run that begins."""

@@ -1,4 +1,4 @@
-"""How a run keeps its rows: what its tables are made with, told ahead, and commit.
+"""How a run keeps its rows: in few bits, in files, fetched ahead and committed.
 
 Kept true (tests/multi/recsys/test_tiers.py, tests/multi/recsys/test_precision.py)
     Rows in files and rows of few bits train, go on, and are counted.

@@ -209,6 +209,6 @@ class SetCache:
         keys, first, count = self._uses
         # This step is number ``now - 1`` of all; look for one after it.
         at = np.searchsorted(keys, rows * count + (self.now - first))
-        found = np.append(keys, -1)[np.minimum(at, len(keys))]
-        is_same = (at < len(keys)) & (found // count == rows)
-        return np.where(is_same, found % count + first, _NEVER)
+        following = np.append(keys, -1)[np.minimum(at, len(keys))]
+        is_same = (at < len(keys)) & (following // count == rows)
+        return np.where(is_same, following % count + first, _NEVER)
