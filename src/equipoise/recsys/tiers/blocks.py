@@ -54,6 +54,7 @@ class BlockFile:
         self._place = np.full(count, -1, dtype=np.int64)
         self._sum = np.zeros(count, dtype=np.uint32)
         self._commits: dict[int, np.ndarray] = {}
+        self._free: list[int] = []
         flags = os.O_RDWR | os.O_CREAT
         if commit is None:
             for file in folder.glob("commit-*.npz"):
@@ -150,7 +151,7 @@ class BlockFile:
             self._held[place[place >= 0]] = True
         used = self._held.copy()
         used[self._place[self._place >= 0]] = True
-        self._free: list[int] = np.flatnonzero(~used)[::-1].tolist()
+        self._free = np.flatnonzero(~used)[::-1].tolist()
 
     def _is_committed(self, place: int) -> bool:
         return place < len(self._held) and bool(self._held[place])
