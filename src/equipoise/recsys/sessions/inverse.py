@@ -224,7 +224,7 @@ def _first_equal(values: Ints, starts: Ints, hashed: np.ndarray) -> Ints:
 def _equal_rows(values: Ints, starts: Ints, rows: Ints, others: Ints) -> np.ndarray:
     """Whether each row equals another, bool [rows]."""
     counts = starts[rows + 1] - starts[rows]
-    equal = counts == starts[others + 1] - starts[others]
+    equal: np.ndarray = counts == starts[others + 1] - starts[others]
     pairs = np.flatnonzero(equal)
     owner = np.repeat(pairs, counts[pairs])
     ends = np.cumsum(counts[pairs])
