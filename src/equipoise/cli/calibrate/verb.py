@@ -11,7 +11,7 @@ from equipoise.base.errors import DataError, SpecError
 from equipoise.base.read import reason
 from equipoise.cli.console import make_progress
 from equipoise.cli.run_arguments import add_run_arguments, run_from
-from equipoise.cli.written import require_folder_of, require_kind
+from equipoise.cli.written import require_folder_of, require_kind, require_writable
 
 if TYPE_CHECKING:
     from equipoise.observe.run_record import RunRecord
@@ -243,6 +243,7 @@ def _make(folder: Path) -> None:
         raise SpecError(
             f"--out: the folder {folder} cannot be made: {(error.strerror or str(error)).lower()}."
         ) from None
+    require_writable("out", folder)
 
 
 def _compare(args: argparse.Namespace, file: Path) -> int:
