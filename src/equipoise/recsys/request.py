@@ -185,6 +185,7 @@ def train_rank(
             "samples": trainer.sharing.samples,
             "rows": trainer.sharing.rows,
             "held": count_held(trainer.tables),
+            "predicted_hits": trainer.predict_hits(),
         }
         journal.write(
             "scalar",
@@ -249,11 +250,19 @@ def _record(
 def _held(spec: RecommendSpec, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """What tables of few bits take, over all ranks, and how often their caches were hit."""
     by_table: dict[str, dict[str, Any]] = {}
+    expected: dict[str, tuple[int, int]] = {}
+    for name, (hits, reads) in (
+        item for row in rows for item in row["measured"]["predicted_hits"].items()
+    ):
+        before = expected.get(name, (0, 0))
+        expected[name] = before[0] + hits, before[1] + reads
     for name, part in (item for row in rows for item in row["measured"]["held"].items()):
         form = "file" if spec.tables.memory_mib else spec.tables.precision
         total = by_table.setdefault(name, {"name": name, "form": form})
         for key, value in part.items():
             total[key] = total.get(key, 0) + value
+    for name, (hits, reads) in expected.items():
+        by_table[name]["predicted_hit_rate"] = hits / max(1, reads)
     return list(by_table.values())
 
 

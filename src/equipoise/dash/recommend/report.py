@@ -155,11 +155,20 @@ def _held(tables: Sequence[Mapping[str, Any]]) -> list[str]:
             format_bytes(each["bytes"]),
             format_bytes(each["fp32_bytes"]),
             f"{100 * each['hits'] / max(1, each['reads']):.1f}%",
+            f"{100 * each['predicted_hit_rate']:.1f}%",
             f"{each['stall_s']:.2f} s" if "stall_s" in each else "",
         ]
         for each in tables
     ]
-    head = ("table", "rows", "memory", "as fp32", "rows found in the cache", "waits for the file")
+    head = (
+        "table",
+        "rows",
+        "memory",
+        "as fp32",
+        "rows in the cache",
+        "predicted",
+        "waits for the file",
+    )
     return ["<h2>Rows behind a cache</h2>", _table(head, rows)] if rows else []
 
 
