@@ -1,1 +1,1 @@
-"""How well recommenders rank, by dense part and by size."""
+"""Benches of recommenders on MovieLens 100K."""

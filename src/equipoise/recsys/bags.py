@@ -77,20 +77,32 @@ def receive_bags(
     exchange: TableExchange,
     plan: TablePlan,
     sent: Sequence[Sequence[tuple[Tensor, Tensor]]],
-    sizes: Sequence[int],
+    sizes: Mapping[str, Sequence[int]],
     *,
     like: Tensor,
 ) -> list[Bags]:
-    """Exchange lengths, then ids; the bags of each shard that this rank holds, rank after rank."""
-    mine = sum(
-        len(each.shards_on(exchange.rank)) for each in plan.placements if each.kind != "data"
-    )
-    blocks = [as_bytes([lengths for lengths, _ in parts], like) for parts in sent]
-    arrived = exchange.swap("lengths", blocks, [4 * mine * size for size in sizes])
-    lengths_R = [
-        part.view(torch.int32).view(mine, size) for part, size in zip(arrived, sizes, strict=True)
+    """Exchange lengths, then ids; the bags of each shard that this rank holds, rank after rank.
+
+    Args:
+        exchange: Among the plan's ranks.
+        plan: Where tables lie.
+        sent: What ``split_bags`` made.
+        sizes: For each table, bags of each rank.
+        like: A tensor on the device of the bags.
+    """
+    mine = [
+        each.table.name
+        for each in plan.placements
+        if each.kind != "data"
+        for _ in each.shards_on(exchange.rank)
     ]
-    counts_R = [part.sum(dim=1).tolist() for part in lengths_R]
+    bags_RS = [[sizes[name][peer] for name in mine] for peer in range(exchange.ranks)]
+    blocks = [as_bytes([lengths for lengths, _ in parts], like) for parts in sent]
+    arrived = exchange.swap("lengths", blocks, [4 * sum(row) for row in bags_RS])
+    lengths_R = [
+        part.view(torch.int32).split(row) for part, row in zip(arrived, bags_RS, strict=True)
+    ]
+    counts_R = [[int(part.sum()) for part in parts] for parts in lengths_R]
     blocks = [as_bytes([ids for _, ids in parts], like) for parts in sent]
     arrived = exchange.swap("ids", blocks, [8 * sum(counts) for counts in counts_R])
     ids_R = [
@@ -101,5 +113,5 @@ def receive_bags(
             torch.cat([lengths[shard] for lengths in lengths_R]),
             torch.cat([ids[shard] for ids in ids_R]),
         )
-        for shard in range(mine)
+        for shard in range(len(mine))
     ]

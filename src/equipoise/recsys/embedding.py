@@ -38,19 +38,23 @@ from equipoise.base.errors import LayoutError
 from equipoise.recsys.bags import Bags, receive_bags, split_bags
 from equipoise.recsys.exchange import TableExchange, as_bytes
 from equipoise.recsys.jagged import KeyedJagged, require_ids
-from equipoise.recsys.optimizer import SparseStep, pool, sum_rows, update_rows
+from equipoise.recsys.optimizer import SparseStep, sum_rows
 from equipoise.recsys.returns import Returns
-from equipoise.recsys.shard import TableShard, make_shard
+from equipoise.recsys.sessions.inverse import InverseJagged
+from equipoise.recsys.shard import RowKeeping, TableShard, make_shard
 from equipoise.schedule.tables.placement import TablePlan
 from equipoise.schedule.tables.traffic import Wire
+
+Batch = KeyedJagged | InverseJagged
 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class _Pass:
     """What a forward leaves for its backward."""
 
-    batch: KeyedJagged
-    sizes: list[int]
+    batch: Batch
+    sizes: dict[str, list[int]]
+    """For each table, bags of each rank."""
     bags: list[Bags]
     """One for each shard that this rank holds."""
 
@@ -68,6 +72,7 @@ class ShardedTables:
         forward: Wire = "fp32",
         backward: Wire = "fp32",
         device: torch.device | None = None,
+        kept: RowKeeping | None = None,
     ) -> None:
         """Draw this rank's weights.
 
@@ -79,9 +84,10 @@ class ShardedTables:
             forward: How pooled rows travel.
             backward: How their gradients travel.
             device: Where weights lie; the CPU unless given.
+            kept: Rows in few bits, or in a file, behind a cache; fp32 in memory unless given.
 
         Raises:
-            LayoutError: the plan is of another number of ranks.
+            LayoutError: the plan is of another number of ranks, or divides rows of few bits.
         """
         if plan.ranks != exchange.ranks:
             raise LayoutError(
@@ -95,13 +101,13 @@ class ShardedTables:
         """Steps done."""
         rank = exchange.rank
         self.shards = [
-            make_shard(each, shard, step, seed, self.device)
+            make_shard(each, shard, step, seed, self.device, kept)
             for each in plan.placements
             if each.kind != "data"
             for shard in each.shards_on(rank)
         ]
         self.copies = [
-            make_shard(each, 0, step, seed, self.device)
+            make_shard(each, 0, step, seed, self.device, kept)
             for each in plan.placements
             if each.kind == "data"
         ]
@@ -121,12 +127,13 @@ class ShardedTables:
         yield from self.shards
         yield from self.copies
 
-    def __call__(self, batch: KeyedJagged) -> Tensor:
+    def __call__(self, batch: Batch) -> Tensor:
         """Pool every table for this rank's samples; all ranks call it together.
 
         Args:
             batch: Ids of this rank's samples, with a feature for each table; ranks may have
-                different numbers of samples, also none.
+                different numbers of samples, also none. Rows that samples share are looked up and
+                exchanged once; all ranks group the same features.
 
         Returns:
             float32 [B, sum of widths], in the order of the plan's tables.
@@ -140,35 +147,36 @@ class ShardedTables:
                 "The tables have a gradient that no step has applied. Call step() before the next "
                 "forward, or forward under torch.no_grad()."
             )
-        out: Tensor = _Pooled.apply(self._anchor, self, batch)
+        out: Tensor = _Pooled.apply(self._anchor, self, batch, torch.is_grad_enabled())
         return out
 
-    def forward(self, batch: KeyedJagged) -> tuple[Tensor, _Pass]:
+    def forward(self, batch: Batch, *, is_training: bool) -> tuple[Tensor, _Pass]:
         """Pool, and keep what the backward needs."""
         by_table = {}
         for each in self.plan.placements:
             lengths, values = batch.bags(each.table.name)
             require_ids(each.table.name, lengths, values, each.table.rows)
             by_table[each.table.name] = Bags(lengths, values)
-        sizes = self._gather_sizes(batch.samples)
+        sizes = self._gather_sizes(batch)
         split = split_bags(self.plan, by_table, self.exchange.ranks)
         bags = receive_bags(self.exchange, self.plan, split, sizes, like=batch.values)
         self.ids_received = {
-            f"{shard.table.name}:{shard.index}": each.count_by_rank(sizes)
+            f"{shard.table.name}:{shard.index}": each.count_by_rank(sizes[shard.table.name])
             for shard, each in zip(self.shards, bags, strict=True)
         }
         sums = [
-            pool(each.ids, each.lengths, shard.weight)
+            shard.pool(each.ids, each.lengths, is_training=is_training)
             for shard, each in zip(self.shards, bags, strict=True)
         ]
         out = dict(self._returns.send_sums(self.shards, sums, sizes))
         for copy in self.copies:
             own = by_table[copy.table.name]
-            out[copy.table.name] = pool(own.ids, own.lengths, copy.weight)
-        columns = [
-            _scale(out[each.table.name], by_table[each.table.name].lengths, each.table.pooling)
-            for each in self.plan.placements
-        ]
+            out[copy.table.name] = copy.pool(own.ids, own.lengths, is_training=is_training)
+        columns = []
+        for each in self.plan.placements:
+            name = each.table.name
+            rows = _scale(out[name], by_table[name].lengths, each.table.pooling)
+            columns.append(batch.expand(name, rows))
         return torch.cat(columns, dim=1), _Pass(batch, sizes, bags)
 
     def backward(self, grad: Tensor, passed: _Pass) -> None:
@@ -177,7 +185,7 @@ class ShardedTables:
         begin = 0
         for each in self.plan.placements:
             lengths, _ = passed.batch.bags(each.table.name)
-            part = grad[:, begin : begin + each.table.width]
+            part = passed.batch.fold(each.table.name, grad[:, begin : begin + each.table.width])
             by_table[each.table.name] = _scale(part, lengths, each.table.pooling)
             begin += each.table.width
         arrived = self._returns.send_gradients(self.shards, by_table, passed.sizes)
@@ -205,22 +213,20 @@ class ShardedTables:
         self.number += 1
         squares = self._squares() if step.name == "row-wise-adagrad" else {}
         for shard, rows, grad in self._gradients:
-            update_rows(
-                step,
-                shard.weight,
-                shard.state,
-                rows,
-                grad,
-                number=self.number,
-                squares=squares.get(shard.table.name),
-            )
+            shared = squares.get(shard.table.name)
+            shard.apply(step, rows, grad, number=self.number, squares=shared)
         self._gradients = None
 
-    def _gather_sizes(self, samples: int) -> list[int]:
-        own = torch.tensor([samples], dtype=torch.int64, device=self.device).view(torch.uint8)
-        ranks = self.exchange.ranks
-        parts = self.exchange.swap("sizes", [own] * ranks, [8] * ranks)
-        return [int(part.view(torch.int64)) for part in parts]
+    def _gather_sizes(self, batch: Batch) -> dict[str, list[int]]:
+        """For each table, bags of each rank."""
+        own = torch.tensor(batch.group_rows, dtype=torch.int64, device=self.device)
+        ranks, block = self.exchange.ranks, own.view(torch.uint8)
+        parts = self.exchange.swap("sizes", [block] * ranks, [len(block)] * ranks)
+        sizes_RG = [part.view(torch.int64).tolist() for part in parts]
+        return {
+            each.table.name: [row[batch.group_of(each.table.name)] for row in sizes_RG]
+            for each in self.plan.placements
+        }
 
     def _squares(self) -> dict[str, Tensor]:
         """Mean squared gradient of each touched row over all column shards, by table.
@@ -325,23 +331,25 @@ class _Pooled(torch.autograd.Function):
     """The tables' forward; its backward hands gradients to the tables, not to a tensor."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, tables: ShardedTables, batch: KeyedJagged) -> Tensor:
+    def forward(
+        ctx: Any, anchor: Tensor, tables: ShardedTables, batch: Batch, is_training: bool
+    ) -> Tensor:
         del anchor
-        out, passed = tables.forward(batch)
+        out, passed = tables.forward(batch, is_training=is_training)
         ctx.tables, ctx.passed = tables, passed
         return out
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, None, None]:
         ctx.tables.backward(grads[0].contiguous(), ctx.passed)
-        return None, None, None
+        return None, None, None, None
 
 
 def resident_rows(tables: ShardedTables) -> dict[str, int]:
     """Rows of each table on this rank."""
     held: dict[str, int] = {}
     for shard in tables.held():
-        held[shard.table.name] = held.get(shard.table.name, 0) + len(shard.weight)
+        held[shard.table.name] = held.get(shard.table.name, 0) + shard.count
     return held
 
 

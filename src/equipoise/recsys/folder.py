@@ -20,7 +20,20 @@ from equipoise.base.errors import CheckpointError, SpecError
 from equipoise.spec.names import RECOMMEND
 from equipoise.spec.recommend import RecommendSpec
 
-_SAME = ("data", "model", "train.batch", "train.seed", "train.lr", "tables.optimizer")
+_SAME = (
+    "data",
+    "model",
+    "train.batch",
+    "train.seed",
+    "train.lr",
+    "train.shuffle",
+    "tables.optimizer",
+    "tables.precision",
+    "tables.rounding",
+    "tables.cache",
+    "tables.cache_policy",
+    "tables.memory_mib",
+)
 """What a run that goes on must not change."""
 _SPEC = "spec.json"
 
@@ -36,9 +49,12 @@ def prepare(folder: Path, spec: RecommendSpec, base: Path) -> None:
     file = folder / _SPEC
     if file.is_file():
         theirs = json.loads(file.read_text("utf-8"))
-        for name in _SAME:
+        unset = json.loads(json.dumps(dataclasses.asdict(RecommendSpec())))
+        in_files = ("layout", "tables.kinds") if spec.tables.memory_mib else ()
+        for name in (*_SAME, *in_files):
             section, _, key = name.partition(".")
-            old, new = theirs[section], ours[section]
+            # A key that the run's version did not have had the effect of its default.
+            old, new = unset[section] | theirs[section], ours[section]
             if (old[key] != new[key]) if key else (old != new):
                 changed = (
                     name

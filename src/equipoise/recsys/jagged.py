@@ -71,6 +71,26 @@ class KeyedJagged:
         """Number of samples."""
         return self.lengths.shape[1]
 
+    @property
+    def group_rows(self) -> list[int]:
+        """Rows of each group of features; here all features have one for each sample."""
+        return [self.samples]
+
+    def group_of(self, key: str) -> int:
+        """Which group a feature belongs to."""
+        del key
+        return 0
+
+    def expand(self, key: str, rows: Tensor) -> Tensor:
+        """What each sample gets of a feature's rows [rows of its group, W]."""
+        del key
+        return rows
+
+    def fold(self, key: str, grads: Tensor) -> Tensor:
+        """The gradient of a feature's rows, from those of the samples [B, W]."""
+        del key
+        return grads
+
     def bags(self, key: str) -> tuple[Tensor, Tensor]:
         """One feature's lengths, int32 [B], and ids, int64.
 

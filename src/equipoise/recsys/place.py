@@ -10,6 +10,7 @@ from equipoise.balance.tables.plan import TableAnswer, plan_tables
 from equipoise.balance.tables.price import TableMachine
 from equipoise.base.arrays import Ints
 from equipoise.recsys.samples import Samples
+from equipoise.recsys.sessions.sharing import predict_loads
 from equipoise.schedule.tables.placement import TablePlan
 from equipoise.schedule.tables.traffic import count_traffic
 from equipoise.spec.recommend import RecommendSpec
@@ -35,7 +36,8 @@ def plan_samples(spec: RecommendSpec, samples: Samples) -> TableAnswer:
         optimizer=spec.tables.optimizer,
         wire=spec.tables.wire,
     )
-    return plan_tables(tables, machine, kinds=spec.tables.kinds, row_counts=samples.row_counts())
+    kinds = [k for k in spec.tables.kinds if spec.tables.precision == "fp32" or k != "column"]
+    return plan_tables(tables, machine, kinds=kinds, row_counts=samples.row_counts())
 
 
 def predict_traffic(spec: RecommendSpec, samples: Samples, plan: TablePlan) -> dict[str, Ints]:
@@ -44,20 +46,18 @@ def predict_traffic(spec: RecommendSpec, samples: Samples, plan: TablePlan) -> d
     Returns:
         ``bytes`` int64 [from, to]; ``ids`` int64 [ranks].
     """
-    ranks, size = plan.ranks, spec.train.batch / plan.ranks
-    train = samples.edges[1]
+    ranks = plan.ranks
+    loads = predict_loads(spec, samples, ranks)
     ids: dict[str, Ints] = {}
     touched: dict[str, Ints] = {}
     looked_up = np.zeros(ranks)
     for each in plan.placements:
-        counts = samples.row_counts()[each.table.name]
-        row_map = each.row_map
-        loads = [counts[row_map.rows_of(shard)].sum() for shard in range(row_map.shards)]
-        per_rank = np.array(loads) * size / train
+        lookups, row_map = loads.lookups[each.table.name], each.row_map
+        of_shard = [lookups[row_map.rows_of(shard)].sum() for shard in range(row_map.shards)]
+        per_rank = np.array(of_shard) / ranks
         ids[each.table.name] = np.rint(np.tile(per_rank, (ranks, 1))).astype(np.int64)
-        samples_of = size if each.kind == "data" else size * ranks
-        distinct = float((1 - (1 - np.minimum(1.0, counts / train)) ** samples_of).sum())
-        count = ranks if each.kind == "data" else 1
+        of_rank, of_all = loads.distinct[each.table.name]
+        count, distinct = (ranks, of_rank) if each.kind == "data" else (1, of_all)
         touched[each.table.name] = np.full(count, round(distinct), dtype=np.int64)
         if each.kind == "data":
             continue
@@ -66,12 +66,13 @@ def predict_traffic(spec: RecommendSpec, samples: Samples, plan: TablePlan) -> d
     wire = spec.tables.wire
     stages = count_traffic(
         plan,
-        [round(size)] * ranks,
+        {name: [round(size)] * ranks for name, size in loads.sizes.items()},
         ids,
         touched,
         forward=wire,
         backward=wire,
         is_row_wise=spec.tables.optimizer == "row-wise-adagrad",
+        groups=loads.groups,
     )
     total = np.sum(list(stages.values()), axis=0)
     return {"bytes": total, "ids": np.rint(looked_up).astype(np.int64)}

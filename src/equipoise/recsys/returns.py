@@ -21,6 +21,9 @@ from equipoise.recsys.wire import decode, encode
 from equipoise.schedule.tables.placement import TablePlacement, TablePlan
 from equipoise.schedule.tables.traffic import Wire, wire_bytes
 
+TableSizes = Mapping[str, Sequence[int]]
+"""For each table, bags of each rank."""
+
 
 class Returns:
     """Both directions, for one rank of a plan."""
@@ -33,21 +36,21 @@ class Returns:
         self._local, self._rank = plan.per_host, exchange.rank
 
     def send_sums(
-        self, shards: Sequence[TableShard], sums: Sequence[Tensor], sizes: Sequence[int]
+        self, shards: Sequence[TableShard], sums: Sequence[Tensor], sizes: TableSizes
     ) -> dict[str, Tensor]:
         """Give each rank its samples' sums.
 
         Args:
             shards: This rank's.
-            sums: Of each shard's bags, float32 [samples of all ranks, columns].
-            sizes: Samples of each rank.
+            sums: Of each shard's bags, float32 [bags of all ranks, columns].
+            sizes: For each table, bags of each rank.
 
         Returns:
-            For each table that is not data-parallel, float32 [B, width].
+            For each table that is not data-parallel, float32 [this rank's bags, width].
         """
         wire, ranks = self.forward_wire, range(self.exchange.ranks)
         parts = {
-            (shard.table.name, shard.index): each.split(list(sizes))
+            (shard.table.name, shard.index): each.split(list(sizes[shard.table.name]))
             for shard, each in zip(shards, sums, strict=True)
         }
         across = self._add_inside(parts, sizes)
@@ -60,14 +63,14 @@ class Returns:
                 for each, shard in self._blocks(self._rank, peer)
             ]
             blocks.append(self._pack(rows, wire))
-        own = sizes[self._rank]
-        expected = [own * self._row_bytes(peer, self._rank, wire) for peer in ranks]
+        expected = [self._sum_bytes(peer, self._rank, sizes, wire) for peer in ranks]
         arrived = self.exchange.swap("pooled", blocks, expected)
         got: dict[tuple[str, int], Tensor] = {}
         for peer in ranks:
             taken = 0
             for each, shard in self._blocks(peer, self._rank):
                 width = self._width(each, shard)
+                own = sizes[each.table.name][self._rank]
                 end = taken + own * wire_bytes(width, wire)
                 got[each.table.name, shard] = decode(arrived[peer][taken:end], width, wire)
                 taken = end
@@ -78,17 +81,17 @@ class Returns:
         }
 
     def send_gradients(
-        self, shards: Sequence[TableShard], by_table: Mapping[str, Tensor], sizes: Sequence[int]
+        self, shards: Sequence[TableShard], by_table: Mapping[str, Tensor], sizes: TableSizes
     ) -> list[Tensor]:
         """Give each shard the gradients of all samples.
 
         Args:
             shards: This rank's.
-            by_table: Gradients of this rank's samples, float32 [B, width].
-            sizes: Samples of each rank.
+            by_table: Gradients of this rank's bags, float32 [bags, width].
+            sizes: For each table, bags of each rank.
 
         Returns:
-            For each shard, float32 [samples of all ranks, columns].
+            For each shard, float32 [bags of all ranks, columns].
         """
         wire, ranks = self.backward_wire, range(self.exchange.ranks)
         blocks = []
@@ -98,14 +101,14 @@ class Returns:
                 begin, end = each.columns(shard)
                 rows.append(by_table[each.table.name][:, begin:end])
             blocks.append(self._pack(rows, wire))
-        expected = [sizes[peer] * self._row_bytes(self._rank, peer, wire) for peer in ranks]
+        expected = [self._sum_bytes(self._rank, peer, sizes, wire) for peer in ranks]
         arrived = self.exchange.swap("gradients", blocks, expected)
         got: dict[tuple[str, int, int], Tensor] = {}
         for peer in ranks:
             taken = 0
             for each, shard in self._blocks(self._rank, peer):
                 width = self._width(each, shard)
-                end = taken + sizes[peer] * wire_bytes(width, wire)
+                end = taken + sizes[each.table.name][peer] * wire_bytes(width, wire)
                 got[each.table.name, shard, peer] = decode(arrived[peer][taken:end], width, wire)
                 taken = end
         spread = self._spread_inside(got, sizes)
@@ -138,9 +141,12 @@ class Returns:
         begin, end = placement.columns(shard)
         return end - begin
 
-    def _row_bytes(self, owner: int, source: int, wire: Wire) -> int:
-        blocks = self._blocks(owner, source)
-        return sum(wire_bytes(self._width(each, shard), wire) for each, shard in blocks)
+    def _sum_bytes(self, owner: int, source: int, sizes: TableSizes, wire: Wire) -> int:
+        """Bytes of an owner's sums for a source's bags."""
+        return sum(
+            sizes[each.table.name][source] * wire_bytes(self._width(each, shard), wire)
+            for each, shard in self._blocks(owner, source)
+        )
 
     def _pack(self, rows: Sequence[Tensor], wire: Wire) -> Tensor:
         like = rows[0] if rows else torch.empty(0)
@@ -164,7 +170,7 @@ class Returns:
         return list(range(rank % self._local, self.plan.ranks, self._local))
 
     def _add_inside(
-        self, parts: Mapping[tuple[str, int], Sequence[Tensor]], sizes: Sequence[int]
+        self, parts: Mapping[tuple[str, int], Sequence[Tensor]], sizes: TableSizes
     ) -> dict[tuple[str, int], Tensor]:
         """Sums over a host's buckets for the samples that this rank handles, by table and rank."""
         tables = self._hosted()
@@ -174,7 +180,7 @@ class Returns:
         own = [each for each in tables if rank in each.ranks]
         blocks, expected = [], []
         served = self._served(rank)
-        count = sum(sizes[each] for each in served)
+        count = {e.table.name: sum(sizes[e.table.name][s] for s in served) for e in own}
         for peer in range(self.exchange.ranks):
             with_peer = [each for each in own if peer in each.ranks]
             rows = [
@@ -184,27 +190,29 @@ class Returns:
                 for each in with_peer
             ]
             blocks.append(self._pack(rows, wire))
-            expected.append(sum(count * wire_bytes(e.table.width, wire) for e in with_peer))
+            expected.append(
+                sum(count[e.table.name] * wire_bytes(e.table.width, wire) for e in with_peer)
+            )
         arrived = self.exchange.swap("partial", blocks, expected)
         sums: dict[tuple[str, int], Tensor] = {}
         taken = [0] * self.exchange.ranks
         for each in own:
             total: Tensor | None = None
-            size = count * wire_bytes(each.table.width, wire)
+            size = count[each.table.name] * wire_bytes(each.table.width, wire)
             for peer in each.ranks:
                 part = arrived[peer][taken[peer] : taken[peer] + size]
                 taken[peer] += size
                 rows_of = decode(part, each.table.width, wire)
                 total = rows_of if total is None else total + rows_of
             if total is not None:
-                shares = total.split([sizes[s] for s in served])
+                shares = total.split([sizes[each.table.name][s] for s in served])
                 sums |= {
                     (each.table.name, s): share for s, share in zip(served, shares, strict=True)
                 }
         return sums
 
     def _spread_inside(
-        self, got: Mapping[tuple[str, int, int], Tensor], sizes: Sequence[int]
+        self, got: Mapping[tuple[str, int, int], Tensor], sizes: TableSizes
     ) -> dict[tuple[str, int], Tensor]:
         """Gradients of all samples on each rank of a host, by table and rank of the samples."""
         tables = self._hosted()
@@ -218,18 +226,23 @@ class Returns:
             with_peer = [each for each in own if peer in each.ranks]
             rows = [torch.cat([got[each.table.name, 0, s] for s in served]) for each in with_peer]
             blocks.append(self._pack(rows, wire))
-            count = sum(sizes[s] for s in self._served(peer))
-            expected.append(sum(count * wire_bytes(e.table.width, wire) for e in with_peer))
+            expected.append(
+                sum(
+                    sum(sizes[e.table.name][s] for s in self._served(peer))
+                    * wire_bytes(e.table.width, wire)
+                    for e in with_peer
+                )
+            )
         arrived = self.exchange.swap("spread", blocks, expected)
         spread: dict[tuple[str, int], Tensor] = {}
         taken = [0] * self.exchange.ranks
         for each in own:
             for peer in each.ranks:
                 serving = self._served(peer)
-                count = sum(sizes[s] for s in serving)
-                size = count * wire_bytes(each.table.width, wire)
+                bags = [sizes[each.table.name][s] for s in serving]
+                size = sum(bags) * wire_bytes(each.table.width, wire)
                 part = arrived[peer][taken[peer] : taken[peer] + size]
                 taken[peer] += size
-                shares = decode(part, each.table.width, wire).split([sizes[s] for s in serving])
+                shares = decode(part, each.table.width, wire).split(bags)
                 spread |= {(each.table.name, s): x for s, x in zip(serving, shares, strict=True)}
         return spread

@@ -29,6 +29,7 @@ from equipoise.base.errors import DataError
 from equipoise.base.nearest import nearest
 from equipoise.data.columns import open_parquet
 from equipoise.recsys.jagged import KeyedJagged
+from equipoise.recsys.sessions.order import find_sessions, shuffle_sessions
 from equipoise.spec.recommend import ColumnsSpec
 
 ML_100K = "ml-100k"
@@ -52,11 +53,20 @@ class Samples:
     """float32 [samples], 0 or 1."""
     edges: tuple[int, ...]
     """Where the splits begin and end: 0, train, train + validation, all."""
+    sessions: Ints | None = None
+    """The session of each sample, int64 [samples]; None unless the data names them."""
 
     def bounds(self, split: str) -> tuple[int, int]:
         """First and one past the last sample of a split."""
         at = SPLITS.index(split)
         return self.edges[at], self.edges[at + 1]
+
+    def order(self, source: np.random.Generator, shuffle: str) -> Ints:
+        """An epoch's order of the training samples, by ``samples`` or by ``sessions``."""
+        train = self.edges[1]
+        if shuffle == "sessions" and self.sessions is not None:
+            return shuffle_sessions(self.sessions[:train], source)
+        return source.permutation(train)
 
     def batch(self, index: Ints) -> tuple[KeyedJagged, Tensor, Tensor]:
         """Some samples: bags, numbers float32 [B, N] and labels float32 [B]."""
@@ -110,7 +120,8 @@ def read_samples(spec: ColumnsSpec, base: Path) -> Samples:
 def make_samples(columns: Mapping[str, np.ndarray], spec: ColumnsSpec, label: str) -> Samples:
     """Samples of columns that were read; ``label`` names them in messages."""
     features = (*spec.ids, *spec.bags)
-    wanted = [*features, *spec.numbers, spec.label, *([spec.time] if spec.time else [])]
+    wanted = [*features, *spec.numbers, spec.label]
+    wanted += [name for name in (spec.time, spec.session) if name]
     for name in wanted:
         if name not in columns:
             raise DataError(
@@ -142,6 +153,10 @@ def make_samples(columns: Mapping[str, np.ndarray], spec: ColumnsSpec, label: st
     if table:
         mean, deviation = numbers[:train].mean(axis=0), numbers[:train].std(axis=0)
         numbers = (numbers - mean) / np.where(deviation > 0, deviation, 1.0)
+    sessions = None
+    if spec.session:
+        times = None if stamps is None else stamps[order]
+        sessions = find_sessions(columns[spec.session][order], times, spec.session_gap, label)
     return Samples(
         tuple(features),
         tuple(rows),
@@ -150,6 +165,7 @@ def make_samples(columns: Mapping[str, np.ndarray], spec: ColumnsSpec, label: st
         numbers.astype(np.float32),
         labels,
         (0, train, held, count),
+        sessions,
     )
 
 

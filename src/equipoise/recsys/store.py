@@ -68,8 +68,7 @@ def save(
         name = f"{number}:{shard.table.name}"
         arrays[f"{name}:rows"] = shard.rows
         arrays[f"{name}:columns"] = np.array(shard.columns)
-        arrays[f"{name}:weight"] = shard.weight.cpu().numpy()
-        arrays |= {f"{name}:{key}": value.cpu().numpy() for key, value in shard.state.items()}
+        arrays |= {f"{name}:{key}": value for key, value in shard.arrays().items()}
     save_file(arrays, unfinished / f"rank-{exchange.rank:05d}.safetensors")
     if exchange.rank == 0:
         state = {"dense": dense.state_dict(), "optimizer": optimizer.state_dict()}
@@ -101,6 +100,12 @@ def _checkpoints(folder: Path) -> list[Path]:
     return sorted(each.parent for each in (folder / CHECKPOINTS).glob(f"step-*/{_MANIFEST}"))
 
 
+def newest_step(folder: Path) -> int | None:
+    """The step of the newest whole checkpoint of a run's folder."""
+    checkpoints = _checkpoints(folder)
+    return int(checkpoints[-1].name.removeprefix("step-")) if checkpoints else None
+
+
 def load_newest(
     folder: Path, tables: ShardedTables, dense: nn.Module, optimizer: torch.optim.Optimizer
 ) -> RankSaved | None:
@@ -122,7 +127,7 @@ def load_newest(
             "--out, or train what the checkpoint has."
         )
     for shard in tables.held():
-        filled = np.zeros(len(shard.weight), dtype=np.int64)
+        filled = np.zeros(shard.count, dtype=np.int64)
         for file in sorted(newest.glob("rank-*.safetensors")):
             filled += _take(file, shard)
         width = shard.columns[1] - shard.columns[0]
@@ -144,28 +149,37 @@ def _shapes(tables: Mapping[str, Any]) -> str:
 
 def _take(file: Path, shard: TableShard) -> np.ndarray:
     """Copy what a file has of a shard; how many columns of each of its rows that was."""
-    filled = np.zeros(len(shard.weight), dtype=np.int64)
+    filled = np.zeros(shard.count, dtype=np.int64)
     begin, end = shard.columns
     with safe_open(file, framework="numpy") as stored:
-        for key in stored.keys():  # noqa: SIM118
-            number, _, rest = key.partition(":")
-            name, _, what = rest.rpartition(":")
-            if name != shard.table.name or what != "weight":
+        keys = list(stored.keys())
+        for key in keys:
+            prefix, _, what = key.rpartition(":")
+            if prefix.partition(":")[2] != shard.table.name or what != "columns":
                 continue
-            first, last = stored.get_tensor(f"{number}:{name}:columns").tolist()
+            first, last = stored.get_tensor(key).tolist()
             left, right = max(begin, first), min(end, last)
-            rows = stored.get_tensor(f"{number}:{name}:rows")
+            rows = stored.get_tensor(f"{prefix}:rows")
             _, own, theirs = np.intersect1d(
                 shard.rows, rows, assume_unique=True, return_indices=True
             )
             if left >= right or not len(own):
                 continue
-            for part, held in (("weight", shard.weight), *shard.state.items()):
-                values = torch.from_numpy(stored.get_tensor(f"{number}:{name}:{part}")[theirs])
-                if held.ndim == 1:
-                    held[own] = values
+            if shard.held is not None:
+                parts = {
+                    name.rpartition(":")[2]: stored.get_tensor(name)
+                    for name in keys
+                    if name.startswith(f"{prefix}:")
+                }
+                is_same = np.array_equal(rows, shard.rows)
+                shard.held.take(own, theirs, parts, is_same=is_same)
+            held = shard.state if shard.held else shard.state | {"weight": shard.weight}
+            for part, every in held.items():
+                values = torch.from_numpy(stored.get_tensor(f"{prefix}:{part}")[theirs])
+                if every.ndim == 1:
+                    every[own] = values
                 else:
-                    held[own, left - begin : right - begin] = values[
+                    every[own, left - begin : right - begin] = values[
                         :, left - first : right - first
                     ]
             filled[own] += right - left

@@ -29,13 +29,16 @@ from equipoise.base.arrays import Floats, Ints
 from equipoise.base.errors import NonFiniteError
 from equipoise.launch.last_words import say_step
 from equipoise.observe.journal import EventSink
+from equipoise.recsys.cache.foresight import expect_epoch, predict_hits
 from equipoise.recsys.embedding import ShardedTables
 from equipoise.recsys.exchange import TableExchange
 from equipoise.recsys.metrics import measure_auc, measure_entropy
 from equipoise.recsys.models.catalog import build_model
 from equipoise.recsys.optimizer import SparseStep
 from equipoise.recsys.samples import Samples
-from equipoise.recsys.store import RankSaved, load_newest, save
+from equipoise.recsys.sessions.sharing import BatchSharing
+from equipoise.recsys.store import RankSaved, load_newest, newest_step, save
+from equipoise.recsys.tiers.run import commit_files, fetch_ahead, keep_rows
 from equipoise.schedule.tables.placement import TablePlan
 from equipoise.schedule.tables.traffic import STAGES
 from equipoise.spec.recommend import RecommendSpec
@@ -86,7 +89,7 @@ def count_epoch_steps(spec: RecommendSpec, samples: Samples) -> int:
 def draw_order(spec: RecommendSpec, samples: Samples, epoch: int) -> Ints:
     """Training samples in the order of an epoch, int64 [training samples]."""
     source = np.random.Generator(np.random.Philox(key=[spec.train.seed, epoch]))
-    return source.permutation(samples.edges[1])
+    return samples.order(source, spec.train.shuffle)
 
 
 class TimedExchange(TableExchange):
@@ -134,8 +137,16 @@ class RankTrainer:
         step = SparseStep(spec.tables.optimizer, lr=spec.tables.lr)
         wire = spec.tables.wire
         self.tables = ShardedTables(
-            plan, exchange, step, seed=spec.train.seed, forward=wire, backward=wire
+            plan,
+            exchange,
+            step,
+            seed=spec.train.seed,
+            forward=wire,
+            backward=wire,
+            kept=keep_rows(spec, samples, plan, step, folder, exchange.rank, newest_step(folder)),
         )
+        self._foreseen = -1
+        """The epoch whose steps the tables' caches know."""
         self.dense = build_model(
             spec.model,
             [each.table for each in plan.placements],
@@ -145,6 +156,7 @@ class RankTrainer:
         self.optimizer = torch.optim.Adam(
             self.dense.parameters(), lr=spec.train.lr, weight_decay=spec.train.weight_decay
         )
+        self.sharing = BatchSharing(spec, self.dense)
         self.step = 0
         self.is_asked_to_stop = False
         self.losses: list[float] = []
@@ -210,6 +222,7 @@ class RankTrainer:
 
     def _save(self) -> None:
         best = None if self.best is None else _fields(self.best)
+        commit_files(self.tables, self.step)
         save(
             self.folder,
             self.tables,
@@ -222,15 +235,29 @@ class RankTrainer:
         ranks, rank = self.exchange.ranks, self.exchange.rank
         return index[rank * len(index) // ranks : (rank + 1) * len(index) // ranks]
 
+    def predict_hits(self) -> dict[str, tuple[int, int]]:
+        """Hits and reads of the first epoch, for each table whose rows lie behind a cache."""
+        if all(shard.held is None for shard in self.tables.held()):
+            return {}
+        order = draw_order(self.spec, self.samples, 0)
+        return predict_hits(self.tables, self.samples, order, self.spec.train.batch)
+
     def _train_step(self) -> tuple[float, int, StepParts]:
         epoch, within = divmod(self.step, self.epoch_steps)
         batch = self.spec.train.batch
-        index = draw_order(self.spec, self.samples, epoch)[within * batch : (within + 1) * batch]
+        order = draw_order(self.spec, self.samples, epoch)
+        if self.spec.tables.cache_policy == "trace" and self._foreseen != epoch:
+            expect_epoch(self.tables, self.samples, order, batch, epoch * self.epoch_steps)
+            self._foreseen = epoch
+        index = order[within * batch : (within + 1) * batch]
         jagged, numbers, labels = self.samples.batch(self._share(index))
         self.exchange.clear()
         self.exchange.spent_s, self.exchange.swaps = 0.0, 0
         clock = _Clock()
-        pooled = self.tables(jagged)
+        pooled = self.tables(self.sharing.share(jagged, is_counted=True))
+        if self.spec.tables.memory_mib and within + 1 < self.epoch_steps:
+            coming = order[(within + 1) * batch : (within + 2) * batch]
+            fetch_ahead(self.tables, self.samples.batch(coming)[0])
         tables_s = clock.lap()
         cut = pooled.detach().requires_grad_()
         logits = self.dense(cut, numbers)
@@ -310,7 +337,7 @@ class RankTrainer:
         jagged, numbers, _ = self.samples.batch(self._share(index))
         with torch.no_grad():
             begin = rank * len(index) // ranks
-            own = self.dense(self.tables(jagged), numbers)
+            own = self.dense(self.tables(self.sharing.share(jagged)), numbers)
             whole[begin : begin + len(own)] = own.double()
         return self._sum(whole).numpy()
 

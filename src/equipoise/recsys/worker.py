@@ -32,6 +32,8 @@ from equipoise.observe.journal import Journal
 from equipoise.recsys.folder import read_prepared, read_trained
 from equipoise.recsys.place import plan_samples, predict_traffic
 from equipoise.recsys.samples import Samples, read_samples
+from equipoise.recsys.sessions.sharing import table_groups
+from equipoise.recsys.tiers.run import count_held
 from equipoise.recsys.trainer import RankTrainer, TimedExchange
 from equipoise.schedule.tables.placement import TablePlan
 from equipoise.spec.names import RECOMMEND
@@ -77,6 +79,10 @@ def train_rank(
         "steps": trained.traffic.steps,
         "ids": trained.traffic.ids / steps,
         "sent_bytes": (sent / steps).tolist(),
+        "samples": trainer.sharing.samples,
+        "rows": trainer.sharing.rows,
+        "held": count_held(trainer.tables),
+        "predicted_hits": trainer.predict_hits(),
     }
     journal.write(
         "scalar",
@@ -135,7 +141,40 @@ def make_record(
         "losses": rows[0]["losses"],
         "best": rows[0]["best"],
         "traffic": before.get("traffic", traffic),
+        "sharing": before.get("sharing", _sharing(spec, rows)),
+        "held": before.get("held", _held(spec, rows)),
     }
+
+
+def _held(spec: RecommendSpec, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What tables of few bits take, over all ranks, and how often their caches were hit."""
+    by_table: dict[str, dict[str, Any]] = {}
+    expected: dict[str, tuple[int, int]] = {}
+    for name, (hits, reads) in (
+        item for row in rows for item in row["measured"]["predicted_hits"].items()
+    ):
+        before = expected.get(name, (0, 0))
+        expected[name] = before[0] + hits, before[1] + reads
+    for name, part in (item for row in rows for item in row["measured"]["held"].items()):
+        form = "file" if spec.tables.memory_mib else spec.tables.precision
+        total = by_table.setdefault(name, {"name": name, "form": form})
+        for key, value in part.items():
+            total[key] = total.get(key, 0) + value
+    for name, (hits, reads) in expected.items():
+        by_table[name]["predicted_hit_rate"] = hits / max(1, reads)
+    return list(by_table.values())
+
+
+def _sharing(spec: RecommendSpec, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Samples and distinct rows of each group, over all ranks and steps."""
+    return [
+        {
+            "columns": list(group),
+            "samples": sum(row["measured"]["samples"] for row in rows),
+            "rows": sum(row["measured"]["rows"][place] for row in rows),
+        }
+        for place, group in enumerate(table_groups(spec))
+    ]
 
 
 def run_facts(spec: RecommendSpec, samples: Samples, plan: TablePlan) -> dict[str, str]:

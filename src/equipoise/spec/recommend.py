@@ -46,6 +46,10 @@ class ColumnsSpec:
     bags: tuple[str, ...] = ()
     """Columns of several values each, separated by blanks, or lists: a table each."""
     numbers: tuple[str, ...] = ()
+    session: str = ""
+    """Column whose value a session belongs to, a user's say; it need not be a table."""
+    session_gap: Annotated[float, Field(gt=0)] = 1800.0
+    """The longest pause inside a session, in the units of ``time``."""
     train_share: Annotated[float, Field(gt=0, lt=1)] = 0.8
     """The earliest rows; validation and test halve the rest."""
 
@@ -99,6 +103,18 @@ class PlacedTablesSpec:
         "data",
     )
     wire: Literal["fp32", "bf16", "fp16", "int8"] = "fp32"
+    precision: Literal["fp32", "int8", "int4", "int2"] = "fp32"
+    """What rows are kept in; below fp32, a cache of fp32 rows stands before them."""
+    rounding: Literal["stochastic", "nearest"] = "stochastic"
+    """What rows do with remainders when they leave the cache."""
+    cache: Annotated[float, Field(ge=0, le=1)] = 0.05
+    """Slots of the cache, of a table's rows."""
+    cache_policy: Literal["lru", "lfu", "trace"] = "lru"
+    """Which rows stay in it; ``trace`` knows the coming steps of the epoch."""
+    memory_mib: Annotated[float, Field(ge=0)] = 0.0
+    """Memory of a rank for rows and their optimizer state; the others lie in files. 0: no limit."""
+    deduplicate: tuple[tuple[str, ...], ...] = ()
+    """Groups of columns: a group's distinct rows are sent, looked up and computed once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +128,8 @@ class RankTrainSpec:
     """The learning rate of the MLPs' Adam."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    shuffle: Literal["samples", "sessions"] = "samples"
+    """What an epoch shuffles; sessions stay together in order of time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,9 +221,7 @@ def read_recommend(
             faults.append((line, f"{label}: no such key. Nearest: {nearest(dotted, names)}"))
             continue
         try:
-            judged = TypeAdapter(hints[key], config=_STRICT).validate_python(
-                tuple(value) if isinstance(value, list) else value
-            )
+            judged = TypeAdapter(hints[key], config=_STRICT).validate_python(_frozen(value))
         except ValidationError as error:
             message = error.errors(include_url=False)[0]["msg"]
             words = message[0].lower() + message[1:].replace("Input", "input")
@@ -234,6 +250,10 @@ def read_recommend(
     return spec, Path.cwd() if path is None else path.absolute().parent
 
 
+def _frozen(value: Any) -> Any:
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
+
+
 def _require(spec: RecommendSpec) -> None:
     if not (spec.data.ids or spec.data.bags):
         raise SpecError(
@@ -247,6 +267,47 @@ def _require(spec: RecommendSpec) -> None:
     doubled = [*spec.data.ids, *spec.data.bags]
     if len(set(doubled)) < len(doubled):
         raise SpecError("data.ids and data.bags name one column twice. Name each once.")
+    if spec.train.shuffle == "sessions" and not spec.data.session:
+        raise SpecError(
+            'train.shuffle = "sessions" needs data.session, the column that a session belongs to. '
+            "Name it, or shuffle samples."
+        )
+    if spec.tables.precision != "fp32" and set(spec.tables.kinds) == {"column"}:
+        raise SpecError(
+            f'tables.precision = "{spec.tables.precision}": its rows have one scale each and are '
+            "not divided by columns. Add another kind to tables.kinds."
+        )
+    if spec.tables.precision != "fp32" and spec.tables.memory_mib:
+        raise SpecError(
+            f'tables.precision = "{spec.tables.precision}" and tables.memory_mib = '
+            f"{spec.tables.memory_mib:g}: files hold rows as fp32. Set one of them."
+        )
+    _require_groups(spec)
+
+
+def _require_groups(spec: RecommendSpec) -> None:
+    """Groups name columns that are read, each once; numbers go through one MLP, so together."""
+    known = (*spec.data.ids, *spec.data.bags, *spec.data.numbers)
+    named: list[str] = []
+    for group in spec.tables.deduplicate:
+        for name in group:
+            if name not in known:
+                raise SpecError(
+                    f'tables.deduplicate: "{name}" is not among data.ids, data.bags and '
+                    f'data.numbers. Nearest: "{nearest(name, list(known))}".'
+                )
+            if name in named:
+                raise SpecError(f'tables.deduplicate names "{name}" twice. Name it once.')
+            named.append(name)
+        numbers = [name for name in group if name in spec.data.numbers]
+        if not group or (numbers and len(numbers) < len(spec.data.numbers)):
+            lacks = [name for name in spec.data.numbers if name not in group]
+            raise SpecError(
+                "tables.deduplicate has an empty group. Leave it out."
+                if not group
+                else f"tables.deduplicate: all numbers go through one MLP, so a group has all of "
+                f"them or none. Add {', '.join(lacks)} to that of {', '.join(numbers)}."
+            )
 
 
 def _sections() -> Mapping[str, Any]:

@@ -124,9 +124,52 @@ def render(record: Mapping[str, Any]) -> str:
             ("table", "rows", "width", "ids a sample", "kind", "buckets", "ranks"),
             tables,
         ),
+        *_shared(record.get("sharing", [])),
+        *_held(record.get("held", [])),
         "</body></html>\n",
     ]
     return "\n".join(parts)
+
+
+def _shared(groups: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Rows that samples share, by group of columns."""
+    rows = [
+        [
+            ", ".join(each["columns"]),
+            f"{each['samples']:,}",
+            f"{each['rows']:,}",
+            f"{each['samples'] / max(1, each['rows']):.2f}",
+        ]
+        for each in groups
+    ]
+    head = ("columns", "samples", "distinct rows", "samples a row")
+    return ["<h2>Rows that samples share</h2>", _table(head, rows)] if rows else []
+
+
+def _held(tables: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Tables of few bits: what they take, and how often their caches were hit."""
+    rows = [
+        [
+            each["name"],
+            each["form"],
+            format_bytes(each["bytes"]),
+            format_bytes(each["fp32_bytes"]),
+            f"{100 * each['hits'] / max(1, each['reads']):.1f}%",
+            f"{100 * each['predicted_hit_rate']:.1f}%",
+            f"{each['stall_s']:.2f} s" if "stall_s" in each else "",
+        ]
+        for each in tables
+    ]
+    head = (
+        "table",
+        "rows",
+        "memory",
+        "as fp32",
+        "rows in the cache",
+        "predicted",
+        "waits for the file",
+    )
+    return ["<h2>Rows behind a cache</h2>", _table(head, rows)] if rows else []
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -5,10 +5,11 @@ Why
     same numbers; only its bytes would tell.
 
 What it decides
-    A step's stages in order, for a rank r with ``b[r]`` samples, D columns of a shard and ``e``
-    bytes of a float on the wire::
+    A step's stages in order, for a rank r with ``b[r]`` bags of a table (one for each sample, or
+    for each distinct row of the table's group), D columns of a shard and ``e`` bytes of a float on
+    the wire::
 
-        sizes       8 B to each rank
+        sizes       8 B of each group of tables to each rank
         lengths     4 b[r] to the rank of each shard
         ids         8 B of each id to the ranks of its shards
         partial     table-row: sums of a bucket for 1/L of all samples, inside the host
@@ -59,34 +60,37 @@ def wire_bytes(width: int, wire: Wire) -> int:
 
 def count_traffic(
     plan: TablePlan,
-    sizes: Sequence[int],
+    sizes: Sequence[int] | Mapping[str, Sequence[int]],
     ids: Mapping[str, Ints],
     touched: Mapping[str, Ints] | None = None,
     *,
     forward: Wire = "fp32",
     backward: Wire = "fp32",
     is_row_wise: bool = False,
+    groups: int = 1,
 ) -> dict[str, Ints]:
     """Bytes from each rank to each other in each stage of a step.
 
     Args:
         plan: Where tables lie.
-        sizes: Samples of each rank.
+        sizes: Samples of each rank; or, for each table, bags of each rank.
         ids: For each table, ids of each rank's samples by bucket of rows, int64 [ranks, buckets].
         touched: For each data-parallel table, distinct rows of each rank's samples, int64 [ranks];
             for each column-wise one, distinct rows of all, int64 [1]. None: a forward alone.
         forward: How pooled rows travel.
         backward: How their gradients travel.
         is_row_wise: Whether the optimizer is row-wise AdaGrad.
+        groups: Groups of tables, each with its own number of bags.
 
     Returns:
         For each stage, int64 [from, to]; nothing is sent from a rank to itself.
     """
-    ranks, size_R = plan.ranks, np.asarray(sizes, dtype=np.int64)
+    ranks = plan.ranks
     bytes_of = {stage: np.zeros((ranks, ranks), dtype=np.int64) for stage in STAGES}
-    bytes_of["sizes"] += 8
+    bytes_of["sizes"] += 8 * groups
     for each in plan.placements:
         name, width = each.table.name, each.table.width
+        size_R = np.asarray(sizes[name] if isinstance(sizes, Mapping) else sizes, dtype=np.int64)
         if each.kind == "data":
             if touched is not None:
                 bytes_of["replicas"] += 8 + touched[name][:, None] * (8 + 4 * width)

@@ -1,0 +1,1 @@
+"""Samples of sessions: rows that repeat are stored, sent, looked up and computed once."""

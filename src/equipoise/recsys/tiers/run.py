@@ -1,0 +1,109 @@
+"""How a run keeps its rows: in few bits, in files, fetched ahead and committed.
+
+Kept true (tests/multi/recsys/test_tiers.py, tests/multi/recsys/test_precision.py)
+    Rows in files and rows of few bits train, go on, and are counted.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from equipoise.recsys.bags import locate_rows
+from equipoise.recsys.cache.packed import TablePrecision
+from equipoise.recsys.embedding import ShardedTables
+from equipoise.recsys.jagged import KeyedJagged
+from equipoise.recsys.optimizer import SparseStep
+from equipoise.recsys.samples import Samples
+from equipoise.recsys.shard import RowKeeping
+from equipoise.recsys.tiers.held import deal_tiers, file_of
+from equipoise.schedule.tables.placement import TablePlan
+from equipoise.spec.recommend import RecommendSpec
+
+_FOLDER = "tiers"
+
+
+def keep_rows(
+    spec: RecommendSpec,
+    samples: Samples,
+    plan: TablePlan,
+    step: SparseStep,
+    folder: Path,
+    rank: int,
+    commit: int | None,
+) -> RowKeeping | None:
+    """How this rank's rows are kept; None: as fp32 in memory.
+
+    Args:
+        spec: The run.
+        samples: Its samples; memory is dealt by the lookups of the training part.
+        plan: Where tables lie.
+        step: The sparse optimizer.
+        folder: The run's.
+        rank: This one.
+        commit: The step of the checkpoint that the run goes on from; None: none.
+    """
+    tables = spec.tables
+    if tables.memory_mib:
+        return deal_tiers(
+            plan,
+            rank,
+            step,
+            samples.row_counts(),
+            int(tables.memory_mib * 2**20),
+            folder / _FOLDER / f"rank-{rank:05d}",
+            policy=tables.cache_policy,
+            commit=commit,
+        )
+    if tables.precision == "fp32":
+        return None
+    return TablePrecision(tables.precision, tables.rounding, tables.cache, tables.cache_policy)
+
+
+def fetch_ahead(tables: ShardedTables, batch: KeyedJagged) -> None:
+    """Begin to read from files what the next step looks up; ``batch`` is that of all ranks."""
+    for shard in tables.held():
+        held, file = shard.held, file_of(shard.held)
+        if held is None or file is None:
+            continue
+        rows = torch.unique(batch.bags(shard.table.name)[1])
+        owner, place = locate_rows(rows, shard.placement.row_map)
+        own = owner == shard.placement.row_shard(shard.index)
+        places = np.sort(place[own].numpy())
+        file.fetch(places[held.cache.find(places) < 0])
+
+
+def commit_files(tables: ShardedTables, step: int) -> None:
+    """Write slots to their files and make these the commits of a step's checkpoint."""
+    for shard in tables.held():
+        held, file = shard.held, file_of(shard.held)
+        if held is not None and file is not None:
+            held.flush(step)
+            file.file.commit(step)
+
+
+def count_held(tables: ShardedTables) -> dict[str, dict[str, float]]:
+    """For each table whose rows lie behind a cache: bytes of memory, reads, hits, blocks, waits."""
+    counted: dict[str, dict[str, float]] = {}
+    for shard in tables.held():
+        if (held := shard.held) is None:
+            continue
+        begin, end = shard.columns
+        own = counted.setdefault(shard.table.name, {})
+        file = file_of(held)
+        parts: dict[str, float] = {
+            "bytes": held.held_bytes,
+            "fp32_bytes": 4 * shard.count * (end - begin),
+            "reads": held.reads,
+            "hits": held.hits,
+        }
+        if file is not None:
+            parts |= {
+                "fp32_bytes": 4 * shard.count * file.width,
+                "blocks_read": file.file.blocks_read,
+                "blocks_written": file.file.blocks_written,
+                "stall_s": file.stall_s,
+            }
+        for key, value in parts.items():
+            own[key] = own.get(key, 0) + value
+    return counted

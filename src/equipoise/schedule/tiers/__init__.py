@@ -1,0 +1,1 @@
+"""Which rows lie in the fast tier, step after step."""
