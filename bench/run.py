@@ -59,7 +59,12 @@ BENCHES = (
     "serving.plans",
     "interference.compare",
     "interference.whose",
+    "interference.live",
     "faults.hangs",
+    "recsys.models",
+    "recsys.file_order",
+    "recsys.ensemble",
+    "recsys.scaling",
 )
 
 

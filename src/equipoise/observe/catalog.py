@@ -99,7 +99,10 @@ EVENTS: tuple[EventKind, ...] = (
     EventKind(
         "scalar",
         "recommend",
-        _fields("step loss samples step_s ids", objects="sent_bytes"),
+        _fields(
+            "step loss samples step_s ids exchanges lookup_s exchange_s dense_s reduce_s",
+            objects="sent_bytes",
+        ),
         is_per_step=True,
     ),
     EventKind(

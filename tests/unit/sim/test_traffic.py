@@ -196,6 +196,14 @@ def test_the_verb_prints_both_and_the_published_figures(capsys: pytest.CaptureFi
             "flows, and a ratio above 0.",
         ),
         (
+            TrafficRequest("h100-sxm:128", 4, draws=10_001),
+            "10,001 draws from seed 0: give 10,000 draws or fewer, and a seed of 0 or more.",
+        ),
+        (
+            TrafficRequest("h100-sxm:128", 4, seed=-1),
+            "100 draws from seed -1: give 10,000 draws or fewer, and a seed of 0 or more.",
+        ),
+        (
             TrafficRequest("h100-sxm:128", 4, split=1000),
             "128,000 flows are more than 100,000. Give a smaller cluster or fewer --flows.",
         ),

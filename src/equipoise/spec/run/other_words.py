@@ -78,8 +78,8 @@ _NO_DROPOUT = (
 
 
 _RECOMMEND = (
-    'only "equipoise train" and "equipoise report" know model.kind, for runs of recommenders '
-    '(model.kind = "recommend"). Leave it out of any other run.'
+    "only train, report, pack, plan, simulate and calibrate know model.kind, for runs of "
+    'recommenders (model.kind = "recommend"). Leave it out of any other run.'
 )
 
 
