@@ -41,6 +41,8 @@ def print_plan(plan: Plan, *, is_quiet: bool) -> None:
         f"{plan.listed:,} choices, {plan.priced} {_looked_at(plan)}",
         soft_wrap=True,
     )
+    for line in doubt_lines(price):
+        console.print(line, soft_wrap=True)
     usd = price["usd_per_million_tokens"]
     money = "no public price" if usd is None else f"${usd:,.2f} a million tokens"
     console.print(
@@ -105,6 +107,19 @@ def print_plan(plan: Plan, *, is_quiet: bool) -> None:
             f"{plan.flip.winner} the best.",
             soft_wrap=True,
         )
+
+
+def doubt_lines(price: Mapping[str, Any]) -> list[str]:
+    """How sure a price is: its interval, and what was measured under load or only in part.
+
+    >>> doubt_lines({"interval": {"share": 0.8, "low_s": 1.5, "high_s": 2.5}, "doubts": ["Hm."]})
+    ['80% of such steps take between 1.50 s and 2.50 s.', 'Hm.']
+    """
+    lines = []
+    if (sure := price.get("interval")) is not None:
+        low, high = (format_seconds(sure[name]) for name in ("low_s", "high_s"))
+        lines.append(f"{sure['share']:.0%} of such steps take between {low} and {high}.")
+    return [*lines, *price.get("doubts", ())]
 
 
 def _taken_s(price: Mapping[str, Any]) -> float:

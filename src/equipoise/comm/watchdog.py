@@ -38,7 +38,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from types import TracebackType
 from typing import Self
 
 import torch.distributed as dist
@@ -150,12 +149,7 @@ class Watchdog:
                 thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ended.set()
         if self.world > 1:
             for thread in self._threads:

@@ -26,6 +26,7 @@ from equipoise.base.arrays import Floats
 from equipoise.base.errors import PlanError
 from equipoise.base.units import GIB, format_bytes, format_seconds
 from equipoise.cost.compare import optimizer_s
+from equipoise.cost.step.spread import SHARE
 from equipoise.dash.summary import plain, steady_steps
 from equipoise.observe.run_record import RunRecord
 from equipoise.spec.plan import LOCK, Plan, read_plan
@@ -64,6 +65,8 @@ class Planned:
     steps: int
     """Steps whose median is the measured side."""
     step_s: Beside
+    interval_s: tuple[float, float] | None
+    """Where 80% of such steps were expected [s]; None if the plan does not say."""
     parts: tuple[Beside, ...]
     """Seconds of computing, optimizer, and messages and waiting."""
     terms: dict[str, float]
@@ -83,6 +86,7 @@ class Planned:
             "keys": self.keys,
             "steps": self.steps,
             "step_s": beside(self.step_s),
+            "interval_s": None if self.interval_s is None else list(self.interval_s),
             "parts": [beside(each) for each in self.parts],
             "terms": self.terms,
             "memory_bytes": beside(self.memory_bytes),
@@ -134,6 +138,7 @@ def hold(plan: Plan, record: RunRecord) -> Planned:
     computing = sum(value for name, value in terms.items() if name in COMPUTING)
     optimizer = float(terms.get("optimizer", 0.0))
     step_s = float(price["step_s"])
+    sure = price.get("interval")
     steady = steady_steps(record)
     steps = record.step_s[steady]
     busy = _fullest(record.busy_s[steady])
@@ -142,6 +147,7 @@ def hold(plan: Plan, record: RunRecord) -> Planned:
         keys=plan.best.keys,
         steps=int((~np.isnan(steps)).sum()),
         step_s=Beside("step", step_s, _median(steps)),
+        interval_s=None if sure is None else (float(sure["low_s"]), float(sure["high_s"])),
         parts=(
             Beside("computing", computing, _median(busy)),
             Beside("optimizer", optimizer, _median(update)),
@@ -166,11 +172,16 @@ def planned_sentence(planned: Planned) -> str:
     """Step and memory, planned and measured, in one line.
 
     >>> step, memory = Beside("step", 1.05, 1.0), Beside("memory", 2.0**20, math.nan)
-    >>> planned_sentence(Planned({}, 9, step, (), {}, memory))
+    >>> planned_sentence(Planned({}, 9, step, None, (), {}, memory))
     'A step was planned to take 1.05 s, and the median of 9 takes 1.00 s (plan +5.0%).'
+    >>> planned_sentence(Planned({}, 9, step, (0.9, 1.2), (), {}, memory))[:73]
+    'A step was planned to take 1.05 s (80% of such steps: 900.0 ms to 1.20 s)'
     """
     step, memory = planned.step_s, planned.memory_bytes
     said = f"A step was planned to take {format_seconds(step.planned)}"
+    if planned.interval_s is not None:
+        low, high = map(format_seconds, planned.interval_s)
+        said += f" ({SHARE:.0%} of such steps: {low} to {high})"
     if math.isnan(step.error):
         return f"{said}; none has been measured yet."
     said += (

@@ -82,8 +82,11 @@ EVENTS: tuple[EventKind, ...] = (
         "scalar",
         "experts",
         _fields(
-            "step balance_loss",
-            lists="loads expert_skew rank_skew owner_skew planned_skew copies copied_bytes",
+            "step balance_loss regret",
+            texts="tried",
+            lists="loads expert_skew rank_skew owner_skew planned_skew copies copied_bytes "
+            "real_experts",
+            objects="chosen priced",
         ),
         is_per_step=True,
     ),

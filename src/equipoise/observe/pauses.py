@@ -15,7 +15,6 @@ Kept true (tests/unit/observe/test_pauses.py)
 import gc
 import threading
 import time
-from types import TracebackType
 from typing import Any, Self
 
 from equipoise.observe.journal import EventSink
@@ -47,12 +46,7 @@ class GarbagePauses:
         gc.callbacks.append(self._note)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         gc.callbacks.remove(self._note)
 
     def _note(self, phase: str, info: dict[str, Any]) -> None:

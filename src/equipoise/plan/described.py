@@ -17,7 +17,8 @@ from equipoise.balance.packing.turns import require_policy
 from equipoise.base.digest import digest, digest_file
 from equipoise.base.errors import SpecError
 from equipoise.cost.offload import require_host
-from equipoise.cost.step.request import Precision, StepOptions
+from equipoise.cost.step.request import Precision, StepOptions, StepPrice
+from equipoise.cost.step.spread import Interval, step_interval
 from equipoise.plan.answer.across import across_remarks, step_of_sites
 from equipoise.plan.answer.explain import find_walls
 from equipoise.plan.answer.final import Finalist, price_finalists, with_layers
@@ -35,7 +36,7 @@ from equipoise.plan.space.lattice import Lattice
 from equipoise.plan.space.listing import list_lattice
 from equipoise.plan.space.packs import Packer
 from equipoise.plan.space.runnable import keep_runnable
-from equipoise.sim.answer import program_sources
+from equipoise.sim.answer import calibration_doubts, program_sources
 from equipoise.sim.drawn import step_packer
 from equipoise.sim.machine import Machine
 from equipoise.sim.mixed.require import require_kernel_prices, require_no_offload
@@ -158,6 +159,15 @@ class ClusterInputs:
     def sources(self) -> dict[str, str]:
         """Where each number of the cluster and of the program comes from."""
         return program_sources(self.search.machine.cluster, self.search.space.base, self.trains)
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """What was measured under load, or only in part, where the cluster is this machine."""
+        return calibration_doubts(self.search.machine.cluster)
+
+    def interval(self, price: StepPrice) -> Interval | None:
+        """Where 80% of such steps lie; None on this machine, whose layouts nobody timed."""
+        return None if self.search.machine.device.is_here else step_interval(price.terms)
 
     @property
     def by_layer(self) -> bool:

@@ -22,6 +22,7 @@ from equipoise.base.units import GIB
 from equipoise.data.progress import Progress, SilentProgress
 from equipoise.plan.answer.explain import find_flip, loses_by
 from equipoise.plan.answer.final import Finalist, price_choice, smallest_cluster
+from equipoise.plan.answer.remarks import gap_remark
 from equipoise.plan.answer.run_stages import run_stages
 from equipoise.plan.described import ClusterInputs, PlanRequest, read_inputs
 from equipoise.plan.export.settings import EXPORTS
@@ -30,7 +31,7 @@ from equipoise.plan.run import RunInputs, RunPlanRequest, read_run_inputs
 from equipoise.plan.search.deadline import Deadline
 from equipoise.plan.search.incumbent import Outcome
 from equipoise.plan.space.choice import Choice
-from equipoise.sim.answer import step_row
+from equipoise.sim.answer import interval_row, step_row
 from equipoise.sim.mixed.words import say_layers
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.plan import Candidate, Flip, Plan, Wall
@@ -184,6 +185,8 @@ def decide(inputs: Inputs, outcome: Outcome, finalists: list[Finalist], due: Dea
         words |= {"layers": say_layers(each.layers)} if each.layers else {}
         apart = {} if each is finalists[0] else loses_by(best.terms, each.run.price.terms)
         row = step_row(each.run, search.machine, each.choice.options)
+        sure = inputs.interval(each.run.price)
+        row |= {"doubts": list(inputs.doubts)} | ({} if sure is None else interval_row(sure))
         stages = run_stages(each.choice, each.run) if keys else None
         return Candidate(words, row, apart, keys, stages)
 
@@ -192,6 +195,8 @@ def decide(inputs: Inputs, outcome: Outcome, finalists: list[Finalist], due: Dea
         second = finalists[1]
         flip = find_flip(best.terms, second.run.price.terms, second.choice.words()["layout"])
     bound = min(outcome.progress.bound_s, best.step_s, inputs.unlisted_s)
+    gap = best.step_s / bound - 1.0 if bound > 0.0 else None
+    doubt = gap_remark(outcome, gap) if math.isinf(inputs.unlisted_s) else None
     without = None
     if finalists[0].choice.options.offload != "none":
         choice = finalists[0].choice
@@ -205,7 +210,7 @@ def decide(inputs: Inputs, outcome: Outcome, finalists: list[Finalist], due: Dea
         best=candidate(finalists[0]),
         runners_up=tuple(candidate(each) for each in finalists[1:]),
         bound_s=bound,
-        gap=best.step_s / bound - 1.0 if bound > 0.0 else None,
+        gap=gap,
         listed=outcome.listed,
         priced=outcome.progress.priced,
         wall=inputs.walls(finalists[0], due),
@@ -214,7 +219,7 @@ def decide(inputs: Inputs, outcome: Outcome, finalists: list[Finalist], due: Dea
         read=inputs.read,
         sources=inputs.sources,
         without_offload=without,
-        remarks=inputs.remarks(finalists, due),
+        remarks=(*inputs.remarks(finalists, due), *([] if doubt is None else [doubt])),
     )
 
 

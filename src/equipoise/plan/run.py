@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 from equipoise import __version__
 from equipoise.base.digest import digest
 from equipoise.base.errors import LayoutError, PlanError
-from equipoise.cost.step.request import StepOptions, residuals_of
+from equipoise.cost.step.request import StepOptions, StepPrice, residuals_of
+from equipoise.cost.step.spread import Interval, own_interval
 from equipoise.data.progress import Progress, SilentProgress
 from equipoise.observe.machine import own_ranks
 from equipoise.plan.answer.final import Finalist
@@ -33,7 +34,7 @@ from equipoise.plan.search.incumbent import Outcome
 from equipoise.plan.search.search import Search
 from equipoise.plan.space.choice import Choice
 from equipoise.plan.space.trainable import keep_timed, list_trainable, run_keys
-from equipoise.sim.answer import program_sources
+from equipoise.sim.answer import calibration_doubts, program_sources
 from equipoise.sim.machine import Machine
 from equipoise.spec.catalog import Policy
 from equipoise.spec.cluster.spec import ClusterSpec, this_machine
@@ -103,6 +104,8 @@ class RunInputs:
     policies: tuple[Policy, ...]
     doubt: str
     """A sentence on prices that were not measured; empty where all were."""
+    is_timed: bool
+    """Whether the parts of the run's steps were timed here."""
 
     @property
     def name(self) -> str:
@@ -113,6 +116,15 @@ class RunInputs:
     def sources(self) -> dict[str, str]:
         """Where each number of this machine comes from."""
         return program_sources(self.search.machine.cluster, self.search.space.base, None)
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """What was measured of this machine under load, or only in part."""
+        return calibration_doubts(self.search.machine.cluster)
+
+    def interval(self, price: StepPrice) -> Interval | None:
+        """Where 80% of such steps lie; None where nothing was timed."""
+        return own_interval(price.step_s) if self.is_timed else None
 
     def remarks(self, _finalists: list[Finalist], _due: Deadline) -> tuple[str, ...]:
         """None: the run's program is equipoise, and its model its own."""
@@ -206,7 +218,9 @@ def read_run_inputs(request: RunPlanRequest, *, progress: Progress | None = None
     )
     read = digest_run(run, store, cluster)
     doubt = _doubt(request, machine, timed=len(timed), listed=len(space))
-    return RunInputs(run, request.asked(ranks), read, search, steps, policies, doubt)
+    return RunInputs(
+        run, request.asked(ranks), read, search, steps, policies, doubt, is_timed=len(timed) > 0
+    )
 
 
 def open_corpus(run: ResolvedRun, progress: Progress | None = None) -> "TokenStore":

@@ -179,8 +179,7 @@ class StepAnswer:
         """Intervals, jitter, failures, changes that would fit: plain data, absent ones left out."""
         noise: dict[str, Any] = {}
         if (sure := self.interval) is not None:
-            noise["interval"] = {"share": SHARE, "low_s": sure.low_s, "high_s": sure.high_s}
-            noise["spreads"] = [dataclasses.asdict(each) for each in sure.spreads]
+            noise |= interval_row(sure)
         if self.jitter is not None:
             noise["jitter"] = dataclasses.asdict(self.jitter)
         if self.goodput is not None:
@@ -204,6 +203,16 @@ class StepAnswer:
         """Plain data: what ``equipoise simulate --json`` prints."""
         row = step_row(self.run, self.machine, self.options)
         return row | self.noise() | {"doubts": list(self.doubts), "sources": self.sources}
+
+
+def interval_row(sure: Interval) -> dict[str, Any]:
+    """An interval, and what makes it wide, as keys of ``equipoise simulate --json``."""
+    return {
+        "interval": {"share": SHARE, "low_s": sure.low_s, "high_s": sure.high_s},
+        "spreads": [
+            dataclasses.asdict(each) | {"terms": list(each.terms)} for each in sure.spreads
+        ],
+    }
 
 
 def calibration_doubts(cluster: ClusterSpec) -> tuple[str, ...]:

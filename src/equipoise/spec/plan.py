@@ -71,6 +71,12 @@ class _PricedStages:
 
 
 @dataclass(frozen=True)
+class _Interval:
+    low_s: float
+    high_s: float
+
+
+@dataclass(frozen=True)
 class _Price:
     """What is read of a price, which holds more."""
 
@@ -92,6 +98,8 @@ class _Price:
     usd_per_million_tokens: float | None
     extrapolated: list[str]
     measured_s: float = 0.0
+    interval: _Interval | None = None
+    doubts: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

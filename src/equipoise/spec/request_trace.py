@@ -211,6 +211,12 @@ def _tokens(where: str, row: Mapping[str, Any], key: str, least: int) -> int:
     if key not in row:
         raise DataError(f"{where}  has no {key}.")
     value = row[key]
+    if isinstance(value, list):
+        raise DataError(
+            f"{where}  {key} is a list of {len(value):,}. A trace has numbers of tokens, and not "
+            f"the tokens, which need not be in the vocabulary of the model that serves them. Give "
+            f"{key} = {len(value)}."
+        )
     if isinstance(value, str) and value.strip().isascii() and value.strip().isdecimal():
         value = int(value) if len(value) < 20 else value
     is_whole = isinstance(value, int) and not isinstance(value, bool)

@@ -1,5 +1,6 @@
 """The plan beside the run, in numbers and in words."""
 
+import dataclasses
 import json
 from pathlib import Path
 from types import ModuleType
@@ -53,6 +54,18 @@ def planned_run(journals: ModuleType, tmp_path: Path) -> Path:
     )
     PLAN.write(folder / LOCK)
     return folder
+
+
+def test_the_interval_of_a_plan_stands_beside_the_measured_step(
+    planned_run: Path,
+) -> None:
+    assert read_planned(read_run(planned_run)).interval_s is None
+    sure = {"interval": {"share": 0.8, "low_s": 0.44, "high_s": 0.56}, "spreads": []}
+    best = dataclasses.replace(PLAN.best, price=PLAN.best.price | sure)
+    dataclasses.replace(PLAN, best=best).write(planned_run / LOCK)
+    data = page_data([read_run(planned_run)])
+    assert data["runs"][0]["plan"]["interval_s"] == [0.44, 0.56]
+    assert "(80% of such steps: 440.0 ms to 560.0 ms), and" in data["findings"]["plan"]
 
 
 def test_parts_add_up_on_both_sides(planned_run: Path) -> None:

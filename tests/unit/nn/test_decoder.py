@@ -2,12 +2,14 @@
 
 import dataclasses
 import math
+from collections import Counter
 from typing import get_args
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from equipoise.base.errors import ModelError
 from equipoise.nn.attention import PackAttention, attend_documents, pack_attention
@@ -193,3 +195,30 @@ def test_what_is_priced_alone_is_not_trained(changed: dict, kind: str) -> None:
         f"{kind} can be simulated and planned, but not trained yet. Use a decoder with gated "
         "feed-forwards and grouped-query attention, as in equipoise config."
     )
+
+
+class Products(TorchDispatchMode):
+    """Counts matrix products by their shapes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts = Counter[tuple[torch.Size, ...]]()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
+            self.counts[tuple(each.shape for each in args)] += 1
+        return function(*args, **(kwargs or {}))
+
+
+def test_a_recomputed_layer_computes_its_last_product_again() -> None:
+    # What ``recompute_stops = false`` says of equipoise in spec/program/shipped/equipoise.toml.
+    found = []
+    for setting in ("none", "full"):
+        decoder = build(PLAIN)
+        decoder.set_recompute(setting)
+        with Products() as products:
+            step(decoder, *draw(PLAIN, LENGTHS), LENGTHS)
+        tokens, hidden, units = sum(LENGTHS), PLAIN.hidden, PLAIN.ffn
+        shapes = ((tokens, hidden), (tokens, units), (units, hidden))
+        found.append(products.counts[tuple(map(torch.Size, shapes))])
+    assert found == [PLAIN.layers, 2 * PLAIN.layers]

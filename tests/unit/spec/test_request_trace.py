@@ -57,6 +57,12 @@ def test_apex_and_azure_read_like_ours(tmp_path: Path) -> None:
     ("text", "message"),
     [
         (
+            lines({"arrival_s": 0, "prompt_tokens": [5, 200_000], "output_tokens": 1}),
+            ":1  prompt_tokens is a list of 2. A trace has numbers of tokens, and not the tokens, "
+            "which need not be in the vocabulary of the model that serves them. Give "
+            "prompt_tokens = 2.",
+        ),
+        (
             lines({"arrival_s": 0, "prompt_tokens": 0, "output_tokens": 1}),
             ":1  prompt_tokens is 0. Give a whole number of 1 to 2,147,483,647.",
         ),

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from equipoise.base.arrays import Ints
+from equipoise.base.silent import silent_stdout
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,15 +169,16 @@ def solve_groups(
     objective[slowest] = 1.0
     whole = np.ones(slowest + 1)
     whole[slowest] = 0
-    solution = milp(
-        objective,
-        integrality=whole,
-        bounds=Bounds(np.zeros(slowest + 1), upper),
-        constraints=LinearConstraint(
-            matrix, [low for _, _, low, _ in rows], [high for _, _, _, high in rows]
-        ),
-        options={"node_limit": nodes, "mip_rel_gap": 1e-3},
-    )
+    with silent_stdout():  # HiGHS 1.12 prints when it repairs an answer, whatever it is asked
+        solution = milp(
+            objective,
+            integrality=whole,
+            bounds=Bounds(np.zeros(slowest + 1), upper),
+            constraints=LinearConstraint(
+                matrix, [low for _, _, low, _ in rows], [high for _, _, _, high in rows]
+            ),
+            options={"node_limit": nodes, "mip_rel_gap": 1e-3},
+        )
     if solution.x is None:
         return None
     chosen = np.rint(solution.x[: buckets * many]).astype(np.int64).reshape(buckets, many)

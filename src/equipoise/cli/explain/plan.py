@@ -45,6 +45,7 @@ def run(args: argparse.Namespace) -> int:
         PlanError: the file is not a plan, of another version, or stale.
     """
     from equipoise.cli.show import print_plan, print_sources
+    from equipoise.cli.simulate.interval import print_interval
     from equipoise.dash.planned import planned_sentence
     from equipoise.spec.plan import read_plan, require_fresh
 
@@ -62,6 +63,8 @@ def run(args: argparse.Namespace) -> int:
         make_console().print(planned_sentence(planned), soft_wrap=True)
     if not is_quiet:
         _print_terms(plan)
+        if "interval" in plan.best.price:
+            print_interval(plan.best.price)
     if planned is not None and not is_quiet:
         _print_measured(planned)
     if not is_quiet:

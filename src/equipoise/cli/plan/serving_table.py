@@ -5,6 +5,7 @@ from typing import Any
 
 from equipoise.base.units import format_seconds
 from equipoise.cli.console import make_console
+from equipoise.cli.simulate.serving_table import refused_sentence
 from equipoise.cli.table import Column, print_columns
 from equipoise.plan.serving.request import PlannedServing, ServingPlanAnswer
 
@@ -112,7 +113,7 @@ def _lines(answer: ServingPlanAnswer) -> list[str]:
     lines = [f"The best's latency: {', '.join(shares)}."]
     refused = len(best.answer.run.refused)
     if refused:
-        lines.append(f"{refused:,} requests were refused: they may need more pages than there are.")
+        lines.append(refused_sentence(refused))
     return lines
 
 

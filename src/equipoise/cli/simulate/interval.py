@@ -1,20 +1,29 @@
-"""What ``equipoise simulate --explain`` prints: how sure a step's time is, and of what."""
+"""What a price's interval is made of: for ``simulate --explain`` and ``explain plan``."""
+
+from collections.abc import Mapping
+from typing import Any
 
 from equipoise.base.units import format_seconds
 from equipoise.cli.console import make_console
 from equipoise.cli.table import Column, print_columns
-from equipoise.sim.answer import StepAnswer
+
+NO_INTERVAL = (
+    "No interval: steps of this machine are priced from its own curves. equipoise calibrate says "
+    "how sure each of them is."
+)
 
 
-def print_interval(answer: StepAnswer) -> None:
-    """What each curve adds to the step and to its interval."""
-    console, sure = make_console(), answer.interval
-    if sure is None:
-        console.print(
-            "No interval: steps of this machine are priced from its own curves. equipoise "
-            "calibrate says how sure each of them is.",
-            soft_wrap=True,
-        )
+def print_interval(price: Mapping[str, Any]) -> None:
+    """What each curve adds to the step and to its interval.
+
+    Args:
+        price: In the keys of ``equipoise simulate --json``.
+    """
+    console = make_console()
+    if "interval" not in price:
+        console.print(NO_INTERVAL, soft_wrap=True)
+        return
+    if not price["spreads"]:  # of this machine, where one spread is known of whole steps
         return
     console.print("What makes the step's time unsure, largest first:")
     columns = (
@@ -26,13 +35,13 @@ def print_interval(answer: StepAnswer) -> None:
     )
     rows = [
         (
-            each.curve,
-            format_seconds(each.seconds),
-            f"{each.seconds / sure.step_s:.1%}",
-            format_seconds(each.spread_s),
-            ", ".join(each.terms),
+            each["curve"],
+            format_seconds(each["seconds"]),
+            f"{each['seconds'] / price['step_s']:.1%}",
+            format_seconds(each["spread_s"]),
+            ", ".join(each["terms"]),
         )
-        for each in sure.spreads
+        for each in price["spreads"]
     ]
     print_columns(console, columns, rows, box=None, pad_edge=False)
     console.print(

@@ -89,9 +89,7 @@ def _lines(answer: ServingAnswer, row: Mapping[str, Any]) -> list[str]:
         f"the cache. MFU: {row['mfu']:.1%}."
     )
     if row["refused"]:
-        lines.append(
-            f"{row['refused']:,} requests were refused: they may need more pages than there are."
-        )
+        lines.append(refused_sentence(row["refused"]))
     usd = row["usd_per_million_output_tokens"]
     money = "no public price" if usd is None else f"${usd:,.2f} a million output tokens"
     per_token = row["energy_j_per_output_token"]
@@ -101,6 +99,17 @@ def _lines(answer: ServingAnswer, row: Mapping[str, Any]) -> list[str]:
             f"{'device' if row['devices'] == 1 else 'devices'}. Policy: {answer.policy}."
         )
     return lines
+
+
+def refused_sentence(refused: int) -> str:
+    """What became of requests that no pool can hold.
+
+    >>> refused_sentence(1)
+    '1 request was refused: it may need more pages than there are.'
+    """
+    if refused == 1:
+        return "1 request was refused: it may need more pages than there are."
+    return f"{refused:,} requests were refused: they may need more pages than there are."
 
 
 def _room(row: Mapping[str, Any]) -> str:

@@ -240,7 +240,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     print_step(answer, title, is_quiet=args.quiet, sources_are_listed=args.sources)
     if args.explain and not args.quiet:
-        print_interval(answer)
+        print_interval(answer.as_row())
     if not args.quiet:
         for file in (args.plot, args.trace):
             if file is not None:

@@ -6,7 +6,7 @@ function planFigure() {
   const figure = addFigure({ id: "plan", title: "The plan beside the run", marks: ["predicted", "measured"], wide: true });
   const colors = { computing: "var(--span-backward)", optimizer: "var(--span-optimizer)", "messages and waiting": "var(--wait-ink)" };
   figure.legend.append(...Object.entries(colors).map(([part, color]) => key("bar", color, part)));
-  const high = Math.max(...runs.flatMap(({ plan }) => [plan.step_s.planned, plan.step_s.measured ?? 0])) || 1;
+  const high = Math.max(...runs.flatMap(({ plan }) => [plan.step_s.planned, plan.step_s.measured ?? 0, plan.interval_s?.[1] ?? 0])) || 1;
   keepDrawn(figure.body, (width) => {
     const many = runs.length > 1;
     const group = many ? 84 : 60, right = 132;
@@ -26,6 +26,13 @@ function planFigure() {
           at += long(part[side]);
         }
         const whole = plan.step_s[side];
+        if (side === "planned" && plan.interval_s) {
+          const [low, high] = plan.interval_s.map(long);
+          const range = shape("path", { d: `M${low} ${y + 5}v8M${low} ${y + 9}H${high}M${high} ${y + 5}v8`, stroke: "var(--ink)", fill: "none" });
+          range.append(shape("title", {}, `80% of such steps: ${plan.interval_s.map(formatSeconds).join(" to ")}`));
+          svg.append(range);
+          at = Math.max(at, high);
+        }
         if (isKnown(whole)) svg.append(shape("text", { x: at + 8, y: y + 13 }, `${formatSeconds(whole)} ${side}`));
       });
     });
@@ -37,6 +44,7 @@ function planFigure() {
   }
   const signed = (value) => (isKnown(value) ? `${value < 0 ? "−" : "+"}${formatPercent(Math.abs(value))}` : missing);
   addTable(figure, ["run", "what", "planned", "measured", "plan over measured"], () => runs.flatMap(({ label, plan }) => [
+    ...(plan.interval_s ? [[label, "80% of such steps", plan.interval_s.map(formatSeconds).join(" to "), missing, missing]] : []),
     ...[plan.step_s, ...plan.parts].map((each) => [label, each.name, formatSeconds(each.planned), formatSeconds(each.measured), signed(each.error)]),
     [label, plan.memory_bytes.name, formatBytes(plan.memory_bytes.planned), formatBytes(plan.memory_bytes.measured), signed(plan.memory_bytes.error)],
     ...Object.entries(plan.terms).map(([term, seconds]) => [label, `planned: ${term}`, formatSeconds(seconds), missing, missing]),

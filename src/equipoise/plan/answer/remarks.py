@@ -10,7 +10,7 @@ What it decides
 
 Kept true (tests/unit/plan/answer/test_remarks.py)
     A recipe's price is that of ``equipoise simulate``; programs are those that do not refuse the
-    schedule.
+    schedule; a search that ended by itself has no sentence about its gap.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,9 @@ from functools import partial
 from equipoise.base.units import GIB, format_seconds
 from equipoise.plan.answer.final import Finalist, price_choice
 from equipoise.plan.search.deadline import Deadline
-from equipoise.plan.search.search import Search
+from equipoise.plan.search.incumbent import Outcome
+from equipoise.plan.search.search import FAMILY, GROUP, OWN, ROW, SPLIT, Search
+from equipoise.plan.search.vast import BLOCK, LOOK, SURVEY
 from equipoise.plan.space.lattice import Lattice
 from equipoise.plan.space.published import PublishedRecipe, recipes_of
 from equipoise.spec.catalog import SCHEDULES
@@ -28,6 +30,8 @@ from equipoise.spec.program.file import program_names, read_program
 _FEW = 6
 """Schedules that fewer programs run are marked."""
 _TRIES = 8
+_SMALL_GAP = 0.05
+"""A gap that needs no words."""
 
 
 def programs_with(schedule: str) -> list[str]:
@@ -51,6 +55,31 @@ def schedule_remark(best: Finalist) -> str | None:
     return (
         f"Few programs run {schedule}: of those shipped {', '.join(who)}. --program NAME searches "
         f"what NAME runs; --schedule interleaved leaves others out."
+    )
+
+
+_KNOWN_BY = {
+    LOOK: "their useful FLOP at the devices' peak",
+    GROUP: "their useful FLOP at the devices' peak",
+    SURVEY: "their products, attention and expert traffic, shared out evenly over all ranks",
+    BLOCK: "their passes and the least bubble",
+    FAMILY: "their fullest rank",
+    ROW: "their pipeline's ranks, with kernels as short as any of those that share them,",
+    SPLIT: "their pipeline's ranks, without their own messages,",
+    OWN: "their pipeline's ranks, with messages but not in the order of a replay,",
+}
+"""What a node's bound counts, by how tightly it is bounded; waiting and traffic come later."""
+
+
+def gap_remark(outcome: Outcome, gap: float | None) -> str | None:
+    """What a stopped search's bound leaves out; None for a search that ended, or a small gap."""
+    if outcome.loosest is None or gap is None or gap < _SMALL_GAP:
+        return None
+    level, count = outcome.loosest
+    kind = "choices" if level >= ROW else "groups of choices"
+    return (
+        f"How much of the gap is real is not known: time ended with {count:,} {kind} bounded by "
+        f"{_KNOWN_BY[level]} alone. More --seconds raise the bound."
     )
 
 

@@ -47,6 +47,8 @@ from equipoise.spec.offload import (
 )
 from equipoise.spec.recompute import LayerRecompute, attention_repeats, linear_repeats
 
+_IN_V = schedules_with(lambda each: each.in_v)
+
 _ROUNDING = 0.999
 """A measured kernel may beat its device's peak by rounding."""
 
@@ -72,19 +74,22 @@ def memory_bound_bytes(model: ModelSpec, space: Space, *, has_documents: bool = 
 
 
 def memory_guess_bytes(model: ModelSpec, space: Space) -> Floats:
-    """What the fullest rank needs if all layers are alike and cut evenly, float64 [rows]."""
-    return _memory_bound_bytes(model, space, 1.0, as_if_alike=True)
+    """What the fullest rank needs if all layers are as large as any and cut evenly, float64 [rows].
+
+    Schedules in the form of a V hold what 1F1B's first rank does; the last stage has the logits.
+    """
+    return _memory_bound_bytes(model, space, 1.0, is_guess=True)
 
 
 def _memory_bound_bytes(
-    model: ModelSpec, space: Space, full: float, *, as_if_alike: bool = False
+    model: ModelSpec, space: Space, full: float, *, is_guess: bool = False
 ) -> Floats:
     stack, base = space.base.stack, space.base
     tp, pp, zero = space["tp"], space["pp"], space["zero"]
     of_param, of_grad, of_optimizer = weight_bytes(base)
     width = element_bytes(base.precision)
     layers, one = model.layers, pp == 1
-    is_alike = as_if_alike or len({model.is_sparse(each) for each in range(layers)}) == 1
+    is_alike = is_guess or len({model.is_sparse(each) for each in range(layers)}) == 1
     most = np.ceil(layers / pp) if is_alike else layers / pp
     weights = _Weights(model, space)
     tables = weights.tables
@@ -100,18 +105,21 @@ def _memory_bound_bytes(
         grads = np.where((zero >= 2) & (space["replicas"] > 1), theirs / weights.alike, grads)
         return np.asarray((of_optimizer - hosted) * moments + of_param * params + of_grad * grads)
 
-    kept, widest = _token_bytes(model, space)
+    kept, widest = _token_bytes(model, space, is_guess=is_guess)
     tokens = full * space["micro_batch"] * base.context_tokens / space["cp"]
     slack = 1.0 + stack.slack_share
-    words = np.where(one, model.vocab / tp, 0.0)
+    words = np.where(one | is_guess, model.vocab / tp, 0.0)
     logits = tokens * (logit_bytes(base) * words + 2.0 * width * model.hidden * one)
     held = kept * np.minimum(most, room)
     fullest = states(most) + slack * tokens * (held + widest) + slack * logits
     # The first stage, which has most in flight.
     ahead = np.minimum(stages_ahead(space), space.micro_batches)
     runs = np.floor(layers / (pp * space["virtual"])) - 1 if is_alike else np.ones(len(tp))
-    runs = runs + as_if_alike
     stage = np.where(one, layers, np.maximum(runs, 1.0))
+    if is_guess:
+        ahead = np.where(np.isin(space["schedule"], _IN_V), 2.0 * pp, stages_ahead(space))
+        ahead = np.minimum(ahead, space["virtual"] * space.micro_batches)
+        stage = layers / (pp * space["virtual"])
     least = stage * space["virtual"]
     first = states(least) + slack * tokens * (kept * np.minimum(stage * ahead, room) + widest)
     return np.asarray(np.maximum(fullest, first))
@@ -198,8 +206,13 @@ def _weights(model: ModelSpec) -> tuple[float, float]:
     return dense, experts
 
 
-def _token_bytes(model: ModelSpec, space: Space) -> tuple[Floats, Floats]:
-    """Bytes of a token that the mean layer keeps and that a backward works with, at least."""
+def _token_bytes(
+    model: ModelSpec, space: Space, *, is_guess: bool = False
+) -> tuple[Floats, Floats]:
+    """Bytes of a token that the mean layer keeps and that a backward works with.
+
+    At least; or, as a guess, those of the largest layer.
+    """
     codes = (space["tp"] * 64 + space["etp"]) * len(RECOMPUTES) + space["recompute"]
     unique, inverse = np.unique(codes, return_inverse=True)
     width = element_bytes(space.base.precision)
@@ -215,6 +228,9 @@ def _token_bytes(model: ModelSpec, space: Space) -> tuple[Floats, Floats]:
         each = [_kept(model, layout, space.base, sparse, how) for sparse in kinds]
         whole = [_kept(model, layout, space.base, sparse, "none") for sparse in kinds]
         kept[at] = min(each)
+        if is_guess:
+            again = 1.0 / int(setting.removeprefix("every-")) if is_mixed else 1.0
+            kept[at] = again * max(each) + (1.0 - again) * max(whole)
         working = [full - some for full, some in zip(whole, each, strict=True)]
         widest[at] = (0.0 if is_mixed else min(working)) + 3.0 * width * model.hidden
     return kept[inverse], widest[inverse]

@@ -262,6 +262,7 @@ def read_measured(
         steps,
         policies=(policy,),
         doubt="",
+        is_timed=False,
     )
     space = MeasuredSpace(choices.settings, prior_of(priced))
     return MeasuredRun(request, ranks, choices, priced, space, inputs)

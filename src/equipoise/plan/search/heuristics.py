@@ -44,7 +44,7 @@ from equipoise.plan.space.columns import COLUMNS, NAMED, RECOMPUTES, Space, sche
 from equipoise.sim.machine import Machine
 from equipoise.spec.model.presets import ModelSpec
 
-_MOVES = (
+MOVES = (
     ("recompute",),
     ("offload",),
     ("recompute", "offload"),
@@ -66,6 +66,7 @@ _MOVES = (
     ("tp", "cp", "pp", "context_strategy", "schedule", "virtual"),
     ("cp", "pp", "dp", "recompute", "context_strategy", "schedule", "virtual"),
 )
+"""Columns that a move exchanges together."""
 _STARTS = 6
 """Best guesses of other degrees, among all and among those that leave room."""
 _LIKELY = 20_000
@@ -132,7 +133,7 @@ def climb(
                 continue
             moved.add(best)
             differs, places = _differing(kept, best), list[int]()
-            for move in _MOVES:
+            for move in MOVES:
                 fixed = sum(1 << at for at, name in enumerate(COLUMNS) if name not in move)
                 near = np.flatnonzero(differs & fixed == 0)
                 places += near[np.argsort(guess[near], kind="stable")][:_TRIES].tolist()

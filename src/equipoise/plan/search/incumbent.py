@@ -9,6 +9,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+Node = tuple[float, int, int]
+"""Lower bound [s], how tightly it is bounded (levels of ``plan.search.search``), and a place: among
+the search's members up to ``FAMILY``, else a row of its space. Of equal bounds the less tight one
+comes first."""
+
 
 @dataclass(frozen=True, slots=True)
 class Priced:
@@ -50,6 +55,8 @@ class Outcome:
     """Families whose kernels were priced."""
     least_bytes: float
     """What the smallest choice needs, by its bound or its price."""
+    loosest: tuple[int, int] | None = None
+    """As of ``Reached``, if the search was stopped."""
 
 
 @dataclass(slots=True)
@@ -64,6 +71,19 @@ class Reached:
     """The least memory bound of any choice."""
     bounded: int = 0
     is_done: bool = False
+    level: int | None = None
+    """How tightly the open node of the least bound is bounded."""
+    open_nodes: list[Node] = field(default_factory=list)
+    asked: list[Node] = field(default_factory=list)
+    """Nodes that are being evaluated."""
+
+    @property
+    def loosest(self) -> tuple[int, int] | None:
+        """How tightly the open node of the least bound is bounded, and how many are no tighter."""
+        if self.is_done or self.level is None:
+            return None
+        count = sum(level <= self.level for _, level, _ in (*self.open_nodes, *self.asked))
+        return self.level, count
 
 
 @dataclass(slots=True)
@@ -104,4 +124,5 @@ class Incumbent:
             0 if reached.rows is None else listed - reached.rows,
             reached.bounded,
             min(tried, default=reached.least_bytes),
+            reached.loosest,
         )

@@ -46,7 +46,14 @@ from equipoise.plan.bounds.roofline import needed_bytes, peak_bound_s
 from equipoise.plan.search.deadline import Clock, Deadline, TimeOver
 from equipoise.plan.search.evaluate import Branches, Estimates
 from equipoise.plan.search.heuristics import climb, find_seeds
-from equipoise.plan.search.incumbent import Incumbent, Outcome, Priced, Reached, SearchProgress
+from equipoise.plan.search.incumbent import (
+    Incumbent,
+    Node,
+    Outcome,
+    Priced,
+    Reached,
+    SearchProgress,
+)
 from equipoise.plan.search.team import Home, Team, spare_cores
 from equipoise.plan.space.choice import Choice
 from equipoise.plan.space.columns import Space, group_equal
@@ -83,10 +90,6 @@ _LARGE = 50_000
 GROUP, FAMILY, ROW, SPLIT, OWN = range(5)
 """How tightly a node is bounded: a group by the roofline; a family as part of its group; a row as
 part of its family, with layers on their stages, then with its own messages."""
-
-Node = tuple[float, int, int]
-"""Lower bound [s], one of these, and a place: among the search's members up to ``FAMILY``, else a
-row of its space. Of equal bounds the less tight one comes first."""
 
 _EVALUATIONS = {GROUP: "branch", FAMILY: "family_s", ROW: "split_s", SPLIT: "own_s", OWN: "price"}
 """The next evaluation of a node."""
@@ -304,17 +307,19 @@ class Search:
         while frontier:
             cutoff = self._prunes_from_s(best)
             reached.bound_s = min(frontier[0][0], pruned_s)
+            reached.level, reached.open_nodes, reached.asked = frontier[0][1], frontier, []
             if frontier[0][0] >= cutoff:
                 break
             if due.is_over():
                 return
-            nodes, weight = list[Node](), 0
+            nodes, weight = list[Node](), 0.0
             while frontier and frontier[0][0] < cutoff and weight < _AT_ONCE:
                 nodes.append(heapq.heappop(frontier))
-                weight += _WEIGHTS[nodes[-1][1]]
+                weight += self._weigh(nodes[-1][1])
+            reached.asked = nodes
             reached.bounded += sum(level == FAMILY for _, level, _ in nodes)
             for node, answer in zip(nodes, self._evaluate(team, best, nodes), strict=True):
-                pruned_s = min(pruned_s, self._branch(frontier, node, answer))
+                pruned_s = min(pruned_s, self._branch(frontier, node, answer, reached))
         reached.bound_s = min(frontier[0][0] if frontier else np.inf, pruned_s)
         reached.is_done = True
 
@@ -358,7 +363,7 @@ class Search:
         )
         return (packed,) if is_group else (packed, shared)
 
-    def _branch(self, frontier: list[Node], node: Node, answer: Any) -> float:
+    def _branch(self, frontier: list[Node], node: Node, answer: Any, _reached: Reached) -> float:
         """Push the branches of an evaluated node; returns the least bound of those pruned."""
         bound, level, at = node
         if isinstance(answer, Branches):

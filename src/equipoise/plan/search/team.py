@@ -21,7 +21,6 @@ import signal
 import sys
 from collections.abc import Callable, Hashable, Sequence
 from multiprocessing.connection import Connection
-from types import TracebackType
 from typing import Any
 
 Answer = Callable[[Any], Any]
@@ -72,12 +71,7 @@ class Team:
     def __enter__(self) -> "Team":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for fork in self._forks.values():
             fork.close()
         for process in self._processes:

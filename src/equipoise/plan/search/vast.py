@@ -33,8 +33,9 @@ from equipoise.plan.bounds.roofline import memory_guess_bytes, needed_bytes, pea
 from equipoise.plan.search.deadline import Deadline
 from equipoise.plan.search.evaluate import Estimates
 from equipoise.plan.search.heuristics import RECIPES, climb, guess_s, waiting
-from equipoise.plan.search.incumbent import Incumbent, Reached
-from equipoise.plan.search.search import FAMILY, KERNELS, OWN, ROW, SPLIT, Node, Search
+from equipoise.plan.search.incumbent import Incumbent, Node, Reached
+from equipoise.plan.search.near import likeliest, near_rows
+from equipoise.plan.search.search import FAMILY, KERNELS, OWN, ROW, SPLIT, Search
 from equipoise.plan.search.survey import Survey, VastEstimates
 from equipoise.plan.search.team import Home, Team, spare_cores
 from equipoise.plan.space.columns import Space, group_equal
@@ -54,22 +55,27 @@ choices of a survey by what is cheap."""
 _QUESTIONS = {LOOK: "kernels_s", SURVEY: "survey", BLOCK: "tighten", FAMILY: "family_s"}
 _QUESTIONS |= {ROW: "split_s", SPLIT: "own_s", OWN: "price"}
 _WEIGHTS = {LOOK: 8, SURVEY: 128, BLOCK: 32, FAMILY: 1, ROW: 1, SPLIT: 4, OWN: 64}
-_AT_ONCE = 512
-"""Weight of the nodes that are evaluated together."""
 _TIGHTENED = 64
 """Choices of a survey that are tightened at a time."""
 _STARTS, _MOST_STARTS = 16, 96
 """Warm starts that are priced together, and as many again while they get better; and at most."""
 _LOOKS = 160
 """Kernels that are priced before the first choice is."""
-_TOO_LARGE = 4.0
-"""How much slower a choice is guessed to be that will hardly fit."""
+_FULL, _TOO_LARGE = 1.3, 4.0
+"""How much slower a choice is guessed to be that may not fit, or hardly will."""
+_ROOM = 0.93
+"""Share of the memory from which on a guess leaves no room for what it does not count."""
 _COMMON = 400_000
 """The most choices that are columns for the local search."""
 _BEST = 4
 """Cells whose choices are all looked at by the local search."""
-_SEED_SHARE, _CLIMB_SHARE = 0.2, 0.25
-"""Shares of the time for warm starts, and of what is left for the local search."""
+_BEAM = 2
+"""Choices that are moved from, near the incumbent."""
+_NEAR_SHARE, _SEED_SHARE, _CLIMB_SHARE = 0.2, 0.15, 0.2
+"""Shares of the time for local search near a recipe, for warm starts, and of what is left for local
+search among likely choices."""
+_NEAR_S, _SEED_S, _CLIMB_S = 0.5, 0.3, 1.5
+"""What each gets at least, for in a short time an answer is worth more than a bound [s]."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,6 +89,17 @@ class _Likely:
     """A guess of their memory over what a device has, float64 [n]."""
     guess: Floats
     """And of their time, float64 [n] [s]."""
+
+
+def _part(due: Deadline, share: float, least_s: float) -> Deadline:
+    """A share of what is left, and at least some seconds of it."""
+    left_s = max(due.left_s, 1e-9)
+    return due.part(max(share, min(1.0, least_s / left_s)))
+
+
+def _doubt(memory: Floats) -> Floats:
+    """How much slower choices count that may not fit, by a guess of their share of the memory."""
+    return np.where(memory > 1.0, _TOO_LARGE, np.where(memory > _ROOM, _FULL, 1.0))
 
 
 def _differing(likely: _Likely, each: int, most: int) -> Iterator[list[int]]:
@@ -169,9 +186,12 @@ class VastSearch(Search):
             return [best.fitting_s(row) for row in rows]
 
         price(list(self.published))
+        if best.fitting:
+            self._climb_near(team, best, price, _part(due, _NEAR_SHARE, _NEAR_S))
         rows = lattice.find(RECIPES)
         common = self._likely(team, best, rows[:: -(-len(rows) // _COMMON)])
-        start_due, climb_due = due.part(_SEED_SHARE), due.part(_SEED_SHARE + _CLIMB_SHARE)
+        start_due = _part(due, _SEED_SHARE, _SEED_S)
+        climb_due = _part(due, _SEED_SHARE + _CLIMB_SHARE, _SEED_S + _CLIMB_S)
         before = np.inf
         for some in _differing(common, _STARTS, _MOST_STARTS):
             price(common.rows[some].tolist())
@@ -184,6 +204,24 @@ class VastSearch(Search):
         if cells and not climb_due.is_over():
             near = lattice.rows_of(np.array(sorted(cells)))
             self._climb_among(self._likely(team, best, near), price, climb_due)
+
+    def _climb_near(self, team: Team, best: Incumbent, price: Ask, due: Deadline) -> None:
+        """Local search from the incumbent, among all choices."""
+        moved = set[int]()
+        while not due.is_over():
+            ranked = sorted(best.fitting, key=lambda row: (best.fitting_s(row), row))
+            start = next((row for row in ranked[:_BEAM] if row not in moved), None)
+            if start is None:
+                return
+            moved.add(start)
+            moves = near_rows(self.lattice, start)
+            likely = self._likely(team, best, np.unique(np.concatenate(moves)))
+            rows = likeliest(moves, likely.rows, likely.space, likely.guess).tolist()
+            before = best.best_s
+            for at in range(0, len(rows), _STARTS):
+                price(rows[at : at + _STARTS])
+                if due.is_over() or best.best_s < before:
+                    break
 
     def _cell(self, row: int) -> int:
         return int(np.searchsorted(self.lattice.firsts, row, side="right")) - 1
@@ -198,7 +236,7 @@ class VastSearch(Search):
         peak = peak_bound_s(*of_all, has_documents=packs)
         memory = np.maximum(needs[fits], memory_guess_bytes(self.model, space))
         memory /= self.machine.capacity_bytes
-        rough = guess_s(space, peak) * np.where(memory > 1.0, _TOO_LARGE, 1.0)
+        rough = guess_s(space, peak) * _doubt(memory)
         group = self._group_of[np.searchsorted(self.lattice.firsts, rows, side="right") - 1]
         order = np.argsort(rough, kind="stable")
         first = np.unique(group[order], return_index=True)[1]
@@ -212,7 +250,7 @@ class VastSearch(Search):
         guess *= np.where((space["zero"] == 3) & (space["pp"] > 1), 2.0, 1.0)
         slower = np.nanmedian(guess / rough) if np.isfinite(guess).any() else 1.0
         guess = np.where(np.isfinite(guess), guess, rough * slower)
-        return _Likely(space, rows, memory, guess * np.where(memory > 1.0, _TOO_LARGE, 1.0))
+        return _Likely(space, rows, memory, guess * _doubt(memory))
 
     def _climb_among(self, likely: "_Likely", price: Ask, due: Deadline) -> None:
         """Local search among some rows."""
@@ -223,32 +261,6 @@ class VastSearch(Search):
         places = np.arange(len(likely.rows))
         of_all = likely.space, places, likely.memory, likely.guess
         climb(*of_all, ask, due.is_over, guess=likely.guess)
-
-    def _best_first(
-        self, frontier: list[Node], best: Incumbent, team: Team, reached: Reached, due: Deadline
-    ) -> None:
-        """Evaluate the nodes of the least bounds, until nothing can be ``gap`` faster."""
-        pruned_s = np.inf
-        while frontier:
-            cutoff = self._prunes_from_s(best)
-            reached.bound_s = min(frontier[0][0], pruned_s)
-            if frontier[0][0] >= cutoff:
-                break
-            if due.is_over():
-                return
-            nodes, weight = list[Node](), 0
-            while frontier and frontier[0][0] < cutoff and weight < _AT_ONCE:
-                nodes.append(heapq.heappop(frontier))
-                weight += _WEIGHTS[nodes[-1][1]]
-            reached.bounded += sum(level == FAMILY for _, level, _ in nodes)
-            for node, answer in zip(nodes, self._evaluate(team, best, nodes), strict=True):
-                if isinstance(answer, Survey):
-                    pruned_s = min(pruned_s, answer.pruned_s)
-                    reached.rows = (reached.rows or 0) - answer.too_large
-                    reached.least_bytes = min(reached.least_bytes, answer.least_bytes)
-                self._branch(frontier, node, answer)
-        reached.bound_s = min(frontier[0][0] if frontier else np.inf, pruned_s)
-        reached.is_done = True
 
     def _question(self, node: Node, cutoff: float) -> tuple[tuple[Any, ...], int]:
         """What to ask about a node, and a row of it."""
@@ -263,14 +275,17 @@ class VastSearch(Search):
             return ("tighten", survey.rows[some], survey.bound_s[some]), int(survey.rows[done])
         return (_QUESTIONS[level], at), at
 
-    def _branch(self, frontier: list[Node], node: Node, answer: Any) -> float:
-        """Push the branches of an evaluated node."""
+    def _branch(self, frontier: list[Node], node: Node, answer: Any, reached: Reached) -> float:
+        """Push the branches of an evaluated node; returns the least bound of those pruned."""
         bound, level, at = node
         if level == LOOK:
             if np.isfinite(answer):
                 heapq.heappush(frontier, (max(bound, answer), SURVEY, at))
         elif level == SURVEY:
+            reached.rows = (reached.rows or 0) - answer.too_large
+            reached.least_bytes = min(reached.least_bytes, answer.least_bytes)
             self._push_block(frontier, len(self._surveys), answer, 0)
+            return float(answer.pruned_s)
         elif level == BLOCK:
             survey, done = self._surveys[at]
             for row, tight in zip(survey.rows[done:].tolist(), answer.tolist(), strict=False):

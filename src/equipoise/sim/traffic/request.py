@@ -31,7 +31,7 @@ from equipoise.sim.traffic.fair import fair_rates
 from equipoise.spec.cluster.file import read_cluster
 
 PUBLISHED = (
-    "Published for C4 (arXiv:2406.04594, jobs on thousands of H800 over RoCE; other networks and "
+    "Published for C4 (arXiv:2406.04594, a cloud's own jobs over Ethernet; other networks and "
     "models than this one): communication cost 15% less by planned traffic, and efficiency up from "
     "30% to 45% together with the detection of faults."
 )

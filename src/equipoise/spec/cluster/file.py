@@ -44,7 +44,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from equipoise.base.errors import SpecError
 from equipoise.base.nearest import nearest
 from equipoise.base.read import read_bytes
-from equipoise.base.shown import shorten
 from equipoise.spec.cluster.link import LINKS, LinkSpec
 from equipoise.spec.cluster.spec import (
     MOST_DEVICES,
@@ -56,7 +55,8 @@ from equipoise.spec.cluster.spec import (
     node_size,
 )
 from equipoise.spec.device.by_name import DEVICES, OWN, find_device, is_device
-from equipoise.spec.run.load import TomlPath, explain_fault, parse_toml
+from equipoise.spec.file_faults import explain_file_fault
+from equipoise.spec.run.load import TomlPath, parse_toml
 
 _STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 _LEAST, _MOST = 1e-9, 1e12
@@ -156,21 +156,15 @@ def read_cluster_file(path: Path) -> ClusterSpec:
     return cluster
 
 
+_OWN_FAULTS = {
+    "missing": "is missing. Every cluster needs a name, and nodes with a device and a number.",
+    "too_short": "is empty. Give at least one [[nodes]].",
+}
+
+
 def _explain(path: TomlPath, fault: dict[str, Any]) -> str:
-    kind, value = fault["type"], fault["input"]
-    if kind == "extra_forbidden":
-        models: dict[str, type[BaseModel]] = {"nodes": _Nodes, "links": _Link}
-        words = models[str(path[0])].model_fields if len(path) > 1 else _File.model_fields
-        return f"no such key. Nearest: {nearest(str(path[-1]), words)}"
-    if kind == "missing":
-        return "is missing. Every cluster needs a name, and nodes with a device and a number."
-    if kind == "too_short":
-        return "is empty. Give at least one [[nodes]]."
-    wanted = {"string_type": str, "int_type": int, "float_type": float}.get(kind)
-    if wanted is None and kind in ("list_type", "dict_type", "model_type"):
-        shape = "a list" if kind == "list_type" else "a table"
-        return f"needs {shape}, got {shorten(repr(value))}."
-    return explain_fault([wanted], value, kind, fault.get("ctx", {}))
+    tables: dict[str, type[BaseModel]] = {"nodes": _Nodes, "links": _Link}
+    return explain_file_fault(path, fault, file=_File, tables=tables, own=_OWN_FAULTS)
 
 
 def _build(file: _File, faults: _Faults) -> ClusterSpec:

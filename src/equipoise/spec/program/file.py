@@ -32,11 +32,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from equipoise.base.errors import SpecError
 from equipoise.base.nearest import nearest
 from equipoise.base.read import read_bytes
-from equipoise.base.shown import shorten
 from equipoise.spec.catalog import SCHEDULES
+from equipoise.spec.file_faults import explain_file_fault
 from equipoise.spec.program.spec import DEFAULT, ProgramSpec
 from equipoise.spec.program.stack import Stack
-from equipoise.spec.run.load import TomlPath, explain_fault, parse_toml
+from equipoise.spec.run.load import TomlPath, parse_toml
 from equipoise.spec.run.spec import Recompute
 
 _STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
@@ -176,24 +176,15 @@ def _judge(file: _Program, add: Callable[[TomlPath, str], None]) -> None:
             add(("sources", name), f"is the source of no fact here. Nearest: {near}")
 
 
-def _explain(path: tuple[int | str, ...], fault: dict[str, Any]) -> str:
-    kind, value = fault["type"], fault["input"]
-    if kind == "extra_forbidden":
-        models: dict[str, type[BaseModel]] = {"runs": _Runs, "stack": _Stack}
-        words = models[str(path[0])].model_fields if len(path) > 1 else _Program.model_fields
-        return f"no such key. Nearest: {nearest(str(path[-1]), words)}"
-    if kind == "missing":
-        return "is missing. Every program needs a title."
-    if kind == "too_short":
-        return "is empty. Leave it out if the program has every choice."
-    if kind == "literal_error":
-        return f"{value!r} is not one of {fault['ctx']['expected']}.".replace("'", '"')
-    wanted = {"string_type": str, "int_type": int, "float_type": float, "bool_type": bool}.get(kind)
-    if wanted is None and kind in ("list_type", "dict_type", "model_type"):
-        return (
-            f"needs {'a list' if kind == 'list_type' else 'a table'}, got {shorten(repr(value))}."
-        )
-    return explain_fault([wanted], value, kind, fault.get("ctx", {}))
+_OWN_FAULTS = {
+    "missing": "is missing. Every program needs a title.",
+    "too_short": "is empty. Leave it out if the program has every choice.",
+}
+
+
+def _explain(path: TomlPath, fault: dict[str, Any]) -> str:
+    tables: dict[str, type[BaseModel]] = {"runs": _Runs, "stack": _Stack}
+    return explain_file_fault(path, fault, file=_Program, tables=tables, own=_OWN_FAULTS)
 
 
 def _build(name: str, file: _Program, base: ProgramSpec | None) -> ProgramSpec:

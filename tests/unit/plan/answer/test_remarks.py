@@ -8,6 +8,7 @@ from equipoise.base.errors import SpecError
 from equipoise.cost.step.request import StepOptions
 from equipoise.plan.answer.final import Finalist, is_common, price_finalists, settings_of
 from equipoise.plan.answer.remarks import (
+    gap_remark,
     price_published,
     programs_with,
     remarks_of,
@@ -15,7 +16,9 @@ from equipoise.plan.answer.remarks import (
     with_published,
 )
 from equipoise.plan.search.deadline import NEVER
-from equipoise.plan.search.search import Search
+from equipoise.plan.search.incumbent import Outcome, SearchProgress
+from equipoise.plan.search.search import SPLIT, Search
+from equipoise.plan.search.vast import LOOK
 from equipoise.plan.space.choice import Choice
 from equipoise.plan.space.listing import list_lattice
 from equipoise.sim.machine import Machine
@@ -93,3 +96,22 @@ def test_runners_up_differ_in_what_a_user_chooses() -> None:
     settings = [settings_of(each.choice) for each in finalists]
     assert len(set(settings)) == len(settings) > 1
     assert any(is_common(each.choice) for each in finalists)
+
+
+def _stopped(loosest: tuple[int, int] | None) -> Outcome:
+    return Outcome((), SearchProgress(1, 2.0, 1.0), 9, 0, 0, 0.0, loosest)
+
+
+def test_a_stopped_search_says_what_its_bound_leaves_out() -> None:
+    assert gap_remark(_stopped((LOOK, 2_622)), 1.0) == (
+        "How much of the gap is real is not known: time ended with 2,622 groups of choices bounded "
+        "by their useful FLOP at the devices' peak alone. More --seconds raise the bound."
+    )
+    said = gap_remark(_stopped((SPLIT, 7)), 0.2)
+    assert said is not None and "with 7 choices bounded by their pipeline's ranks, without" in said
+
+
+def test_a_small_gap_and_a_search_that_ended_need_no_words() -> None:
+    assert gap_remark(_stopped((LOOK, 1)), 0.049) is None
+    assert gap_remark(_stopped(None), 3.0) is None
+    assert gap_remark(_stopped((LOOK, 1)), None) is None
