@@ -48,6 +48,13 @@ def run_from(args: argparse.Namespace) -> "ResolvedRun":
     return run
 
 
+def asks_recommender(args: argparse.Namespace) -> bool:
+    """Whether a verb's run.toml, or a flag, asks for a recommender."""
+    from equipoise.spec.recommend import is_recommend
+
+    return is_recommend(args.run_toml, args.overrides)
+
+
 def split_overrides(
     argv: Sequence[str], error: Callable[[str], NoReturn]
 ) -> tuple[list[str], list[tuple[str, str]]]:

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 from equipoise.base.errors import DataError, SpecError
 from equipoise.base.read import reason
 from equipoise.cli.console import make_progress
-from equipoise.cli.recommend.asked import is_asked
 from equipoise.cli.recommend.calibrate import calibrate_recommend
-from equipoise.cli.run_arguments import add_run_arguments, run_from
+from equipoise.cli.run_arguments import add_run_arguments, asks_recommender, run_from
 from equipoise.cli.written import require_folder_of, require_kind, require_writable
 
 if TYPE_CHECKING:
@@ -72,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, or compare."""
-    if is_asked(args):
+    if asks_recommender(args):
         return calibrate_recommend(args, add_arguments)
     from equipoise.spec.device.cuda import cuda_file, one_product
     from equipoise.spec.device.driver import cuda_devices

@@ -11,9 +11,8 @@ from equipoise.base.read import real_path
 from equipoise.cli.console import make_progress
 from equipoise.cli.counts import MOST_MICRO_BATCHES, MOST_SHARING, MOST_STEPS, require_counts
 from equipoise.cli.lengths import DocumentLengths, document_lengths
-from equipoise.cli.recommend.asked import is_asked
 from equipoise.cli.recommend.pack import pack_recommend
-from equipoise.cli.run_arguments import add_run_arguments, run_from
+from equipoise.cli.run_arguments import add_run_arguments, asks_recommender, run_from
 from equipoise.cli.written import require_folder_of, require_kind
 from equipoise.spec.catalog import POLICIES
 from equipoise.spec.limits import MOST_SIZE
@@ -92,7 +91,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print one row for each policy; of a recommender, for each placement of its tables."""
-    if is_asked(args):
+    if asks_recommender(args):
         require_counts(args, {"steps": MOST_STEPS})
         return pack_recommend(args, add_arguments)
     from equipoise import balance

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 from equipoise.base.disk import writing
 from equipoise.base.errors import SpecError
-from equipoise.cli.recommend.asked import is_asked
 from equipoise.cli.recommend.plan import plan_recommend
-from equipoise.cli.run_arguments import add_run_arguments, run_from
+from equipoise.cli.run_arguments import add_run_arguments, asks_recommender, run_from
 from equipoise.cli.step_arguments import (
     SERVING,
     SHARED,
@@ -146,7 +145,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Search and print the plan; of a recommender, where its tables lie."""
-    if is_asked(args):
+    if asks_recommender(args):
         return plan_recommend(args, add_arguments)
     if args.requests is not None:
         return _serve(args)

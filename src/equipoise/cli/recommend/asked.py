@@ -35,13 +35,6 @@ class PlacedRun:
         )
 
 
-def is_asked(args: argparse.Namespace) -> bool:
-    """Whether a verb's run.toml, or a flag, asks for a recommender."""
-    from equipoise.spec.recommend import is_recommend
-
-    return is_recommend(args.run_toml, args.overrides)
-
-
 def read_asked(
     args: argparse.Namespace,
     add_arguments: Callable[[argparse.ArgumentParser], None],

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 from equipoise.base.disk import writing
 from equipoise.base.errors import SpecError
-from equipoise.cli.recommend.asked import is_asked
 from equipoise.cli.recommend.simulate import simulate_recommend
-from equipoise.cli.run_arguments import add_run_arguments
+from equipoise.cli.run_arguments import add_run_arguments, asks_recommender
 from equipoise.cli.step_arguments import (
     SERVING,
     SHARED,
@@ -210,7 +209,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Price one step, or serve a trace, and print it; of a recommender, beside its journal."""
-    if is_asked(args):
+    if asks_recommender(args):
         return simulate_recommend(args, add_arguments)
     _require_no_run(args)
     from equipoise.cli.simulate.interval import print_interval
