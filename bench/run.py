@@ -21,6 +21,7 @@ BENCHES = (
     "local.pipeline",
     "local.pipeline_ranks",
     "local.experts",
+    "local.parts",
     "serving.engine",
     "serving.context",
     "serving.nano",
@@ -58,7 +59,12 @@ BENCHES = (
     "serving.plans",
     "interference.compare",
     "interference.whose",
+    "interference.live",
     "faults.hangs",
+    "recsys.models",
+    "recsys.file_order",
+    "recsys.ensemble",
+    "recsys.scaling",
 )
 
 

@@ -44,9 +44,11 @@ def hang(ranks: Ranks, folder: Path, seed: int) -> None:
             "at": time.monotonic(),
             "culprits": standstill.culprits,
             "what": standstill.what,
-            "place": standstill.stacks.get(str(culprit), [""])[0],
+            "place": next(iter(standstill.stacks.get(str(culprit), [])), ""),
         }
-        (folder / f"told-{ranks.rank}").write_text(json.dumps(word))
+        partial = folder / f".told-{ranks.rank}"
+        partial.write_text(json.dumps(word))  # others may end this rank meanwhile
+        partial.rename(folder / f"told-{ranks.rank}")
 
     pairs = [dist.new_group(pair) for pair in ([0, 1], [1, 2], [0, 2])]
     with Watchdog(store, ranks.rank, ranks.world, deadline_s=_DEADLINE_S, tell=tell) as watchdog:

@@ -198,6 +198,11 @@ def folder_name(step: int) -> str:
     return f"step-{step:06d}"
 
 
+def shard_name(rank: int) -> str:
+    """The file of a checkpoint that a rank writes."""
+    return f"shard-{rank:05d}.bin"
+
+
 def _require_name(folder: Path, step: int) -> None:
     """Refuse a folder that says another step than its manifest; other names say none."""
     name = folder.name if folder.name not in ("", "..") else folder.resolve().name

@@ -29,12 +29,8 @@ from torch.distributed.tensor import DTensor
 
 from equipoise.base.errors import CheckpointError
 from equipoise.checkpoint.index import Chunk, Index, StoredTensor
+from equipoise.checkpoint.manifest import shard_name
 from equipoise.comm.group import Ranks
-
-
-def shard_name(rank: int) -> str:
-    """The file that a rank writes."""
-    return f"shard-{rank:05d}.bin"
 
 
 def live_state(

@@ -40,8 +40,8 @@ from equipoise.checkpoint.manifest import (
     drop_older,
     folder_name,
     render_manifest,
+    shard_name,
 )
-from equipoise.checkpoint.places import shard_name
 
 SAVING = ".saving-"
 """How the folder of a checkpoint begins until it is whole."""

@@ -28,9 +28,15 @@ from equipoise.base.disk import explain_refusal
 from equipoise.base.errors import CheckpointError
 from equipoise.base.read import read_text
 from equipoise.checkpoint.index import INDEX, ITEM_BYTES, Chunk, Index, StoredTensor, render_index
-from equipoise.checkpoint.manifest import FIRST_FORMAT, FORMAT, Manifest, folder_name, remove
+from equipoise.checkpoint.manifest import (
+    FIRST_FORMAT,
+    FORMAT,
+    Manifest,
+    folder_name,
+    remove,
+    shard_name,
+)
 from equipoise.checkpoint.parts import RankReader, needs_of, summed_sizes
-from equipoise.checkpoint.places import shard_name
 from equipoise.checkpoint.publish import SAVING, collect, publish, write_part
 from equipoise.checkpoint.reading import (
     Needs,

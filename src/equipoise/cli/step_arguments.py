@@ -22,39 +22,39 @@ _FORM = "Write [TENANT:]ttft=SECONDS,tpot=SECONDS, one of the two or both."
 
 
 def add_step_arguments(
-    parser: argparse.ArgumentParser, *, is_searched: bool = False, needs_sizes: bool = True
+    parser: argparse.ArgumentParser, *, is_searched: bool = False, needs_any: bool = True
 ) -> None:
     """Declare what a step is, whoever lays it out.
 
     Args:
         parser: The verb's.
         is_searched: Whether what lays a step out is searched where it is not given.
-        needs_sizes: Whether the parser itself requires the step's sizes.
+        needs_any: Whether the parser itself requires what a step cannot do without.
     """
     searched = "searched" if is_searched else None
     parser.add_argument(
         "--model",
-        required=not is_searched,
+        required=needs_any and not is_searched,
         metavar="NAME|WORDS|FILE",
         help="a known model, layers=..,hidden=..,heads=..,vocab=.., or a config.json",
     )
     parser.add_argument(
         "--cluster",
-        required=not is_searched,
+        required=needs_any and not is_searched,
         metavar="NAME:DEVICES|FILE",
         help="as h100-sxm:8192, or a cluster.toml",
     )
     parser.add_argument(
         "--context-tokens",
         type=int,
-        required=needs_sizes and not is_searched,
+        required=needs_any and not is_searched,
         metavar="N",
         help="tokens of a sequence",
     )
     parser.add_argument(
         "--step-sequences",
         type=int,
-        required=needs_sizes and not is_searched,
+        required=needs_any and not is_searched,
         metavar="N",
         help="sequences of one step, over all ranks",
     )

@@ -5,6 +5,7 @@ Kept true (tests/unit/cli/pack/test_verb.py)
 """
 
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from equipoise.base.errors import SpecError
 from equipoise.base.read import DESCRIPTORS, real_path
@@ -46,6 +47,24 @@ def require_folder_of(flag: str, file: Path | None) -> None:
     # A shell's >(...) is a pipe that has a reader.
     if file is not None and file.is_fifo() and not str(file).startswith(DESCRIPTORS):
         raise SpecError(f"--{flag} {file} is a pipe, which may have no reader. Give a file.")
+    if file is not None and not file.exists():
+        require_writable(flag, file.parent)
+
+
+def require_writable(flag: str, folder: Path) -> None:
+    """Refuse a folder in which no file can be made, by making one that has no name.
+
+    Raises:
+        SpecError: with the system's reason.
+    """
+    try:
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        raise SpecError(
+            f"--{flag}: no file can be written in {folder}: {why}. Give one in another folder."
+        ) from None
 
 
 def require_not_of_run(flag: str, file: Path | None, run: Path) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 import torch.distributed as dist
 
 from equipoise.observe.links import Links, join_links, read_connections
+from equipoise.observe.machine import process_delay_s
 
 _PERIOD_S, _RANK_PERIOD_S = 0.5, 0.01
 """Between looks [s]; longer with many ranks, whose rows rank 0 reads."""
@@ -39,9 +40,11 @@ class LinkNotes:
         if self._hear is None or now - self._looked < self._period_s:
             return
         self._looked = now
-        store.set(f"links/{self._rank}", json.dumps(read_connections()))
+        note = {"rows": read_connections(), "delay_s": process_delay_s()}
+        store.set(f"links/{self._rank}", json.dumps(note))
         if self._rank != 0:
             return
         keys = {rank: f"links/{rank}" for rank in range(self._world)}
-        rows = {r: json.loads(store.get(key)) for r, key in keys.items() if store.check([key])}
-        self._hear(join_links(rows))
+        notes = {r: json.loads(store.get(key)) for r, key in keys.items() if store.check([key])}
+        rows = {rank: note["rows"] for rank, note in notes.items()}
+        self._hear(join_links(rows, {rank: note["delay_s"] for rank, note in notes.items()}))

@@ -31,6 +31,9 @@ Result = TypeVar("Result")
 
 Process = ForkServerProcess | SpawnProcess
 
+_SLOW_TO_LOAD = ("equipoise.", "torch.distributed.", "transformers.", "peft.", "accelerate.")
+"""Packages that the fork server loads once, if this process has them: seconds for each rank."""
+
 
 def _serve(
     pipe: Connection,
@@ -114,8 +117,8 @@ def _process_maker(*, fresh: bool) -> Callable[..., Process]:
     context = multiprocessing.get_context("forkserver")
     # The server keeps what its first call loads: what is loaded here, and what a rank's first
     # DTensor imports.
-    ours = [name for name in sys.modules if name.startswith("equipoise.")]
-    context.set_forkserver_preload([*ours, "torch._dynamo"])
+    loaded = [name for name in sys.modules if name.startswith(_SLOW_TO_LOAD)]
+    context.set_forkserver_preload([*loaded, "torch._dynamo"])
     return context.Process
 
 

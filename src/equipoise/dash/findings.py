@@ -199,6 +199,23 @@ def _spikes(summaries: Sequence[Summary]) -> str:
     return f" It spikes at {'; '.join(parts)}." if parts else ""
 
 
+def _choice(record: RunRecord) -> str:
+    """Which policies of experts a run chose, and what that cost."""
+    choice = record.expert_choice
+    if choice is None:
+        return ""
+    total = sum(choice.chosen.values())
+    shares = sorted(choice.chosen.items(), key=lambda each: (-each[1], each[0]))
+    text = ", ".join(f"{name} in {count / total:.0%}" for name, count in shares)
+    if np.isnan(choice.regret):
+        return f" ({text} of micro-batches; no single policy was tried yet)"
+    than = "longer" if choice.regret >= 0 else "less"
+    return (
+        f" ({text} of micro-batches; steps took {abs(choice.regret):.0%} {than} than those of the "
+        f"best single policy tried)"
+    )
+
+
 def _experts_finding(records: Sequence[RunRecord], summaries: Sequence[Summary]) -> str:
     """What balancing made of experts' loads; empty where every expert stayed on its own rank."""
     parts = []
@@ -209,7 +226,7 @@ def _experts_finding(records: Sequence[RunRecord], summaries: Sequence[Summary])
             who = f" with {one.label}" if len(summaries) > 1 else ""
             parts.append(
                 f"{after:.2f}× the mean under experts.policy {policy}{who}, "
-                f"{before:.2f}× if each expert stayed on its own rank"
+                f"{before:.2f}× if each expert stayed on its own rank{_choice(record)}"
             )
     return f"The fullest rank computes experts' rows of {'; '.join(parts)}." if parts else ""
 

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 
 from equipoise.base.arrays import Ints
-from equipoise.base.errors import ModelError
 from equipoise.data.cache.store import TokenStore
 from equipoise.nn.device.send import send
 from equipoise.nn.loss import IGNORED
@@ -74,17 +73,3 @@ def make_batch(store: TokenStore, micro_batch: MicroBatch, device: torch.device)
     lengths = tuple(int(length) for length in micro_batch.doc_tokens)
     tokens_T, labels_T = (send(torch.from_numpy(each), device) for each in (tokens, labels))
     return Batch(tokens_T, labels_T, lengths)
-
-
-def check_vocabulary(store: TokenStore, vocab: int) -> None:
-    """Refuse a tokenizer with more tokens than the model's vocabulary.
-
-    Raises:
-        ModelError: as above.
-    """
-    if store.vocab > vocab:
-        raise ModelError(
-            f"The tokenizer {store.tokenizer_file} has {store.vocab:,} tokens, but the model has "
-            f"only {vocab:,}. Set model.vocab = {-(-store.vocab // 64) * 64}, or use the model's "
-            f"own tokenizer."
-        )

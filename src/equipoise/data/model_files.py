@@ -25,7 +25,6 @@ from equipoise.nn.hf.files import (
     read_files,
     tokenizer_files,
 )
-from equipoise.nn.hf.read import stored_dtypes
 
 _IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
@@ -53,7 +52,11 @@ def files_to_keep(
             f"{source} cannot be read ({error.strerror or error}). Make its files readable."
         ) from None
     is_drawn = may_draw and not any(source.glob("*.safetensors"))
-    dtypes, remarks = {} if is_drawn else stored_dtypes(source), tuple[str, ...]()
+    dtypes, remarks = dict[str, str](), tuple[str, ...]()
+    if not is_drawn:
+        from equipoise.nn.hf.read import stored_dtypes  # which imports torch
+
+        dtypes = stored_dtypes(source)
     if not _has_tokenizer(files, tokenizer):
         files = with_tokenizer(files, tokenizer)
         remarks = (

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from equipoise.base.arrays import Ints
+from equipoise.data.cache.store import TokenStore
 from equipoise.data.mixture import MixedStream, Mixture
 from equipoise.spec.run.spec import RunSpec
 
@@ -95,3 +96,23 @@ def describe_reading(spec: RunSpec, sources: Sequence[SourceReading]) -> list[st
 
 def _count(value: float) -> str:
     return f"{value:.2f}" if value < 10 else f"{value:,.0f}"
+
+
+def cut_sentence(spec: RunSpec, store: TokenStore) -> str:
+    """What to say of conversations that are longer than a window; nothing where none is."""
+    window = spec.pack.context_tokens
+    each_source = [store] if store.mixture is None else store.sources
+    doc_tokens = np.concatenate(
+        [
+            each.doc_tokens if is_whole else each.doc_tokens[:0]
+            for each, is_whole in zip(each_source, spec.data.whole, strict=True)
+        ]
+    )
+    long = doc_tokens[doc_tokens > window]
+    if not len(long):
+        return ""
+    return (
+        f"{len(long):,} of {len(doc_tokens):,} conversations exceed pack.context_tokens = "
+        f"{window:,} and get cut there: the rest of an answer is learned without what came before "
+        f"it. The longest has {int(long.max()):,} tokens."
+    )

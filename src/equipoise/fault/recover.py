@@ -8,7 +8,7 @@ What it decides
     Ranks of one start are gone before the next: the agent reaps them, and they die with it. Where
     that cannot be known, on another host, ``observe.fence`` keeps the older ones from writing.
 
-Kept true (tests/multi/fault/test_recover.py)
+Kept true (tests/multi/fault/test_recover.py, tests/multi/recsys/test_recover.py)
     Killed at any point, a run ends with the weights of an undisturbed one, bit for bit; a fault
     that repeats ends it.
 """
@@ -16,7 +16,7 @@ Kept true (tests/multi/fault/test_recover.py)
 import dataclasses
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -40,7 +40,7 @@ from equipoise.observe.journal import Journal
 from equipoise.plan.space.accepted import require_accepted
 from equipoise.spec.run.compared import resolved_sides
 from equipoise.spec.run.resolve import ResolvedRun
-from equipoise.spec.run.resolved import ResolvedFile, read_resolved
+from equipoise.spec.run.resolved import read_resolved
 from equipoise.spec.run.spec import FaultSpec
 
 _LOOK_S = 0.1
@@ -95,10 +95,34 @@ def run_recovering(launch: Launch, smaller: Smaller | None = None) -> None:
         KeyboardInterrupt: the user did not wait for the last step to be saved.
     """
     resolved = read_resolved(launch.folder)
-    layout, rules = resolved.spec.layout, resolved.spec.fault
+    sides = tuple(side for side, _ in resolved_sides(launch.folder, resolved))
+    layout = resolved.spec.layout
+    recover_ranks(launch, resolved.spec.fault, launch.ranks // layout.sharing, sides, smaller)
+
+
+def recover_ranks(
+    launch: Launch,
+    rules: FaultSpec,
+    dp: int,
+    sides: Sequence[Path],
+    smaller: Smaller | None = None,
+) -> None:
+    """Start ranks of any program and wait until their work is done, through faults.
+
+    Args:
+        launch: The ranks, and their program.
+        rules: What follows a fault.
+        dp: How many data-parallel ranks they are.
+        sides: Folders whose journals hear of it.
+        smaller: As for ``run_recovering``.
+
+    Raises:
+        EquipoiseError: as ``run_recovering``.
+        KeyboardInterrupt: likewise.
+    """
     fits = _never if smaller is None else smaller.fits
-    policy = Policy(rules, launch.ranks // layout.sharing, fits)
-    note = partial(_note_stopped, launch.folder, resolved)
+    policy = Policy(rules, dp, fits)
+    note = partial(_note_stopped, sides)
     launch = dataclasses.replace(launch, spares=_kept(rules, launch))
     with LocalRanks(is_quiet=launch.quiet, note=note) as ranks:
         while (ended := ranks.run(launch)) is not None:
@@ -107,7 +131,7 @@ def run_recovering(launch: Launch, smaller: Smaller | None = None) -> None:
             fault = RanksFault(ended.kind, now, ended.step, said, ended.rank, ranks.asked > 0)
             spares = ranks.spares
             policy, action = policy.after(fault, spares)
-            _write(launch.folder, resolved, ended, action, spares)
+            _write(sides, ended, action, spares)
             if not launch.quiet and not ranks.asked:
                 sys.stderr.write(name_guide(launch.folder, ended))
             if isinstance(action, EndRun):
@@ -118,7 +142,6 @@ def run_recovering(launch: Launch, smaller: Smaller | None = None) -> None:
                 sys.stderr.write(f"{ended.sentence} {_say(then, rules.restarts)}\n")
             if isinstance(then, Shrink) and smaller is not None:
                 launch = dataclasses.replace(launch, ranks=smaller.prepare(then.dp))
-                resolved = read_resolved(launch.folder)
             elif isinstance(then, Restart):
                 _pause(then.pause_s, ranks)
             if waited is not None:
@@ -185,20 +208,18 @@ def _pause(seconds: float, ranks: LocalRanks) -> None:
 
 
 def _note_stopped(
-    folder: Path, resolved: ResolvedFile, sentence: str, processes: list[int], stopped_s: float
+    sides: Sequence[Path], sentence: str, processes: list[int], stopped_s: float
 ) -> None:
     """Journal that all ranks are stopped, or that they go on: they could not."""
     name = "stopped" if processes else "continued"
-    for side, _ in resolved_sides(folder, resolved):
+    for side in sides:
         with suppress(OSError, FaultError), Journal(side / "journal", 0) as journal:
             journal.write(
                 "instant", name, message=sentence, processes=processes, stopped_s=stopped_s
             )
 
 
-def _write(
-    folder: Path, resolved: ResolvedFile, ended: RanksEnd, action: Action, spares: SpareState
-) -> None:
+def _write(sides: Sequence[Path], ended: RanksEnd, action: Action, spares: SpareState) -> None:
     """Journal how the ranks ended, and what follows.
 
     A killed rank left no word, so its fault is written here; others wrote theirs. Nothing is
@@ -211,7 +232,7 @@ def _write(
     follows = "stop" if isinstance(action, EndRun) else type(action).__name__.lower()
     number = {} if isinstance(action, EndRun) else {"number": action.number}
     dp = {"dp": action.dp} if isinstance(action, Shrink) else {}
-    for side, _ in resolved_sides(folder, resolved):
+    for side in sides:
         if not side.is_dir():  # somebody moved it: nothing may be made in its place
             continue
         with suppress(OSError, FaultError):

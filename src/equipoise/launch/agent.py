@@ -22,8 +22,9 @@ PROGRAM = "equipoise.train.worker"
 WORKER = ("-m", PROGRAM)
 """The command of each rank; the run's folder follows."""
 
-SPARE = ("-m", "equipoise.launch.spare", PROGRAM)
-"""The command of a rank that is kept ready for the next start; the same follows."""
+SPARE = ("-m", "equipoise.launch.spare")
+"""The command of a rank that is kept ready for the next start; its program and the run's folder
+follow."""
 
 ALLOCATOR = "glibc.malloc.tcache_count=0"
 """Keeps glibc's per-thread lists of small chunks from pinning the holes between tensors.

@@ -19,8 +19,8 @@ from pathlib import Path
 
 from equipoise.launch import spare
 from equipoise.launch.agent import (
+    PROGRAM,
     SPARE,
-    WORKER,
     agent_command,
     end_with_parent,
     whole_environment,
@@ -55,6 +55,9 @@ class Launch:
     """Whether ranks on devices that are not CPUs prove the layout before the first step."""
     spares: KeptReady | None = None
     """Ranks of the next start; none unless given."""
+    program: str = PROGRAM
+    """The program of a rank, a module; ``run_and_leave`` and ``import_ahead`` of it are called in
+    ranks that were kept ready."""
 
 
 def launch_command(launch: Launch, *, is_spare: bool = False) -> list[str]:
@@ -72,7 +75,8 @@ def launch_command(launch: Launch, *, is_spare: bool = False) -> list[str]:
         f"--log-dir={launch.folder / 'logs'}",
         "--redirects=2",
         "--monitor-interval=0.1",
-        *(SPARE if is_spare else WORKER),
+        *(SPARE if is_spare else ("-m",)),
+        launch.program,
         str(launch.folder),
         *(["--quiet"] if launch.quiet else []),
         *([] if launch.proves else ["--no-proof"]),

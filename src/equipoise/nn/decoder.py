@@ -175,9 +175,13 @@ class DecoderLayer(nn.Module):
         if self.tensor.ranks == 1 or not isinstance(self.feed_forward, FeedForward):
             out: Tensor = self.feed_forward(x_tD, normed_tD)  # experts take tokens where they are
             return out
-        normed_TD = self.tensor.enter(normed_tD, table.shape[1])
-        partial_TD = self.feed_forward(normed_TD.new_zeros(1, 1), normed_TD)
-        return x_tD + self.tensor.leave(partial_TD)
+        feed = self.feed_forward
+
+        def partial(normed_RD: Tensor) -> Tensor:
+            out_RD: Tensor = feed(normed_RD.new_zeros(1, 1), normed_RD)
+            return out_RD
+
+        return x_tD + self.tensor.through(normed_tD, table.shape[1], partial)
 
     def end(self, x_tD: Tensor, o_THE: Tensor, table: Tensor) -> Tensor:
         """What comes after the core: its output joined to the stream, and the feed-forward."""

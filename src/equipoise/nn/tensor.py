@@ -21,6 +21,7 @@ Sources
     Tensor parallelism: arXiv:1909.08053. Sequence parallelism: arXiv:2205.05198.
 """
 
+from collections.abc import Callable
 from typing import Protocol
 
 from torch import Tensor
@@ -49,6 +50,15 @@ class TensorRanks(Protocol):
     def leave(self, partial_TD: Tensor) -> Tensor:
         """This rank's rows [t, D] of the sum of all ranks' tensors; the conjugate of ``enter``."""
 
+    def through(self, x_tD: Tensor, tokens: int, f: Callable[[Tensor], Tensor]) -> Tensor:
+        """``leave(f(enter(x)))`` for an ``f`` that treats every row for itself, in parts or whole.
+
+        Args:
+            x_tD: This rank's rows.
+            tokens: T, the rows of all ranks together.
+            f: From rows [R, D] to this rank's part of their outputs [R, D].
+        """
+
     def max_(self, x: Tensor) -> Tensor:
         """The largest over ranks, elementwise, in place; not differentiable."""
 
@@ -73,6 +83,11 @@ class Alone:
     def leave(self, partial_TD: Tensor) -> Tensor:
         """The sum of one."""
         return partial_TD
+
+    def through(self, x_tD: Tensor, tokens: int, f: Callable[[Tensor], Tensor]) -> Tensor:
+        """The function of the rows."""
+        del tokens
+        return f(x_tD)
 
     def max_(self, x: Tensor) -> Tensor:
         """The largest of one."""

@@ -82,8 +82,11 @@ EVENTS: tuple[EventKind, ...] = (
         "scalar",
         "experts",
         _fields(
-            "step balance_loss",
-            lists="loads expert_skew rank_skew owner_skew planned_skew copies copied_bytes",
+            "step balance_loss regret",
+            texts="tried",
+            lists="loads expert_skew rank_skew owner_skew planned_skew copies copied_bytes "
+            "real_experts",
+            objects="chosen priced",
         ),
         is_per_step=True,
     ),
@@ -96,7 +99,10 @@ EVENTS: tuple[EventKind, ...] = (
     EventKind(
         "scalar",
         "recommend",
-        _fields("step loss samples step_s ids", objects="sent_bytes"),
+        _fields(
+            "step loss samples step_s ids exchanges lookup_s exchange_s dense_s reduce_s",
+            objects="sent_bytes",
+        ),
         is_per_step=True,
     ),
     EventKind(

@@ -3,6 +3,7 @@
 import math
 import os
 import platform
+from contextlib import suppress
 from pathlib import Path
 
 from equipoise.spec.device.driver import cuda_devices
@@ -63,6 +64,15 @@ def run_delay_s() -> float:
         return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
     except (OSError, ValueError, IndexError):  # another system, or a kernel that does not count
         return math.nan
+
+
+def process_delay_s() -> float:
+    """The same of all threads of this process, added up; 0 if unknown."""
+    delay_ns, tasks = 0, Path("/proc/self/task")
+    for task in tasks.iterdir() if tasks.exists() else ():
+        with suppress(OSError, ValueError, IndexError):  # it has ended, or nothing is counted
+            delay_ns += int((task / "schedstat").read_text().split()[1])
+    return delay_ns / 1e9
 
 
 def cpu_name() -> str:

@@ -25,6 +25,7 @@ import numpy as np
 from equipoise.base.arrays import Floats
 from equipoise.base.errors import DataError
 from equipoise.observe.event import journal_name
+from equipoise.observe.experts import expert_choice, mean_skews
 from equipoise.observe.journal_lines import MOST_RANKS, Event, JournalLines, read_journals
 from equipoise.observe.run_record import (
     Evaluations,
@@ -159,7 +160,8 @@ def make_record(folder: Path, journals: Mapping[int, JournalLines]) -> RunRecord
         recoveries=tuple(_recovery(event) for event in zero.recoveries),
         alarms=_alarms(journals),
         evaluations=_evaluations(zero.evaluations),
-        experts=_experts(zero.experts),
+        experts=mean_skews(zero.experts),
+        expert_choice=expert_choice(zero.experts),
         torn_lines=sum(journal.torn_lines for journal in journals.values()),
         missing_ranks=tuple(rank for rank in range(start.world) if rank not in journals),
     )
@@ -310,18 +312,6 @@ def _evaluations(events: Mapping[int, Event]) -> Evaluations:
         bucket_labels=of_buckets("labels"),
         bucket_documents=of_buckets("documents"),
     )
-
-
-def _experts(events: Mapping[int, Event]) -> tuple[float, float] | None:
-    """Means over steps and layers of what a policy of experts met, and made of it."""
-
-    def mean(key: str) -> float:
-        lists = [each.get(key) for each in events.values()]
-        known = [_number(value) for each in lists if isinstance(each, list) for value in each]
-        return float(np.mean(known)) if known else np.nan
-
-    before, after = mean("owner_skew"), mean("planned_skew")
-    return None if np.isnan(before) or np.isnan(after) else (before, after)
 
 
 def _memory(event: Event | None) -> Memory | None:

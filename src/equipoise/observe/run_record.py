@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from equipoise.base.arrays import Floats
 from equipoise.observe.event import journal_name
+from equipoise.observe.experts import ExpertChoice
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +209,8 @@ class RunRecord:
     """In order of their times."""
     evaluations: Evaluations
     torn_lines: int
+    expert_choice: ExpertChoice | None = None
+    """What was chosen between policies of experts; None where a run named one."""
     experts: tuple[float, float] | None = None
     """Rows of the busiest rank over the mean if experts stayed on their own ranks, and as planned:
     means over steps and layers; None without a policy of experts."""

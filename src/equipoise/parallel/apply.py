@@ -8,7 +8,7 @@ What it decides
     ====  ===========  ==========================================  ==============================
     0     pp           the stages of this rank (the caller cuts)   ``pipeline.part.DecoderPart``
     1     ep, etp      its own experts stay; rows travel           ``expert.exchange``
-                       by schedules, and copies of experts         ``expert.balanced``
+                       by schedules, and copies of experts         ``expert.obey``
     2     tp           its share of every other weight stays       ``tensor.shard``
     3     (recompute)  what each layer makes again in a backward   ``set_recompute``
     4     dp, cp       ZeRO shards what is left                    ``zero.shard``
@@ -30,8 +30,8 @@ from equipoise.nn.decoder import Decoder
 from equipoise.nn.packed import PackedModel
 from equipoise.nn.project import FP8
 from equipoise.numerics.fp8 import require_fp8
-from equipoise.parallel.expert.balanced import balance_experts
 from equipoise.parallel.expert.exchange import spread_experts
+from equipoise.parallel.expert.obey import balance_experts
 from equipoise.parallel.tensor.shard import split_weights
 from equipoise.parallel.zero.shard import ShardedDecoder, mixed_precision
 from equipoise.spec.run.spec import ExpertsSpec, Recompute
@@ -47,6 +47,7 @@ def apply_axes(
     recompute: Recompute = "none",
     small_bytes: int = SMALL_BYTES,
     experts: ExpertsSpec | None = None,
+    parts: int = 1,
 ) -> ShardedDecoder:
     """Divide a decoder over the ranks of a layout; every rank calls it.
 
@@ -61,6 +62,7 @@ def apply_axes(
         small_bytes: Groups of weights up to this size, gathered, stay whole for the step under
             ZeRO 3; 0 gathers every group each time [bytes].
         experts: Which ranks compute which experts' rows; each its own unless given.
+        parts: In how many rows of tensor-parallel feed-forwards, and of experts, travel.
 
     Raises:
         LayoutError: the model does not divide over tp, ep or etp, or not as ``experts`` says; or it
@@ -70,9 +72,9 @@ def apply_axes(
         _multiply_fp8(decoder, ranks, mesh)
     if mesh is not None:
         spread_experts(decoder, mesh, policy=mixed_precision(precision))
-        balance_experts(decoder, experts or ExpertsSpec())
+        balance_experts(decoder, experts or ExpertsSpec(), parts=parts)
         if mesh.layout.tp > 1 and isinstance(decoder, Decoder):  # ZeRO refuses any other
-            split_weights(decoder, mesh)
+            split_weights(decoder, mesh, parts=parts)
     decoder.set_recompute(recompute)
     return ShardedDecoder(
         decoder, ranks, zero=zero, precision=precision, mesh=mesh, small_bytes=small_bytes

@@ -2,105 +2,33 @@
 
 What it decides
     Samples are read and tables planned before a rank starts, so what is wrong is said once. Ranks
-    are processes on this machine; asked again, a run goes on from its newest whole checkpoint,
-    also on another number of ranks.
+    are processes on this machine under the same launcher as those of a language model: killed or
+    hung, all start again from the newest whole checkpoint as ``[fault]`` says. Asked again, a run
+    goes on from there, also on another number of ranks.
 
-Kept true (tests/multi/recsys/test_train.py)
-    A run of two ranks ends above the floor; the record holds traffic as predicted and measured.
+Kept true (tests/multi/recsys/test_train.py, tests/multi/recsys/test_recover.py)
+    A run of two ranks ends above the floor; a killed rank changes no weight.
 """
 
 import dataclasses
-import fcntl
-import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
-import equipoise
-from equipoise.balance.tables.plan import TableAnswer, plan_tables
-from equipoise.balance.tables.price import TableMachine
-from equipoise.base.arrays import Ints
-from equipoise.base.durable import write_whole
-from equipoise.base.errors import CheckpointError, LayoutError
-from equipoise.comm.group import Ranks
-from equipoise.comm.local import run_ranks
-from equipoise.observe.journal import Journal
-from equipoise.recsys.exchange import TableExchange
-from equipoise.recsys.samples import Samples, read_samples
-from equipoise.recsys.trainer import RankTrainer
-from equipoise.schedule.tables.placement import TablePlan
-from equipoise.schedule.tables.traffic import count_traffic
-from equipoise.spec.names import RECOMMEND
+from equipoise.balance.tables.plan import TableAnswer
+from equipoise.base.errors import EquipoiseError
+from equipoise.fault.recover import Smaller, recover_ranks
+from equipoise.launch.gang import Launch
+from equipoise.launch.local import require_free_folder
+from equipoise.recsys.folder import prepare, read_trained
+from equipoise.recsys.models.catalog import build_model
+from equipoise.recsys.place import plan_samples
+from equipoise.recsys.samples import Samples, read_samples, require_scores
+from equipoise.recsys.trainer import count_epoch_steps
 from equipoise.spec.recommend import RecommendSpec
-from equipoise.spec.tables.table import TableSpec
 
-_MEMORY_BYTES_PER_S, _LINK_BYTES_PER_S = 1e10, 2e9
-"""Assumed of a core and of gloo between two processes of one machine: only their ratio decides."""
-_SAME = ("data", "model", "train.batch", "train.seed", "train.lr", "tables.optimizer")
-"""What a run that goes on must not change."""
-
-
-def plan_samples(spec: RecommendSpec, samples: Samples) -> TableAnswer:
-    """Place the tables of some samples by the lookups of their training part."""
-    means = samples.ids_per_sample()
-    tables = [
-        TableSpec(key, rows, spec.model.width, means[key], spec.model.pooling)
-        for key, rows in zip(samples.keys, samples.rows, strict=True)
-    ]
-    machine = TableMachine(
-        spec.layout.dp,
-        max(1, spec.train.batch // spec.layout.dp),
-        _MEMORY_BYTES_PER_S,
-        _LINK_BYTES_PER_S,
-        _LINK_BYTES_PER_S,
-        optimizer=spec.tables.optimizer,
-        wire=spec.tables.wire,
-    )
-    return plan_tables(tables, machine, kinds=spec.tables.kinds, row_counts=samples.row_counts())
-
-
-def predict_traffic(spec: RecommendSpec, samples: Samples, plan: TablePlan) -> dict[str, Ints]:
-    """Bytes of a mean step, from each rank to each other, and ids that each rank looks up.
-
-    Returns:
-        ``bytes`` int64 [from, to]; ``ids`` int64 [ranks].
-    """
-    ranks, size = plan.ranks, spec.train.batch / plan.ranks
-    train = samples.edges[1]
-    ids: dict[str, Ints] = {}
-    touched: dict[str, Ints] = {}
-    looked_up = np.zeros(ranks)
-    for each in plan.placements:
-        counts = samples.row_counts()[each.table.name]
-        row_map = each.row_map
-        loads = [counts[row_map.rows_of(shard)].sum() for shard in range(row_map.shards)]
-        per_rank = np.array(loads) * size / train
-        ids[each.table.name] = np.rint(np.tile(per_rank, (ranks, 1))).astype(np.int64)
-        samples_of = size if each.kind == "data" else size * ranks
-        distinct = float((1 - (1 - np.minimum(1.0, counts / train)) ** samples_of).sum())
-        count = ranks if each.kind == "data" else 1
-        touched[each.table.name] = np.full(count, round(distinct), dtype=np.int64)
-        if each.kind == "data":
-            continue
-        for shard, rank in enumerate(each.ranks):
-            looked_up[rank] += per_rank[each.row_shard(shard)] * ranks
-    wire = spec.tables.wire
-    stages = count_traffic(
-        plan,
-        [round(size)] * ranks,
-        ids,
-        touched,
-        forward=wire,
-        backward=wire,
-        is_row_wise=spec.tables.optimizer == "row-wise-adagrad",
-    )
-    total = np.sum(list(stages.values()), axis=0)
-    return {"bytes": total, "ids": np.rint(looked_up).astype(np.int64)}
+PROGRAM = "equipoise.recsys.worker"
+"""The program of a rank, a module."""
 
 
 def run(
@@ -119,153 +47,45 @@ def run(
 
     Raises:
         DataError: a file or a column is wrong.
+        ModelError: the model's sizes do not go together.
         FitError: the tables fit no rank.
         CheckpointError: the folder holds another run.
     """
-    folder = out or Path("runs") / spec.name
+    folder = (out or Path("runs") / spec.name).absolute()
     samples = read_samples(spec.data, base)
     answer = plan_samples(spec, samples)
+    require_scores(samples)
+    tables = [each.table for each in answer.plan.placements]
+    build_model(spec.model, tables, samples.numbers.shape[1], seed=spec.train.seed)
     if not is_quiet:
         sys.stdout.write(_describe(spec, samples, answer))
-    with _own_folder(folder):
-        _require_same(folder, spec)
-        rows = run_ranks(spec.layout.dp, train_rank, folder, spec, base, answer.plan, is_quiet)
-        record = _record(folder, spec, samples, answer, rows)
-        write_whole(folder / RECOMMEND, json.dumps(record, indent=1))
-    return record
+        sys.stdout.flush()
+    require_free_folder(folder)
+    prepare(folder, spec, base)
+    steps = spec.train.epochs * count_epoch_steps(spec, samples)
+    if read_trained(folder).get("step", -1) < steps:
+
+        def again(dp: int) -> int:
+            prepare(folder, with_ranks(spec, dp), base)
+            return dp
+
+        launch = Launch(folder, spec.layout.dp, is_quiet, port=0, program=PROGRAM)
+        smaller = Smaller(lambda dp: _fits(with_ranks(spec, dp), samples), again)
+        recover_ranks(launch, spec.fault.rules(), spec.layout.dp, (folder,), smaller)
+    return read_trained(folder)
 
 
-def train_rank(
-    ranks: Ranks,
-    folder: Path,
-    spec: RecommendSpec,
-    base: Path,
-    plan: TablePlan,
-    is_quiet: bool,
-    stop_at: int | None = None,
-) -> dict[str, Any]:
-    """One rank of a run, from its samples to what it measured."""
-    torch.set_num_threads(1)
-    samples = read_samples(spec.data, base)
-    with Journal(folder / "journal", ranks.rank) as journal:
-        exchange = TableExchange()
-        trainer = RankTrainer(folder, spec, samples, plan, journal, exchange)
-        resumed = trainer.resume()
-
-        def show(line: str) -> None:
-            if ranks.rank == 0 and not is_quiet:
-                sys.stdout.write(f"{line}\n")
-                sys.stdout.flush()
-
-        if resumed:
-            show(f"Going on after step {resumed:,}.")
-        trained = trainer.run(show, stop_at)
-        steps = max(1, trained.traffic.steps)
-        sent = np.sum(list(trained.traffic.sent.values()), axis=0)
-        measured = {
-            "rank": ranks.rank,
-            "steps": trained.traffic.steps,
-            "ids": trained.traffic.ids / steps,
-            "sent_bytes": (sent / steps).tolist(),
-        }
-        journal.write(
-            "scalar",
-            "tables",
-            steps=trained.traffic.steps,
-            ids=measured["ids"],
-            sent_bytes=measured["sent_bytes"],
-        )
-    best = None if trained.best is None else dataclasses.asdict(trained.best)
-    return {"measured": measured, "step": trained.step, "losses": trained.losses, "best": best}
+def with_ranks(spec: RecommendSpec, dp: int) -> RecommendSpec:
+    """The run on another number of ranks."""
+    return dataclasses.replace(spec, layout=dataclasses.replace(spec.layout, dp=dp))
 
 
-def _record(
-    folder: Path,
-    spec: RecommendSpec,
-    samples: Samples,
-    answer: TableAnswer,
-    rows: list[dict[str, Any]],
-) -> dict[str, Any]:
-    predicted = predict_traffic(spec, samples, answer.plan)
-    has_steps = rows[0]["measured"]["steps"] > 0
-    before = {} if has_steps else _read(folder)
-    traffic = [
-        {
-            "rank": rank,
-            "ids": row["measured"]["ids"],
-            "predicted_ids": int(predicted["ids"][rank]),
-            "sent_bytes": sum(row["measured"]["sent_bytes"]),
-            "predicted_sent_bytes": int(predicted["bytes"][rank].sum()),
-            "held_bytes": int(answer.held_bytes[rank]),
-        }
-        for rank, row in enumerate(rows)
-    ]
-    start, end = samples.edges[1], samples.edges[3]
-    return {
-        "version": equipoise.__version__,
-        "run": str(folder),
-        "spec": dataclasses.asdict(spec),
-        "samples": {"train": start, "held_out": end - start, "by_time": bool(spec.data.time)},
-        "tables": [
-            {
-                "name": each.table.name,
-                "rows": each.table.rows,
-                "width": each.table.width,
-                "ids_per_sample": each.table.ids_per_sample,
-                "kind": each.kind,
-                "ranks": list(each.ranks),
-                "buckets": each.buckets if each.row_shards > 1 else None,
-            }
-            for each in answer.plan.placements
-        ],
-        "plan": {"skew": answer.skew, "gap": answer.gap},
-        "step": rows[0]["step"],
-        "losses": rows[0]["losses"],
-        "best": rows[0]["best"],
-        "traffic": before.get("traffic", traffic),
-    }
-
-
-def _read(folder: Path) -> dict[str, Any]:
-    file = folder / RECOMMEND
-    record: dict[str, Any] = json.loads(file.read_text("utf-8")) if file.is_file() else {}
-    return record
-
-
-def _require_same(folder: Path, spec: RecommendSpec) -> None:
-    """Refuse to go on with a run of other data, another model or another order of samples."""
-    file, ours = folder / "spec.json", json.loads(json.dumps(dataclasses.asdict(spec)))
-    if file.is_file():
-        theirs = json.loads(file.read_text("utf-8"))
-        for name in _SAME:
-            section, _, key = name.partition(".")
-            old, new = theirs[section], ours[section]
-            if (old[key] != new[key]) if key else (old != new):
-                changed = (
-                    name
-                    if key
-                    else next(f"{section}.{field}" for field in new if old.get(field) != new[field])
-                )
-                raise CheckpointError(
-                    f"{folder} holds a run with another {changed}. Give it back its value, or "
-                    "choose another folder with --out."
-                )
-    write_whole(file, json.dumps(ours, indent=1))
-
-
-@contextmanager
-def _own_folder(folder: Path) -> Iterator[None]:
-    """Hold the run's folder, so that two runs never write one journal."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise LayoutError(
-                f"Another run is writing to {folder}. Wait until it ends, or choose another folder "
-                "with --out."
-            ) from None
-        yield
+def _fits(spec: RecommendSpec, samples: Samples) -> bool:
+    try:
+        plan_samples(spec, samples)
+    except EquipoiseError:
+        return False
+    return True
 
 
 def _describe(spec: RecommendSpec, samples: Samples, answer: TableAnswer) -> str:

@@ -68,9 +68,9 @@ class Samples:
             within = np.arange(int(count.sum())) - np.repeat(ends - count, count)
             lengths.append(count.astype(np.int32))
             values.append(ids[np.repeat(begin, count) + within])
-        jagged = KeyedJagged(
-            self.keys, torch.from_numpy(np.stack(lengths)), torch.from_numpy(np.concatenate(values))
-        )
+        # torch cannot view the bytes of a stack of no samples, whose strides NumPy says are 0.
+        flat = torch.from_numpy(np.concatenate(lengths)).view(len(self.keys), len(index))
+        jagged = KeyedJagged(self.keys, flat, torch.from_numpy(np.concatenate(values)))
         numbers, labels = self.numbers[index], self.labels[index]
         return jagged, torch.from_numpy(numbers), torch.from_numpy(labels)
 
@@ -151,6 +151,23 @@ def make_samples(columns: Mapping[str, np.ndarray], spec: ColumnsSpec, label: st
         labels,
         (0, train, held, count),
     )
+
+
+def require_scores(samples: Samples) -> None:
+    """Refuse held-out samples of one class, before anything is trained.
+
+    Raises:
+        DataError: names the split and its label.
+    """
+    for split in SPLITS[1:]:
+        begin, end = samples.bounds(split)
+        positives = int(samples.labels[begin:end].sum())
+        if positives in (0, end - begin):
+            raise DataError(
+                f"All {end - begin:,} samples of the {split} split have the label "
+                f"{int(positives > 0)}, so nothing can be ranked. Give more rows, lower "
+                "data.train_share, or set data.positive_from between the labels."
+            )
 
 
 def _split(values: np.ndarray, *, is_bag: bool) -> tuple[Ints, np.ndarray]:

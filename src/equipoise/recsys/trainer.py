@@ -1,18 +1,21 @@
-"""Train DLRM on this rank: batches, tables, dense part, scores, and what the journal gets.
+"""Train a recommender on this rank: batches, tables, dense part, scores, and what the journal gets.
 
 What it decides
     A step's global batch is the same samples in the same order on any number of ranks; ranks take
     consecutive shares. The loss is a sum over the global batch, divided by its size once. The
     dense part is copied to all ranks, its gradients are summed. After each epoch the validation
-    split is scored, and the weights of the best epoch so far score the test split.
+    split is scored, and the weights of the best epoch so far score the test split. A request to
+    stop, the file ``stop`` in the run's folder, travels with the loss: all ranks save after the
+    same step.
 
-Kept true (tests/multi/recsys/test_train.py)
-    Two ranks equal one; a resumed run equals one that was not interrupted; sent bytes are the
-    predicted ones.
+Kept true (tests/multi/recsys/test_train.py, tests/multi/recsys/test_recover.py)
+    Two ranks equal one; a resumed run equals one that was not interrupted, to the bit after a
+    kill; sent bytes are the predicted ones.
 """
 
+import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,17 +27,22 @@ from torch import Tensor
 
 from equipoise.base.arrays import Floats, Ints
 from equipoise.base.errors import NonFiniteError
+from equipoise.launch.last_words import say_step
 from equipoise.observe.journal import EventSink
-from equipoise.recsys.dlrm import DLRM
 from equipoise.recsys.embedding import ShardedTables
 from equipoise.recsys.exchange import TableExchange
 from equipoise.recsys.metrics import measure_auc, measure_entropy
+from equipoise.recsys.models.catalog import build_model
 from equipoise.recsys.optimizer import SparseStep
 from equipoise.recsys.samples import Samples
 from equipoise.recsys.store import RankSaved, load_newest, save
 from equipoise.schedule.tables.placement import TablePlan
 from equipoise.schedule.tables.traffic import STAGES
 from equipoise.spec.recommend import RecommendSpec
+
+StepParts = dict[str, float]
+"""Seconds of a step's parts on this rank: ``lookup_s`` (tables without the exchange),
+``exchange_s`` and ``reduce_s`` (both with their waits), ``dense_s``."""
 
 
 @dataclass(slots=True)
@@ -66,6 +74,47 @@ class Trained:
     losses: list[float]
     best: Scores | None
     traffic: Traffic
+    reason: str
+    """``done``, or ``interrupted`` where the user stopped it."""
+
+
+def count_epoch_steps(spec: RecommendSpec, samples: Samples) -> int:
+    """Steps of an epoch; the last batch may be short."""
+    return -(-samples.edges[1] // spec.train.batch)
+
+
+def draw_order(spec: RecommendSpec, samples: Samples, epoch: int) -> Ints:
+    """Training samples in the order of an epoch, int64 [training samples]."""
+    source = np.random.Generator(np.random.Philox(key=[spec.train.seed, epoch]))
+    return source.permutation(samples.edges[1])
+
+
+class TimedExchange(TableExchange):
+    """An exchange that counts its uses and their seconds, waits for other ranks included."""
+
+    spent_s = 0.0
+    swaps = 0
+
+    def swap(self, stage: str, blocks: Sequence[Tensor], expected: Sequence[int]) -> list[Tensor]:
+        """As ``TableExchange.swap``."""
+        began = time.perf_counter()
+        arrived = super().swap(stage, blocks, expected)
+        self.spent_s += time.perf_counter() - began
+        self.swaps += 1
+        return arrived
+
+
+class _Clock:
+    """Seconds since it was last read."""
+
+    def __init__(self) -> None:
+        self._read = time.perf_counter()
+
+    def lap(self) -> float:
+        """Seconds since the last call [s]."""
+        now = time.perf_counter()
+        spent, self._read = now - self._read, now
+        return spent
 
 
 class RankTrainer:
@@ -78,7 +127,7 @@ class RankTrainer:
         samples: Samples,
         plan: TablePlan,
         journal: EventSink,
-        exchange: TableExchange,
+        exchange: TimedExchange,
     ) -> None:
         self.folder, self.spec, self.samples, self.plan = folder, spec, samples, plan
         self.journal, self.exchange = journal, exchange
@@ -87,17 +136,17 @@ class RankTrainer:
         self.tables = ShardedTables(
             plan, exchange, step, seed=spec.train.seed, forward=wire, backward=wire
         )
-        self.dense = DLRM(
+        self.dense = build_model(
+            spec.model,
             [each.table for each in plan.placements],
             samples.numbers.shape[1],
-            bottom=spec.model.bottom,
-            top=spec.model.top,
             seed=spec.train.seed,
         )
         self.optimizer = torch.optim.Adam(
             self.dense.parameters(), lr=spec.train.lr, weight_decay=spec.train.weight_decay
         )
         self.step = 0
+        self.is_asked_to_stop = False
         self.losses: list[float] = []
         self.traffic = Traffic(sent={stage: np.zeros(exchange.ranks, np.int64) for stage in STAGES})
         self.best: Scores | None = None
@@ -105,7 +154,7 @@ class RankTrainer:
     @property
     def epoch_steps(self) -> int:
         """Steps of an epoch; the last batch may be short."""
-        return -(-self.samples.edges[1] // self.spec.train.batch)
+        return count_epoch_steps(self.spec, self.samples)
 
     @property
     def steps(self) -> int:
@@ -126,9 +175,11 @@ class RankTrainer:
         Raises:
             NonFiniteError: the loss is not a number.
         """
-        while self.step < min(self.steps, self.steps if stop_at is None else stop_at):
+        end = min(self.steps, self.steps if stop_at is None else stop_at)
+        while self.step < end and not self.is_asked_to_stop:
             began = time.perf_counter()
-            loss, count = self._train_step()
+            with self.journal.phase("train", step=self.step + 1):
+                loss, count, parts = self._train_step()
             self.step += 1
             self.losses.append(loss)
             took = time.perf_counter() - began
@@ -141,13 +192,21 @@ class RankTrainer:
                 step_s=took,
                 ids=int(sum(each.sum() for each in self.tables.ids_received.values())),
                 sent_bytes={s: int(each.sum()) for s, each in self.exchange.sent.items()},
+                exchanges=self.exchange.swaps,
+                **parts,
             )
+            if self.exchange.rank == 0:
+                say_step(self.step)
             is_epoch = self.step % self.epoch_steps == 0
             if is_epoch:
-                self._score(show)
-            if is_epoch or self.step % self.spec.checkpoint.every_steps == 0:
-                self._save()
-        return Trained(self.step, self.losses, self.best, self.traffic)
+                with self.journal.phase("evaluate", step=self.step):
+                    self._score(show)
+            is_due = is_epoch or self.step % self.spec.checkpoint.every_steps == 0
+            if is_due or self.is_asked_to_stop:
+                with self.journal.phase("save", step=self.step):
+                    self._save()
+        reason = "interrupted" if self.is_asked_to_stop else "done"
+        return Trained(self.step, self.losses, self.best, self.traffic, reason)
 
     def _save(self) -> None:
         best = None if self.best is None else _fields(self.best)
@@ -163,34 +222,51 @@ class RankTrainer:
         ranks, rank = self.exchange.ranks, self.exchange.rank
         return index[rank * len(index) // ranks : (rank + 1) * len(index) // ranks]
 
-    def _order(self, epoch: int) -> Ints:
-        source = np.random.Generator(np.random.Philox(key=[self.spec.train.seed, epoch]))
-        return source.permutation(self.samples.edges[1])
-
-    def _train_step(self) -> tuple[float, int]:
+    def _train_step(self) -> tuple[float, int, StepParts]:
         epoch, within = divmod(self.step, self.epoch_steps)
         batch = self.spec.train.batch
-        index = self._order(epoch)[within * batch : (within + 1) * batch]
+        index = draw_order(self.spec, self.samples, epoch)[within * batch : (within + 1) * batch]
         jagged, numbers, labels = self.samples.batch(self._share(index))
         self.exchange.clear()
-        logits = self.dense(self.tables(jagged), numbers)
+        self.exchange.spent_s, self.exchange.swaps = 0.0, 0
+        clock = _Clock()
+        pooled = self.tables(jagged)
+        tables_s = clock.lap()
+        cut = pooled.detach().requires_grad_()
+        logits = self.dense(cut, numbers)
         loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, labels, reduction="sum")
         self.optimizer.zero_grad()
         (loss / len(index)).backward()
-        total = self._sum(loss.detach().double().reshape(1) / len(index))
-        if not bool(torch.isfinite(total)):
+        dense_s = clock.lap()
+        pooled.backward(cut.grad)
+        tables_s += clock.lap()
+        asked = self.exchange.rank == 0 and (self.folder / "stop").exists()
+        words = [float(loss.detach().double()) / len(index), float(asked)]
+        total, stops = self._sum(torch.tensor(words, dtype=torch.float64)).tolist()
+        self.is_asked_to_stop = stops > 0
+        if not math.isfinite(total):
             raise NonFiniteError(
                 f"The loss of step {self.step + 1:,} is not a number. Lower train.lr or tables.lr; "
                 "the last checkpoint is whole."
             )
         self._sum_dense()
+        reduce_s = clock.lap()
         self.optimizer.step()
+        dense_s += clock.lap()
         self.tables.step()
+        tables_s += clock.lap()
         self.traffic.steps += 1
         self.traffic.ids += int(sum(each.sum() for each in self.tables.ids_received.values()))
         for stage, sent in self.exchange.sent.items():
             self.traffic.sent[stage] = self.traffic.sent[stage] + sent
-        return float(total), len(index)
+        spent_s = self.exchange.spent_s
+        parts: StepParts = {
+            "lookup_s": tables_s - spent_s,
+            "exchange_s": spent_s,
+            "dense_s": dense_s,
+            "reduce_s": reduce_s,
+        }
+        return total, len(index), parts
 
     def _sum(self, tensor: Tensor) -> Tensor:
         if self.exchange.ranks > 1:

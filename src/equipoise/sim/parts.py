@@ -244,7 +244,7 @@ class StepParts:
                 self._options,
                 tokens=core.tokens,
                 hidden=self._model.hidden,
-                top_k=self._model.top_k,
+                top_k=self._model.mean_top_k,
                 traffic=self._traffic,
                 width=self._width,
             )

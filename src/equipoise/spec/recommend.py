@@ -20,7 +20,9 @@ from equipoise.base import read
 from equipoise.base.errors import SpecError
 from equipoise.base.nearest import nearest
 from equipoise.base.read import read_bytes
+from equipoise.spec.architectures import Architecture, DhenModule, Ensemble, readers_of
 from equipoise.spec.run.load import parse_toml
+from equipoise.spec.run.spec import FaultKind, FaultSpec, SpareRanks
 from equipoise.spec.tables.table import SparseOptimizer
 
 KIND = "recommend"
@@ -48,15 +50,40 @@ class ColumnsSpec:
     """The earliest rows; validation and test halve the rest."""
 
 
+_Count = Annotated[int, Field(ge=1, le=4096)]
+
+
 @dataclass(frozen=True, slots=True)
 class RankModelSpec:
-    """DLRM's sizes."""
+    """The dense part and its sizes."""
 
     kind: Literal["recommend"] = "recommend"
-    width: Annotated[int, Field(ge=1, le=4096)] = 16
-    bottom: tuple[int, ...] = (32,)
-    top: tuple[int, ...] = (64, 32)
+    architecture: Architecture = "dlrm"
+    width: _Count = 16
+    """Floats of every embedding."""
+    bottom: tuple[_Count, ...] = (32,)
+    """Hidden widths of the MLP for numbers."""
+    top: tuple[_Count, ...] = (64, 32)
+    """Hidden widths of the last MLP."""
     pooling: Literal["sum", "mean"] = "mean"
+    layers: Annotated[int, Field(ge=1, le=64)] = 2
+    """Layers of interaction."""
+    low_rank: _Count = 16
+    """Rank of a cross layer's matrix."""
+    modules: tuple[DhenModule, ...] = ("dot", "linear")
+    """What each layer of DHEN mixes."""
+    ensemble: Ensemble = "concat"
+    """How it puts the modules' vectors together."""
+    vectors: _Count = 8
+    """Vectors that a layer of DHEN passes on."""
+    fm_vectors: _Count = 8
+    """Vectors of Wukong's factorization machine."""
+    linear_vectors: _Count = 8
+    """Vectors of its linear compression."""
+    compressed: _Count = 8
+    """Columns to which its products are compressed."""
+    hidden: tuple[_Count, ...] = (64,)
+    """Hidden widths of the MLP behind its products."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +116,11 @@ class RankTrainSpec:
 
 @dataclass(frozen=True, slots=True)
 class RankLayoutSpec:
-    """How many ranks."""
+    """How many ranks, and how long they wait for each other."""
 
     dp: Annotated[int, Field(ge=1, le=1024)] = 2
+    deadline_s: Annotated[float | None, Field(gt=0, le=36_000)] = None
+    """Longest wait of one rank for another; ten steps and at least 30 s unless given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +128,22 @@ class RankSaveSpec:
     """When to save."""
 
     every_steps: Annotated[int, Field(ge=1)] = 200
+
+
+@dataclass(frozen=True, slots=True)
+class RankFaultSpec:
+    """What follows a fault; as ``[fault]`` of a language model's run."""
+
+    on: tuple[FaultKind, ...] = ("killed", "failed", "hung")
+    restarts: Annotated[int, Field(ge=0, le=10_000)] = 8
+    within_s: Annotated[float, Field(gt=0, le=3.2e7)] = 3600.0
+    least_dp: Annotated[int | None, Field(ge=1)] = None
+    spares: SpareRanks = "never"
+    wait_s: Annotated[float | None, Field(ge=0, le=3.2e7)] = None
+
+    def rules(self) -> FaultSpec:
+        """What ``fault.policy`` obeys."""
+        return FaultSpec(**dataclasses.asdict(self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +157,7 @@ class RecommendSpec:
     train: RankTrainSpec = field(default_factory=RankTrainSpec)
     layout: RankLayoutSpec = field(default_factory=RankLayoutSpec)
     checkpoint: RankSaveSpec = field(default_factory=RankSaveSpec)
+    fault: RankFaultSpec = field(default_factory=RankFaultSpec)
 
 
 def is_recommend(path: Path | None, overrides: Sequence[tuple[str, str]] = ()) -> bool:
@@ -147,6 +193,7 @@ def read_recommend(
                 given[dotted] = (item, f"{path.name}:{line}  {dotted}", line)
     for place, (name, text) in enumerate(overrides):
         given[name] = (_value(name, text), f"--{name}", 1_000_000 + place)
+    read_only: list[tuple[int, str, tuple[str, ...]]] = []
     sections: dict[str, dict[str, Any]] = {name: {} for name in ("", *_sections())}
     for dotted, (value, label, line) in given.items():
         section, _, key = dotted.rpartition(".")
@@ -165,6 +212,18 @@ def read_recommend(
             faults.append((line, f"{label}: {words}, got {value!r}."))
             continue
         sections[section][key] = judged
+        if section == "model" and (readers := readers_of(key)):
+            read_only.append((line, label, readers))
+    architecture = sections["model"].get("architecture", RankModelSpec().architecture)
+    faults += [
+        (
+            line,
+            f'{label}: model.architecture = "{architecture}" does not read it; '
+            f"{', '.join(readers)} {'does' if len(readers) == 1 else 'do'}. Leave it out.",
+        )
+        for line, label, readers in read_only
+        if architecture not in readers
+    ]
     if faults:
         raise SpecError("\n".join(text for _, text in sorted(faults)))
     kinds = _sections()

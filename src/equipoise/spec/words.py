@@ -42,12 +42,22 @@ _MODEL_WORDS = (
     "experts",
     "top_k",
     "expert_ffn",
+    "identity_experts",
     "shared_ffn",
     "dense_layers",
     "expert_every",
 )
 _NEEDED = ("layers", "hidden", "heads", "vocab")
-_FROM_ZERO = ("gated", "tied", "experts", "top_k", "expert_ffn", "shared_ffn", "dense_layers")
+_FROM_ZERO = (
+    "gated",
+    "tied",
+    "experts",
+    "top_k",
+    "expert_ffn",
+    "identity_experts",
+    "shared_ffn",
+    "dense_layers",
+)
 MOST = MOST_SIZE
 """The largest size or degree of a command line."""
 _DIGITS = 40
@@ -250,6 +260,7 @@ def _model_of(words: Mapping[str, int]) -> ModelSpec:
         experts=experts,
         top_k=top_k,
         expert_ffn=words.get("expert_ffn") or (ffn if experts else 0),
+        identity_experts=words.get("identity_experts", 0),
         shared_ffn=words.get("shared_ffn", 0),
         dense_layers=words.get("dense_layers", 0),
         expert_every=words.get("expert_every", 1),

@@ -109,6 +109,7 @@ def build_runner(
         recompute=train.recompute,
         small_bytes=small_bytes,
         experts=resolved.spec.experts,
+        parts=resolved.spec.layout.parts,
     )
     pipeline = None
     if stages is not None:

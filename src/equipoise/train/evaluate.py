@@ -35,8 +35,7 @@ from equipoise.base.digest import digest
 from equipoise.base.errors import LayoutError
 from equipoise.comm.group import Ranks
 from equipoise.cost.curve import LoadCurve
-from equipoise.data.batch import check_vocabulary
-from equipoise.data.cache.store import open_store
+from equipoise.data.cache.store import check_vocabulary, open_store
 from equipoise.data.held_out import find_trained
 from equipoise.nn.device.clock import busy_clock
 from equipoise.nn.device.memory import forget_peak

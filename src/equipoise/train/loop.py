@@ -21,8 +21,8 @@ from equipoise.base.errors import CheckpointError, CorruptError
 from equipoise.checkpoint.manifest import FIRST_FORMAT, FORMAT, Manifest, newest_good, require_same
 from equipoise.comm.group import Ranks
 from equipoise.cost.curve import LoadCurve, price_labels
-from equipoise.data.batch import check_vocabulary, label_counter
-from equipoise.data.cache.store import TokenStore, open_store
+from equipoise.data.batch import label_counter
+from equipoise.data.cache.store import TokenStore, check_vocabulary, open_store
 from equipoise.data.mixture import open_stream
 from equipoise.fault.interference.sampler import HostSampler
 from equipoise.nn.device.memory import forget_peak

@@ -15,6 +15,8 @@ import numpy as np
 import torch
 
 import equipoise
+from equipoise.balance.expert.policies import AUTO, EXPERT_POLICIES
+from equipoise.balance.expert.regret import PolicyTimes
 from equipoise.balance.packing.pack import skew
 from equipoise.balance.packing.windows import pack_in_order
 from equipoise.comm.group import Ranks, name_device
@@ -26,6 +28,7 @@ from equipoise.nn.device.memory import held_bytes, overhead_of, peak_bytes
 from equipoise.observe.journal import Journal
 from equipoise.observe.machine import describe_machine
 from equipoise.optim.rate import learning_rate
+from equipoise.parallel.expert.planned import PlannedLoads
 from equipoise.schedule.expert.skew import layer_skews
 from equipoise.sim.rank_loads import RankLoads
 from equipoise.spec.model.experts import split_experts
@@ -67,6 +70,8 @@ class RunRecorder:
         self._received_bytes = 0
         self._turns = 0
         self._sizes: set[int] = set()
+        is_open = self.spec.experts.policy == AUTO
+        self._policy_times = PolicyTimes(list(EXPERT_POLICIES)) if is_open else None
         self._kept_layer_tokens = 0
         self._peak_bytes = 0
         self.beside_bytes = 0
@@ -209,29 +214,46 @@ class RunRecorder:
         if len(self._overheads_s) == 1:
             self.journal.write("decision", "overhead", overhead_s=self._overheads_s[0])
         if result.experts is not None and self.ranks.rank == 0:
-            self._write_experts(result.experts, step)
+            self._write_experts(result.experts, step, result.step_s)
         self.journal.flush()
         if self.ranks.rank == 0:
             say_step(step)
         return figures
 
-    def _write_experts(self, experts: ExpertLoads, step: int) -> None:
+    def _write_experts(self, experts: ExpertLoads, step: int, step_s: float) -> None:
         """What the experts of each layer were given, and the ranks that compute them."""
         shares = split_experts(self.model.experts, ranks=self.spec.layout.ep)
         ends = np.cumsum(shares)[:-1]
-        of_ranks = [
-            [int(part.sum()) for part in np.split(np.array(layer), ends)] for layer in experts.loads
-        ]
+        real = [layer[: self.model.experts] for layer in experts.loads]
+        of_ranks = [[int(part.sum()) for part in np.split(np.array(each), ends)] for each in real]
         self.journal.write(
             "scalar",
             "experts",
             step=step,
-            loads=experts.loads,
-            expert_skew=list(layer_skews(experts.loads)),
+            loads=real,
+            expert_skew=list(layer_skews(real)),
             rank_skew=list(layer_skews(of_ranks)),
             balance_loss=experts.balance_loss,
             **_planned(experts),
+            **self._identities(experts),
+            **self._chosen(experts, step_s),
         )
+
+    def _identities(self, experts: ExpertLoads) -> dict[str, Any]:
+        """Experts with weights that a token passed through on average, by layer."""
+        if not self.model.identity_experts:
+            return {}
+        real, top_k = self.model.experts, self.model.top_k
+        means = [top_k * sum(each[:real]) / max(1, sum(each)) for each in experts.loads]
+        return {"real_experts": means}
+
+    def _chosen(self, experts: ExpertLoads, step_s: float) -> dict[str, Any]:
+        """What was chosen between policies of experts, where a run leaves the choice open."""
+        if self._policy_times is None:
+            return {}
+        layers = [PlannedLoads.of_numbers(each) for each in experts.planned]
+        chosen, priced = [each.chosen for each in layers], [each.priced for each in layers]
+        return self._policy_times.add(chosen, priced, step_s)
 
     def _predict_step(self, loads: RankLoads) -> float | None:
         """When the last has computed, plus the median overhead of this process's steps so far."""
@@ -276,10 +298,10 @@ class RunRecorder:
 
 def _planned(experts: ExpertLoads) -> dict[str, Any]:
     """What policies made of the loads, by sparse layer; empty where experts stay on their ranks."""
-    layers = [each for each in experts.planned if each[2]]
+    layers = [PlannedLoads.of_numbers(each) for each in experts.planned if each[2]]
     return {
-        "owner_skew": [before / rows for before, _, rows, _, _ in layers],
-        "planned_skew": [after / rows for _, after, rows, _, _ in layers],
-        "copies": [copies for *_, copies, _ in layers],
-        "copied_bytes": [moved for *_, moved in layers],
+        "owner_skew": [each.before / each.rows for each in layers],
+        "planned_skew": [each.after / each.rows for each in layers],
+        "copies": [each.copies for each in layers],
+        "copied_bytes": [each.copied_bytes for each in layers],
     }

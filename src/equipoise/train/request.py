@@ -5,8 +5,12 @@ What it decides
     carry it. Ranks are processes on this machine; asked again, a run goes on from its last
     checkpoint. ``prepare`` stops before ranks start, for a launcher of your own.
 
-Kept true (tests/multi/train/test_request.py)
-    A run from Python has the losses of the same run from the command line, to the bit.
+    Ranks import torch, and this does not, unless weights must be named or read: the command is
+    there sooner, and waits for its ranks in a quarter of the memory.
+
+Kept true (tests/multi/train/test_request.py, tests/unit/train/test_light.py)
+    A run from Python has the losses of the same run from the command line, to the bit. Preparing
+    one imports no torch.
 """
 
 import dataclasses
@@ -19,22 +23,18 @@ from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 
-import numpy as np
-
 from equipoise.base.disk import explain_refusal
 from equipoise.base.errors import FitError, ModelError, SpecError
 from equipoise.base.read import real_path
 from equipoise.base.units import format_bytes
 from equipoise.checkpoint.manifest import find_checkpoints
 from equipoise.checkpoint.second import take_second
-from equipoise.comm.group import choose_device
-from equipoise.data.batch import check_vocabulary
-from equipoise.data.cache.store import TokenStore
+from equipoise.data.cache.store import TokenStore, check_vocabulary
 from equipoise.data.cache.store import prepare as open_store
 from equipoise.data.held_out import prepare_held_out
 from equipoise.data.model_files import files_to_keep
 from equipoise.data.progress import Progress, SilentProgress
-from equipoise.data.reading import describe_reading, read_sources
+from equipoise.data.reading import cut_sentence, describe_reading, read_sources
 from equipoise.fault.recover import run_recovering, with_fewer
 from equipoise.launch.doctor.folder import room_row
 from equipoise.launch.doctor.gather import read_folder, read_machine
@@ -52,6 +52,7 @@ from equipoise.plan.run import read_obeyed
 from equipoise.plan.space.accepted import require_accepted, require_step
 from equipoise.sim.sharding import settle_machine
 from equipoise.sim.stages import settle_edges
+from equipoise.spec.device.driver import cuda_devices
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.names import CHECKPOINTS, HF
 from equipoise.spec.plan import LOCK
@@ -64,7 +65,6 @@ from equipoise.spec.run.resolved import ResolvedFile, write_resolved
 from equipoise.spec.run.spec import RunSpec
 from equipoise.spec.run.step import describe_step
 from equipoise.train.sinks.catalog import wanted_sinks
-from equipoise.train.trained import require_trained
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +214,8 @@ def _prepare(
     *,
     starts: bool,
 ) -> Prepared:
+    if importlib.util.find_spec("torch") is None:
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
     resolved, lock = resolve_run(run), None
     progress = progress or SilentProgress()
     if plan is not None:
@@ -236,11 +238,14 @@ def _prepare(
         require_free_port(port)
     for each in specs:
         require_accepted(each, model, ranks)
-    if starts and choose_device(0).type == "cpu":
+    if starts and not cuda_devices():
         _require_fit(spec, model, ranks, folder)
     wanted_sinks(spec.journal)
     folder_of_init = init_folder(resolved)
-    require_trained(spec, model, Path(folder_of_init))
+    if spec.train.freeze or spec.lora.rank:
+        from equipoise.train.trained import require_trained  # which imports torch
+
+        require_trained(spec, model, Path(folder_of_init))
     if spec.model.engine == "transformers":
         from equipoise.parallel.theirs.tried import require_exact_folder
 
@@ -249,7 +254,7 @@ def _prepare(
     check_vocabulary(store, model.vocab)
     if store.left_out and not is_quiet:
         sys.stdout.write(f"{store.source_name}: {store.left_out}.\n")
-    if (cut := _cut_sentence(spec, store)) and not is_quiet:
+    if (cut := cut_sentence(spec, store)) and not is_quiet:
         sys.stdout.write(f"{store.source_name}: {cut}\n")
     for each in specs:
         require_step(each, model, ranks, store.doc_tokens, store.mixture)
@@ -297,26 +302,6 @@ def init_folder(resolved: ResolvedRun) -> str:
     if model.init == "random":
         return ""
     return str(real_path(resolved.base / Path(model.init.removeprefix("hf:")).expanduser()))
-
-
-def _cut_sentence(spec: RunSpec, store: TokenStore) -> str:
-    """What to say of conversations that are longer than a window; nothing where none is."""
-    window = spec.pack.context_tokens
-    each_source = [store] if store.mixture is None else store.sources
-    doc_tokens = np.concatenate(
-        [
-            each.doc_tokens if is_whole else each.doc_tokens[:0]
-            for each, is_whole in zip(each_source, spec.data.whole, strict=True)
-        ]
-    )
-    long = doc_tokens[doc_tokens > window]
-    if not len(long):
-        return ""
-    return (
-        f"{len(long):,} of {len(doc_tokens):,} conversations exceed pack.context_tokens = "
-        f"{window:,} and get cut there: the rest of an answer is learned without what came before "
-        f"it. The longest has {int(long.max()):,} tokens."
-    )
 
 
 def _require_few(ranks: int) -> None:

@@ -7,8 +7,8 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import signal
-import subprocess
 import time
 from pathlib import Path
 
@@ -50,18 +50,19 @@ def straight(tmp_path_factory: pytest.TempPathFactory, texts: Path, cache: Path)
     return root / "run"
 
 
-def same_curve(straight: Path, folder: Path) -> None:
-    """Give a run the price curve of the undisturbed one, which may not be in the cache."""
-    folder.mkdir()
-    subprocess.run(["cp", "-r", str(straight / "curves"), str(folder)], check=True)
+@pytest.fixture
+def folder(straight: Path, tmp_path: Path) -> Path:
+    """A run's folder that has the price curve of the undisturbed one, and measures none."""
+    made = tmp_path / "run"
+    made.mkdir()
+    shutil.copytree(straight / "curves", made / "curves")
+    return made
 
 
 def test_killed_ranks_are_replaced_and_the_weights_are_those_of_an_undisturbed_run(
-    run_toml: Path, straight: Path, tmp_path: Path
+    run_toml: Path, straight: Path, folder: Path
 ) -> None:
-    """Three starts of two ranks: killed before the first step, and at two steps between saves."""
-    folder = tmp_path / "run"
-    same_curve(straight, folder)
+    """Four starts of two ranks: killed before the first step, and at two steps between saves."""
     process = start(run_toml, "--out", folder)
     killed = []
     for rank, starts, steps in ((0, 0, 0), (1, 1, 4), (0, 2, 14)):
@@ -100,7 +101,7 @@ def test_killed_ranks_are_replaced_and_the_weights_are_those_of_an_undisturbed_r
 
 DIE_AT_STEP_8 = """
 import os
-if os.environ.get("RANK") == "1" and os.environ["WORLD_SIZE"] == "2":
+if os.environ.get("RANK") == "{rank}" and os.environ["WORLD_SIZE"] == "{world}":
     import signal
     from equipoise.train.step import StepRunner
 
@@ -116,16 +117,16 @@ if os.environ.get("RANK") == "1" and os.environ["WORLD_SIZE"] == "2":
 
 
 def test_a_rank_that_dies_at_the_same_step_again_and_again_ends_the_run(
-    run_toml: Path, tmp_path: Path
+    run_toml: Path, folder: Path, tmp_path: Path
 ) -> None:
     kill = "os.kill(os.getpid(), signal.SIGKILL)"
-    (tmp_path / "sitecustomize.py").write_text(DIE_AT_STEP_8.format(what=kill))
-    folder = tmp_path / "run"
-    code, _, err = end_of(start(run_toml, "--out", folder, PYTHONPATH=str(tmp_path)))
+    (tmp_path / "sitecustomize.py").write_text(DIE_AT_STEP_8.format(what=kill, rank=0, world=1))
+    words = (run_toml, "--out", folder, "--layout.dp", 1)
+    code, _, err = end_of(start(*words, PYTHONPATH=str(tmp_path)))
     assert code == 6
     *_, last = err.splitlines()
     assert re.fullmatch(
-        "Rank 1 of 2 \\(pid \\d+\\) was ended by SIGKILL; it left no traceback. The same happened "
+        "Rank 0 of 1 \\(pid \\d+\\) was ended by SIGKILL; it left no traceback. The same happened "
         f"3 times in a row after step [78], so starting again does not help. {re.escape(RESUME)}",
         last,
     )
@@ -134,11 +135,10 @@ def test_a_rank_that_dies_at_the_same_step_again_and_again_ends_the_run(
 
 
 def test_where_a_rank_dies_again_and_again_fewer_go_on_with_the_same_batches(
-    run_toml: Path, straight: Path, tmp_path: Path
+    run_toml: Path, straight: Path, folder: Path, tmp_path: Path
 ) -> None:
     kill = "os.kill(os.getpid(), signal.SIGKILL)"
-    (tmp_path / "sitecustomize.py").write_text(DIE_AT_STEP_8.format(what=kill))
-    folder = tmp_path / "run"
+    (tmp_path / "sitecustomize.py").write_text(DIE_AT_STEP_8.format(what=kill, rank=1, world=2))
     words = (run_toml, "--out", folder, "--fault.least_dp", 1)
     code, _, err = end_of(start(*words, PYTHONPATH=str(tmp_path)))
     assert code == 0, err
@@ -154,39 +154,22 @@ def test_where_a_rank_dies_again_and_again_fewer_go_on_with_the_same_batches(
     assert ours.tokens_seen.tolist() == theirs.tokens_seen.tolist()
 
 
-def test_an_exception_is_tried_once_more(run_toml: Path, tmp_path: Path) -> None:
+def test_an_exception_is_tried_once_more(run_toml: Path, folder: Path, tmp_path: Path) -> None:
     bad = 'raise ValueError("a bad card")'
-    (tmp_path / "sitecustomize.py").write_text(DIE_AT_STEP_8.format(what=bad))
-    folder = tmp_path / "run"
-    code, _, err = end_of(start(run_toml, "--out", folder, "--quiet", PYTHONPATH=str(tmp_path)))
+    (tmp_path / "sitecustomize.py").write_text(DIE_AT_STEP_8.format(what=bad, rank=0, world=1))
+    words = (run_toml, "--out", folder, "--quiet", "--layout.dp", 1)
+    code, _, err = end_of(start(*words, PYTHONPATH=str(tmp_path)))
     assert code == 6
     first, *_, last = err.splitlines()
     assert re.fullmatch(
-        "Rank 1 of 2 failed: ValueError: a bad card The same happened 2 times in a row after step "
+        "Rank 0 of 1 failed: ValueError: a bad card The same happened 2 times in a row after step "
         f"[78], so starting again does not help. {re.escape(RESUME)}",
         first,
     )
     assert last == "ValueError: a bad card"
 
 
-def test_a_run_without_restarts_ends_at_the_first_fault(run_toml: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    process = start(run_toml, "--out", folder, "--fault.restarts", 0)
-    wait_until(lambda: lines_of(folder, "step") >= 8)
-    killed = ranks_of(folder)[1]
-    os.kill(killed, signal.SIGKILL)
-    code, _, err = end_of(process)
-    assert code == 6
-    assert err.splitlines()[-1] == (
-        f"Rank 1 of 2 (pid {killed}) was ended by SIGKILL; it left no traceback. {RESUME}"
-    )
-    assert [each["action"] for each in events(folder, "recovery")] == ["stop"]
-
-
-def test_ctrl_c_between_a_fault_and_its_restart_ends_the_run(
-    run_toml: Path, tmp_path: Path
-) -> None:
-    folder = tmp_path / "run"
+def test_ctrl_c_between_a_fault_and_its_restart_ends_the_run(run_toml: Path, folder: Path) -> None:
     process = start(run_toml, "--out", folder)
     wait_until(lambda: lines_of(folder, "step") >= 8)
     killed = ranks_of(folder)[1]
@@ -204,10 +187,9 @@ def test_ctrl_c_between_a_fault_and_its_restart_ends_the_run(
 
 
 def test_ranks_whose_folder_newer_ones_have_taken_write_nothing_more(
-    run_toml: Path, tmp_path: Path
+    run_toml: Path, folder: Path
 ) -> None:
     """The older ranks are stopped, as with their machine, and wake up when others have begun."""
-    folder = tmp_path / "run"
     process = start(run_toml, "--out", folder, "--train.steps", 5000)
     wait_until(lambda: lines_of(folder, "step") >= 8)
     for rank in ranks_of(folder).values():
@@ -232,7 +214,7 @@ def test_ranks_whose_folder_newer_ones_have_taken_write_nothing_more(
     assert everything() == before
 
 
-def test_the_report_says_what_followed(run_toml: Path, tmp_path: Path) -> None:
+def test_the_report_says_what_followed(tmp_path: Path) -> None:
     """Reads the journals that a launcher and ranks have written together."""
     folder = tmp_path / "run" / "journal"
     folder.mkdir(parents=True)
@@ -246,11 +228,9 @@ def test_the_report_says_what_followed(run_toml: Path, tmp_path: Path) -> None:
 
 
 def test_a_pause_is_named_and_ends_nothing_and_a_hang_starts_the_ranks_again(
-    run_toml: Path, straight: Path, tmp_path: Path
+    run_toml: Path, straight: Path, folder: Path
 ) -> None:
     """Rank 1 is stopped for 5 s, then for good: some 25 s, most of them waiting."""
-    folder = tmp_path / "run"
-    same_curve(straight, folder)
     process = start(run_toml, "--out", folder, "--layout.deadline_s", 8)
     wait_until(lambda: lines_of(folder, "step") >= 4)
     stopped = ranks_of(folder)[1]

@@ -65,6 +65,15 @@ def straight(tmp_path_factory: pytest.TempPathFactory, texts: Path, cache: Path)
     return root / "run"
 
 
+@pytest.fixture
+def folder(straight: Path, tmp_path: Path) -> Path:
+    """A run's folder that has the price curve of the undisturbed one, and measures none."""
+    made = tmp_path / "run"
+    made.mkdir()
+    shutil.copytree(straight / "curves", made / "curves")
+    return made
+
+
 def test_a_run_leaves_journals_of_every_rank_and_its_last_checkpoints(straight: Path) -> None:
     assert checkpoints(straight) == ["step-000018", "step-000024"]
     assert not (straight / "stop").exists()
@@ -102,9 +111,8 @@ def test_tensorboard_scalars_stand_beside_the_journal(straight: Path) -> None:
 
 
 def test_ctrl_c_saves_at_any_moment_and_the_same_command_goes_on(
-    run_toml, straight, tmp_path
+    run_toml, straight, folder
 ) -> None:
-    folder = tmp_path / "run"
     words = (run_toml, "--out", folder)
 
     process = start(*words)  # before the first step
@@ -136,9 +144,8 @@ def test_ctrl_c_saves_at_any_moment_and_the_same_command_goes_on(
 
 
 def test_a_killed_rank_is_named_and_other_ranks_go_on_from_the_last_save(
-    run_toml, straight, tmp_path
+    run_toml, straight, folder
 ) -> None:
-    folder = tmp_path / "run"
     process = start(run_toml, "--out", folder, "--fault.restarts", 0)
     wait_until(lambda: steps_done(folder) >= 8)
     pid = ranks_of(folder)[1]
@@ -149,6 +156,7 @@ def test_a_killed_rank_is_named_and_other_ranks_go_on_from_the_last_save(
         f"Rank 1 of 2 (pid {pid}) was ended by SIGKILL; it left no traceback. {RESUME}"
     )
     assert ranks_of(folder) == {}
+    assert [each["action"] for each in events(folder, "recovery")] == ["stop"]
     saved = checkpoints(folder)[-1]
 
     code, out, err = train(run_toml, "--out", folder, "--layout.dp", 3, "--layout.zero", 3)
@@ -157,10 +165,7 @@ def test_a_killed_rank_is_named_and_other_ranks_go_on_from_the_last_save(
     assert losses(folder) == pytest.approx(losses(straight), rel=EXACT)
 
 
-def test_a_killed_parent_leaves_no_orphan_and_torchrun_goes_on(
-    run_toml, straight, tmp_path
-) -> None:
-    folder = tmp_path / "run"
+def test_a_killed_parent_leaves_no_orphan_and_torchrun_goes_on(run_toml, straight, folder) -> None:
     process = start(run_toml, "--out", folder, "--checkpoint.every_steps", 2)
     wait_until(lambda: any(find_checkpoints(folder / "checkpoint")))  # not one being written
     assert set(ranks_of(folder)) == {0, 1}
@@ -181,8 +186,7 @@ def test_a_killed_parent_leaves_no_orphan_and_torchrun_goes_on(
     assert losses(folder) == pytest.approx(losses(straight), rel=EXACT)
 
 
-def test_a_second_run_touches_nothing_and_a_second_ctrl_c_ends_at_once(run_toml, tmp_path) -> None:
-    folder = tmp_path / "run"
+def test_a_second_run_touches_nothing_and_a_second_ctrl_c_ends_at_once(run_toml, folder) -> None:
     words = (run_toml, "--out", folder, "--train.steps", 5000)
     process = start(*words)
     wait_until(lambda: steps_done(folder) >= 1)
@@ -221,9 +225,8 @@ if os.environ.get("RANK") == "1":
 """
 
 
-def test_a_rank_that_raises_is_named_with_its_traceback(run_toml, tmp_path) -> None:
+def test_a_rank_that_raises_is_named_with_its_traceback(run_toml, folder, tmp_path) -> None:
     (tmp_path / "sitecustomize.py").write_text(SPOIL)
-    folder = tmp_path / "run"
     code, _, err = train(run_toml, "--out", folder, "--quiet", PYTHONPATH=str(tmp_path))
     assert code == 6
     lines = err.splitlines()
@@ -236,9 +239,9 @@ def test_a_rank_that_raises_is_named_with_its_traceback(run_toml, tmp_path) -> N
     assert lines.count("Traceback (most recent call last):") == 1
 
 
-def test_a_number_that_is_none_ends_the_run_with_its_sentence(run_toml, tmp_path) -> None:
+def test_a_number_that_is_none_ends_the_run_with_its_sentence(run_toml, folder) -> None:
     code, _, err = train(
-        *(run_toml, "--out", tmp_path / "run", "--train.lr", "1e30", "--train.warmup_steps", 0)
+        *(run_toml, "--out", folder, "--train.lr", "1e30", "--train.warmup_steps", 0)
     )
     assert code == 6
     assert err.splitlines()[-1] == (

@@ -113,7 +113,7 @@ def test_what_cannot_be_is_refused() -> None:
         run_ranks(2, balanced_ranks.refuse, split)
     assert str(caught.value) == (
         'experts.policy = "exact" copies whole experts, but etp = 2 ranks share the hidden units '
-        'of each. Set layout.etp = 1 or experts.policy = "fixed".'
+        'of each. Set layout.etp = 1, or experts.policy to "fixed" or "tutel".'
     )
     seven = case("eplb", 2, "W1", model=dataclasses.replace(MODEL, experts=7))
     with pytest.raises(LayoutError, match="2 ranks do not divide 7 experts"):

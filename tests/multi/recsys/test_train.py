@@ -11,50 +11,13 @@ from equipoise.base.errors import DataError
 from equipoise.cli.main import main
 from equipoise.comm.local import run_ranks
 from equipoise.recsys import request
-from equipoise.recsys.samples import read_samples
 from equipoise.spec.recommend import RecommendSpec, read_recommend
-
-RUN = """\
-name = "clicks"
-[model]
-kind = "recommend"
-width = 4
-top = [8]
-bottom = [4]
-[data]
-path = "clicks.csv"
-label = "click"
-time = "t"
-ids = ["user", "ad"]
-bags = ["words"]
-numbers = ["price"]
-[tables]
-lr = 0.05
-[train]
-epochs = 2
-batch = 64
-lr = 0.01
-[checkpoint]
-every_steps = 5
-"""
+from support.recsys.clicks import train_part, write_clicks
 
 
 @pytest.fixture(scope="module")
 def run_toml(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Clicks that follow from users and ads, so that they can be learned."""
-    folder = tmp_path_factory.mktemp("clicks")
-    source = np.random.default_rng(0)
-    rows = ["user,ad,words,price,t,click"]
-    taste, appeal = source.standard_normal(30), source.standard_normal(12)
-    for t in range(900):
-        user, ad = int(30 * source.random() ** 2), int(source.integers(12))
-        words = " ".join(f"w{w}" for w in source.integers(0, 9, int(source.integers(0, 4))))
-        price = source.standard_normal()
-        chance = 1 / (1 + np.exp(-2 * (taste[user] + appeal[ad] + 0.3 * price)))
-        rows.append(f"u{user},a{ad},{words},{price:.4f},{t},{int(source.random() < chance)}")
-    (folder / "clicks.csv").write_text("\n".join(rows) + "\n")
-    (folder / "run.toml").write_text(RUN)
-    return folder / "run.toml"
+    return write_clicks(tmp_path_factory.mktemp("clicks"))
 
 
 def spec_of(run_toml: Path, *flags: tuple[str, str]) -> RecommendSpec:
@@ -63,9 +26,7 @@ def spec_of(run_toml: Path, *flags: tuple[str, str]) -> RecommendSpec:
 
 def part(run_toml: Path, folder: Path, spec: RecommendSpec, stop_at: int | None = None) -> list:
     """A run, or its first steps, on as many ranks as it asks for."""
-    plan = request.plan_samples(spec, read_samples(spec.data, run_toml.parent)).plan
-    arguments = (folder, spec, run_toml.parent, plan, True, stop_at)
-    return run_ranks(spec.layout.dp, request.train_rank, *arguments)
+    return run_ranks(spec.layout.dp, train_part, folder, spec, run_toml.parent, stop_at)
 
 
 def test_two_ranks_equal_one_and_a_run_goes_on_under_another_plan(

@@ -1,6 +1,7 @@
 """Functions of ranks in tests of experts that are balanced by schedules."""
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +12,7 @@ from torch import Tensor
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 
+from equipoise.balance.expert.auto import PolicyChoice
 from equipoise.balance.expert.workload import workload
 from equipoise.base.errors import LayoutError
 from equipoise.comm.group import Ranks
@@ -18,8 +20,10 @@ from equipoise.comm.mesh import Mesh
 from equipoise.nn.decoder import Decoder, initialize
 from equipoise.nn.moe import layer as moe_layer
 from equipoise.nn.moe.balance import set_loss_scale
-from equipoise.parallel.expert.balanced import balance_experts, balanced_exchanges
+from equipoise.parallel.expert.balanced import balanced_exchanges
 from equipoise.parallel.expert.exchange import spread_experts
+from equipoise.parallel.expert.obey import balance_experts
+from equipoise.parallel.expert.switched import SwitchedExchange
 from equipoise.parallel.zero.shard import ShardedDecoder
 from equipoise.schedule.expert.schedule import ExpertSchedule
 from equipoise.spec.layout import Layout
@@ -40,6 +44,12 @@ class BalancedCase:
     kind: str
     dtype: torch.dtype = torch.float64
     recompute: Recompute = "none"
+    sharing: int | None = None
+    """Forced where ranks share hidden units."""
+    parts: int = 1
+    """In how many rows travel, where experts stay."""
+    trial: int = 0
+    """The step since the start at which ``auto`` begins."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +65,12 @@ class BalancedOutcome:
     weights: list[Tensor]
     sent: list[list[int]]
     schedules: list[ExpertSchedule]
+    chosen: dict[str, int]
+    """Micro-batches of each policy under ``auto``."""
+    sharings: list[int]
+    """The sharing of each forward, where ranks share hidden units."""
+    moved: bool
+    """Whether a parameter left its place between steps."""
 
 
 def _tokens(case: BalancedCase, rank: int, step: int) -> Tensor:
@@ -71,6 +87,7 @@ def chosen_by(case: BalancedCase, rank: int, step: int) -> Iterator[None]:
     ranks = case.layout.world
     share = workload(case.kind, 3, step, ranks=ranks, experts=model.experts, rows_per_rank=4096)
     popularity = share.sum(axis=0) / share.sum()
+    popularity = np.append(popularity, [1 / model.experts] * model.identity_experts)
 
     def choose(scores_TX: Tensor, top_k: int) -> Tensor:
         drawn = np.random.default_rng([step, rank])
@@ -109,6 +126,10 @@ def _whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
 def _relative(mine: Tensor, reference: Tensor) -> float:
     scale = float(reference.abs().max()) or 1.0
     return float((mine - reference).abs().max()) / scale
@@ -119,11 +140,16 @@ def _prove(ranks: Ranks, case: BalancedCase) -> BalancedOutcome:
     expected, decoder = _decoder(case), _decoder(case)
     mesh = Mesh.join(ranks, case.layout)
     ledgers = spread_experts(decoder, mesh, policy=MixedPrecisionPolicy())
-    balance_experts(decoder, case.wish)
+    balance_experts(decoder, case.wish, parts=case.parts)
     exchanges = balanced_exchanges(decoder)
+    for each in exchanges:
+        each.step = case.trial
+        if isinstance(each, SwitchedExchange):
+            each.forced = case.sharing
     sharded = ShardedDecoder(decoder, ranks, zero=case.layout.zero, precision="fp32")
     written: list[ExpertSchedule] = []
     errors: dict[str, list[float]] = {"loss": [], "gradient": [], "weight": []}
+    places = [_local(each).data_ptr() for each in decoder.parameters()]
     for step in range(STEPS):
         labels = sum(len(_tokens(case, rank, step)) for rank in range(world))
         for each in (expected, decoder):
@@ -148,7 +174,10 @@ def _prove(ranks: Ranks, case: BalancedCase) -> BalancedOutcome:
         for mine, whole in zip(decoder.parameters(), expected.parameters(), strict=True):
             errors["weight"].append(_relative(_whole(mine.detach()), whole.detach()))
         for exchange in exchanges:
-            exchange.seen = written[0].rows.sum(axis=0)
+            exchange.seen = written[0].rows.sum(axis=0) if written else None
+            exchange.step += 1
+            if isinstance(exchange, SwitchedExchange) and case.sharing is not None:
+                exchange.forced = 0 if step else 1  # from here on, another one
     planned = [each.planned for each in exchanges]
     rows = sum(each.rows for each in planned) or 1
     return BalancedOutcome(
@@ -159,6 +188,11 @@ def _prove(ranks: Ranks, case: BalancedCase) -> BalancedOutcome:
         weights=[_whole(each.detach()).clone() for each in decoder.parameters()],
         sent=[each.sent_bytes.tolist() for each in ledgers],
         schedules=list(written),
+        chosen=dict(sum((Counter(each.chosen) for each in planned), Counter())),
+        sharings=[
+            r for each in exchanges if isinstance(each, SwitchedExchange) for r in each.switches
+        ],
+        moved=places != [_local(each).data_ptr() for each in decoder.parameters()],
     )
 
 
@@ -171,10 +205,10 @@ def _watched(exchanges: list[Any], written: list[ExpertSchedule]) -> Iterator[No
         return
     plain = kind.plan
 
-    def plan(self: Any, rows: Any) -> ExpertSchedule:
-        schedule = plain(self, rows)
-        written.append(schedule)
-        return schedule
+    def plan(self: Any, rows: Any) -> PolicyChoice:
+        choice = plain(self, rows)
+        written.append(choice.schedule)
+        return choice
 
     kind.plan = plan
     try:

@@ -97,6 +97,7 @@ class Setting:
 
     layout: Layout
     recompute: Recompute = "none"
+    parts: int = 1
 
 
 @dataclasses.dataclass
@@ -169,6 +170,7 @@ def _step(ranks: Ranks, model: ModelSpec, batches: Batches, setting: Setting) ->
         precision="fp32",
         mesh=mesh,
         recompute=setting.recompute,
+        parts=setting.parts,
     )
     labels, total, logits = count_labels(model, batches), 0.0, {}
     data_rank = mesh.coordinates["dp"]

@@ -100,6 +100,18 @@ def test_what_cannot_be_served_is_one_sentence(
                 "user-fair, vtc, uwfq.",
                 2,
             ),
+            (str(folder), "--layout.context", "0"): (
+                "--layout.context 0 is below 1. Give 1 or more.",
+                2,
+            ),
+            (str(folder), "--kv-tokens", "0"): (
+                "--kv-tokens 0 is below 1. Give at least one page.",
+                2,
+            ),
+            (str(folder), "--tenants", str(tmp_path / "absent")): (
+                f"No such file: {tmp_path / 'absent'}. Give a TOML file of tenants.",
+                2,
+            ),
             ("--new-key", "a b"): (
                 '"a b" is not a tenant\'s name. Use letters, digits, ".", "_" and "-", at most 63 '
                 "of them, and begin with a letter or a digit.",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.base.errors import EquipoiseError, FaultError, LayoutError, SpecError
@@ -125,15 +125,19 @@ def test_the_torchrun_script_of_one_of_several_nodes() -> None:
     )
 
 
-@given(POD_PATHS, st.sampled_from(["torchrun", "slurm"]))
-def test_any_path_survives_the_shell(parts: list[str], form: str) -> None:
-    folder = Path("/", *parts)
-    made = job(folder, nodes=1, python=f"/{parts[0]}/python")
-    text = write_slurm(made) if form == "slurm" else write_torchrun(made)
-    assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
-    words = shlex.split(text, comments=True)
-    assert f"run={folder}" in words
-    assert f"/{parts[0]}/python" in words
+@given(st.lists(POD_PATHS, min_size=8, max_size=12), st.sampled_from(["torchrun", "slurm"]))
+@settings(max_examples=12)  # of some ten paths each, since a shell takes long to start
+def test_any_path_survives_the_shell(paths: list[list[str]], form: str) -> None:
+    texts = []
+    for parts in paths:
+        folder = Path("/", *parts)
+        made = job(folder, nodes=1, python=f"/{parts[0]}/python")
+        texts.append(write_slurm(made) if form == "slurm" else write_torchrun(made))
+        words = shlex.split(texts[-1], comments=True)
+        assert f"run={folder}" in words
+        assert f"/{parts[0]}/python" in words
+    whole = "\n".join(texts)
+    assert subprocess.run(["bash", "-n"], input=whole, text=True, check=False).returncode == 0
 
 
 @given(POD_PATHS)

@@ -59,7 +59,7 @@ def test_a_paced_link_is_busy_and_a_late_reader_is_not_the_links_fault() -> None
 
 
 def test_a_connection_whose_other_end_is_no_rank_is_no_link() -> None:
-    rows = {0: [("a:1", "b:2", 9, 0.5, 0), ("a:7", "s:80", 5, 0.1, 0)], 1: []}
+    rows = {0: [("a:1", "b:2", 9, 0.5, 0, 1), ("a:7", "s:80", 5, 0.1, 0, 1)], 1: []}
     assert join_links(rows) == {}  # type: ignore[arg-type]
 
 

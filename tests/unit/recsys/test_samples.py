@@ -4,9 +4,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from equipoise.base.errors import DataError
-from equipoise.recsys.samples import make_samples, read_columns
+from equipoise.recsys.samples import make_samples, read_columns, require_scores
 from equipoise.spec.recommend import ColumnsSpec
 
 SPEC = ColumnsSpec(
@@ -104,3 +105,24 @@ def test_files_are_read_alike(tmp_path: Path) -> None:
     few = {name: values[:1] for name, values in columns().items()}
     with pytest.raises(DataError, match="has 1 rows, too few for training, validation and test"):
         make_samples(few, SPEC, "x.csv")
+
+
+def test_a_split_of_one_class_is_refused_before_training() -> None:
+    given = columns()
+    given["rating"] = np.where(np.argsort(np.argsort(given["t"].astype(float))) < 5, 5, 1)
+    samples = make_samples(given, SPEC, "x.csv")
+    begin, end = samples.bounds("validation")
+    with pytest.raises(DataError) as error:
+        require_scores(samples)
+    assert str(error.value) == (
+        f"All {end - begin} samples of the validation split have the label 0, so nothing can be "
+        "ranked. Give more rows, lower data.train_share, or set data.positive_from between the "
+        "labels."
+    )
+
+
+def test_no_samples_are_a_batch_whose_bytes_can_be_viewed() -> None:
+    jagged, numbers, labels = make_samples(columns(), SPEC, "x.csv").batch(np.array([], np.int64))
+    lengths, ids = jagged.bags("user")
+    assert (len(lengths), len(ids), len(numbers), len(labels)) == (0, 0, 0, 0)
+    assert len(lengths.contiguous().view(torch.uint8)) == 0

@@ -181,6 +181,11 @@ def test_the_verb_prints_both_and_the_published_figures(capsys: pytest.CaptureFi
             "nodes of 4 leaves. Give --ring-nodes from 2 to 4 that divides 16.",
         ),
         (
+            TrafficRequest("h100-sxm:128", 4, ring_nodes=0),
+            "Rings of 0 nodes, no two of a ring beside each other in a leaf, cannot take all 16 "
+            "nodes of 4 leaves. Give --ring-nodes from 2 to 4 that divides 16.",
+        ),
+        (
             TrafficRequest("h100-sxm:128", 4, lost_spines=32),
             "A leaf of 32 cards at oversubscription 1 has 32 spines; 32 cannot be lost. Give fewer "
             "--lost-spines.",
@@ -189,6 +194,14 @@ def test_the_verb_prints_both_and_the_published_figures(capsys: pytest.CaptureFi
             TrafficRequest("h100-sxm:128", 4, draws=0),
             "0 draws of 1 flows a connection at oversubscription 1: give 1 or more draws and "
             "flows, and a ratio above 0.",
+        ),
+        (
+            TrafficRequest("h100-sxm:128", 4, draws=10_001),
+            "10,001 draws from seed 0: give 10,000 draws or fewer, and a seed of 0 or more.",
+        ),
+        (
+            TrafficRequest("h100-sxm:128", 4, seed=-1),
+            "100 draws from seed -1: give 10,000 draws or fewer, and a seed of 0 or more.",
         ),
         (
             TrafficRequest("h100-sxm:128", 4, split=1000),

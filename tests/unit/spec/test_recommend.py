@@ -47,6 +47,19 @@ def test_every_fault_is_reported_at_its_line(run_toml: Path) -> None:
     ]
 
 
+def test_a_key_that_the_architecture_does_not_read_is_refused(run_toml: Path) -> None:
+    run_toml.write_text(RUN.replace("top = [8]", "top = [8]\nlayers = 3"))
+    with pytest.raises(SpecError) as error:
+        read_recommend(run_toml, [("model.modules", '["dot"]')])
+    assert str(error.value).splitlines() == [
+        'run.toml:5  model.layers: model.architecture = "dlrm" does not read it; dcn, dhen, wukong '
+        "do. Leave it out.",
+        '--model.modules: model.architecture = "dlrm" does not read it; dhen does. Leave it out.',
+    ]
+    spec, _ = read_recommend(run_toml, [("model.architecture", "dcn")])
+    assert (spec.model.architecture, spec.model.layers) == ("dcn", 3)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [

@@ -12,8 +12,10 @@ Kept true (tests/unit/cli/explain/test_experts.py)
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from equipoise.balance.expert.auto import can_serve
 from equipoise.balance.expert.bound import fewest_copies, lower_bound
 from equipoise.balance.expert.policies import EXPERT_POLICIES, plan_experts
+from equipoise.balance.expert.price import price_experts
 from equipoise.balance.expert.request import ExpertRequest
 from equipoise.balance.expert.workload import workload
 from equipoise.schedule.expert.check import check_experts
@@ -35,6 +37,8 @@ class ExpertSetting:
     least_rows: int
     """Fewest rows that a copy is made for."""
     rows_per_rank: int
+    row_cost: float = 0.0
+    """As in ``ExpertRequest``."""
 
     def request(self) -> ExpertRequest:
         """What policies are asked in this step.
@@ -48,7 +52,13 @@ class ExpertSetting:
         if self.step:
             seen = workload(self.kind, self.seed, self.step - 1, **sizes).sum(axis=0)
         rows = workload(self.kind, self.seed, self.step, **sizes)
-        return ExpertRequest(rows, slots=self.slots, least_rows=self.least_rows, seen=seen)
+        return ExpertRequest(
+            rows,
+            slots=self.slots,
+            least_rows=self.least_rows,
+            seen=seen,
+            row_cost=self.row_cost,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +70,8 @@ class ExpertScore:
     """Rows of the fullest rank that no plan within the slots can beat."""
     fewest_copies: int
     """Copies of any plan that is as even."""
+    price: float
+    """Rows that the slowest rank could compute in the time that the schedule takes."""
 
     @property
     def policy(self) -> str:
@@ -85,11 +97,12 @@ def compare_experts(request: ExpertRequest, policies: Sequence[str]) -> list[Exp
         schedule = plan_experts(policy, request)
         check_experts(schedule)
         fewest = fewest_copies(request, int(schedule.computed.max()))
-        scores.append(ExpertScore(schedule, lowest, fewest))
+        scores.append(
+            ExpertScore(schedule, lowest, fewest, price_experts(schedule, request.prices))
+        )
     return scores
 
 
 def policy_names(request: ExpertRequest) -> list[str]:
-    """The policies that take any number of experts, and those that these ranks divide."""
-    ranks, experts = request.rows.shape
-    return [name for name in EXPERT_POLICIES if name != "eplb" or experts % ranks == 0]
+    """The policies that take any number of experts, and those that ranks and slots allow."""
+    return [name for name in EXPERT_POLICIES if can_serve(name, request)]

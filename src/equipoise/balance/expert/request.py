@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from equipoise.balance.expert.loops import share
+from equipoise.balance.expert.price import RowPrices
 from equipoise.base.arrays import Ints
 from equipoise.base.errors import LayoutError
 from equipoise.schedule.compiled import run_loop
@@ -38,6 +39,8 @@ class ExpertRequest:
     """Earlier loads of each expert, in any unit, int64 [X]; None before the first step."""
     tolerance: float = TOLERANCE
     """Share of the mean by which the fullest rank may exceed it."""
+    row_cost: float = 0.0
+    """Rows that a rank could compute while one row travels there and back, twice."""
 
     def __post_init__(self) -> None:
         ranks, experts = self.rows.shape
@@ -64,6 +67,11 @@ class ExpertRequest:
         """Rows of each expert, int64 [X]."""
         total: Ints = self.rows.sum(axis=0)
         return total
+
+    @property
+    def prices(self) -> RowPrices:
+        """What travel costs."""
+        return RowPrices(self.least_rows, self.row_cost)
 
     @property
     def owners(self) -> Ints:

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 from equipoise.base.errors import DataError, SpecError
 from equipoise.base.read import reason
 from equipoise.cli.console import make_progress
+from equipoise.cli.recommend.asked import is_asked
+from equipoise.cli.recommend.calibrate import calibrate_recommend
 from equipoise.cli.run_arguments import add_run_arguments, run_from
-from equipoise.cli.written import require_folder_of, require_kind
+from equipoise.cli.written import require_folder_of, require_kind, require_writable
 
 if TYPE_CHECKING:
     from equipoise.observe.run_record import RunRecord
@@ -32,6 +34,8 @@ examples:
   CUDA_VISIBLE_DEVICES= equipoise calibrate          the cores of a machine that has devices
   equipoise calibrate run.toml                       also the sizes and parts of this run's steps;
                                                      two minutes, and again goes on
+  equipoise calibrate recipes/recommend/run.toml     a recommender: what its lookups, exchange and
+                                                     dense part take, for plan and simulate
   equipoise calibrate --plot curves.png --out lab.json
   equipoise calibrate --compare runs/demo            predicted beside measured, and the wrong curve
   equipoise calibrate --fit runs/demo                correct the curves by what the run measured
@@ -68,6 +72,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, or compare."""
+    if is_asked(args):
+        return calibrate_recommend(args, add_arguments)
     from equipoise.spec.device.cuda import cuda_file, one_product
     from equipoise.spec.device.driver import cuda_devices
     from equipoise.spec.device.here import cpu_model, device_file
@@ -243,6 +249,7 @@ def _make(folder: Path) -> None:
         raise SpecError(
             f"--out: the folder {folder} cannot be made: {(error.strerror or str(error)).lower()}."
         ) from None
+    require_writable("out", folder)
 
 
 def _compare(args: argparse.Namespace, file: Path) -> int:

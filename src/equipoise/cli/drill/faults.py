@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from equipoise.base.errors import FaultError
+from equipoise.base.errors import FaultError, SpecError
 from equipoise.cli.console import make_progress
 from equipoise.cli.run_arguments import add_run_arguments, run_from
 
@@ -66,8 +66,10 @@ def run(args: argparse.Namespace) -> int:
     from equipoise.cli.drill.table import print_drill
     from equipoise.fault.drill.drill import DrillRequest, drill, names_of
 
+    only = () if args.only is None else tuple(names_of(args.only))
+    if args.only is not None and not only:
+        raise SpecError("--only names no fault. Give names with commas between, or leave it out.")
     asked = _asked(args)
-    only = tuple(names_of(args.only or ""))
     request = DrillRequest(asked, only, args.repeat, args.seed, args.minutes, args.out)
     with _ended_by_signals():
         done = drill(request, make_progress(args.quiet or args.json))

@@ -27,6 +27,7 @@ judged by what the run said and by its final weights, beside those of a run with
 faults:
   kill          SIGKILL to a rank, at marked and random points of a step
   kill-ready    SIGKILL to a rank once others are ready to take its place
+  shrink        SIGKILL to a rank at one step of three starts, until fewer go on
   kill-saving   SIGKILL to a rank at marked and random points of a save
   torn          a file of the newest checkpoint is cut, zeroed, swapped
   full-disk     no file of a rank may grow (RLIMIT_FSIZE)

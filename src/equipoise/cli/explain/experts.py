@@ -10,7 +10,7 @@ from equipoise.base.nearest import nearest
 from equipoise.base.units import format_bytes
 from equipoise.cli.console import make_console
 from equipoise.cli.counts import MOST_SHARING, require_counts
-from equipoise.cli.explain import asked
+from equipoise.cli.explain import asked, expert_trace
 from equipoise.cli.table import Column, print_columns
 from equipoise.cli.written import require_folder_of, require_kind
 
@@ -27,6 +27,7 @@ examples:
   equipoise explain experts --policy exact --slots 2 --text
   equipoise explain experts --model mixtral-8x7b --ranks 4 --plot experts.png
   equipoise explain experts --experts 256 --ranks 64 --json
+  equipoise explain experts --run runs/run --ranks 4     what a run's own routers chose, all steps
 """
 
 _BF16_BYTES = 2
@@ -38,6 +39,12 @@ _SHOWN = 8
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the verb's arguments."""
     parser.add_argument(
+        "--run",
+        metavar="DIR",
+        help="a run's folder: every policy on the loads that its routers made, in all steps or in "
+        "--step",
+    )
+    parser.add_argument(
         "--workload",
         default="W1",
         metavar="NAME",
@@ -48,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--policy",
         default="all",
         metavar="NAME",
-        help="all, or one: fixed, exact, hecate, eplb (default: all)",
+        help="all, or one: fixed, exact, hecate, eplb, tutel, auto (default: all)",
     )
     parser.add_argument(
         "--model",
@@ -77,10 +84,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=1,
         metavar="N",
-        help="fewest rows that a copy is made for (default: 1)",
+        help="fewest rows that a copy is made for, and the price of one (default: 1)",
     )
     parser.add_argument(
-        "--step", type=int, default=1, metavar="N", help="of the workload (default: 1)"
+        "--step",
+        type=int,
+        metavar="N",
+        help="of the workload (default: 1), or of the run (default: all)",
     )
     parser.add_argument(
         "--seed", type=int, default=0, metavar="N", help="of the workload (default: 0)"
@@ -93,8 +103,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Explain one policy, or compare all."""
+    if args.run is not None:
+        return _run_trace(args)
     from equipoise.balance.expert.compare import compare_experts, policy_names
 
+    args.step = 1 if args.step is None else args.step
     model, setting = _setting(args)
     request = setting.request()
     names = policy_names(request) if args.policy == "all" else [args.policy]
@@ -114,6 +127,25 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _run_trace(args: argparse.Namespace) -> int:
+    """Every policy on a run's own loads."""
+    require_counts(args, {name: most for name, most in _MOST.items() if name != "rows"})
+    for flag in ("slots", "step"):
+        _require_whole(args, flag)
+    require_kind("plot", args.plot, "picture")
+    require_folder_of("plot", args.plot)
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    expert_trace.refuse_drawn(args, parser)
+    return expert_trace.run(args)
+
+
+def _require_whole(args: argparse.Namespace, flag: str) -> None:
+    value = getattr(args, flag)
+    if value is not None and value < 0:
+        raise SpecError(f"--{flag} {value} is below 0. Give 0 or more.")
+
+
 def _setting(args: argparse.Namespace) -> "tuple[ModelSpec, ExpertSetting]":
     """What the parsed arguments ask for.
 
@@ -121,19 +153,20 @@ def _setting(args: argparse.Namespace) -> "tuple[ModelSpec, ExpertSetting]":
         SpecError: a flag that is wrong.
     """
     from equipoise.balance.expert.compare import ExpertSetting
-    from equipoise.balance.expert.policies import EXPERT_POLICIES
+    from equipoise.balance.expert.policies import AUTO, EXPERT_POLICIES
+    from equipoise.balance.expert.price import RowPrices
     from equipoise.spec.model.presets import preset
 
     require_counts(args, _MOST)
     for flag in ("slots", "step", "seed"):
-        if getattr(args, flag) < 0:
-            raise SpecError(f"--{flag} {getattr(args, flag)} is below 0. Give 0 or more.")
+        _require_whole(args, flag)
     require_kind("plot", args.plot, "picture")
     require_folder_of("plot", args.plot)
-    if args.policy not in ("all", *EXPERT_POLICIES):
+    names = ["all", *EXPERT_POLICIES, AUTO]
+    if args.policy not in names:
         raise SpecError(
-            f'--policy: "{args.policy}" is not one of all, {", ".join(EXPERT_POLICIES)}. Nearest: '
-            f'"{nearest(args.policy, ["all", *EXPERT_POLICIES])}".'
+            f'--policy: "{args.policy}" is not one of {", ".join(names)}. Nearest: '
+            f'"{nearest(args.policy, names)}".'
         )
     model = preset(args.model)
     if not model.experts:
@@ -157,6 +190,7 @@ def _setting(args: argparse.Namespace) -> "tuple[ModelSpec, ExpertSetting]":
         args.slots,
         args.least_rows,
         args.rows,
+        RowPrices.of_width(args.least_rows, model.expert_ffn).row_cost,
     )
 
 
@@ -198,6 +232,7 @@ def _rows(
                 "policy": score.policy,
                 "skew": score.schedule.skew,
                 "gap": score.gap,
+                "price_rows": score.price,
                 "rows_after": score.schedule.computed.tolist(),
                 "copies": score.schedule.copies,
                 "fewest_copies": score.fewest_copies,
@@ -234,6 +269,7 @@ def _print_tables(
         Column("fewest", goes=2),
         Column("for copies"),
         Column("for rows", goes=1),
+        Column("price", goes=4),
     )
     cells = [
         (
@@ -244,6 +280,7 @@ def _print_tables(
             str(score.fewest_copies),
             format_bytes(_copy_bytes(score, model)),
             format_bytes(_row_bytes(score, model)),
+            f"{score.price:,.0f}",
         )
         for score in scores
     ]
@@ -251,7 +288,8 @@ def _print_tables(
     print_columns(console, columns, cells, title="Rows of the fullest rank, and what it costs")
     console.print(
         "Bytes: bf16, one layer and micro-batch, forward and backward. Fewest: copies that any "
-        "plan as even needs, by a lower bound.",
+        "plan as even needs, by a lower bound. Price: rows that the slowest rank could compute "
+        "meanwhile, at --least-rows for a copy.",
         style="dim",
     )
     if len(scores) == 1 and scores[0].schedule.copies:

@@ -11,6 +11,8 @@ from equipoise.base.read import real_path
 from equipoise.cli.console import make_progress
 from equipoise.cli.counts import MOST_MICRO_BATCHES, MOST_SHARING, MOST_STEPS, require_counts
 from equipoise.cli.lengths import DocumentLengths, document_lengths
+from equipoise.cli.recommend.asked import is_asked
+from equipoise.cli.recommend.pack import pack_recommend
 from equipoise.cli.run_arguments import add_run_arguments, run_from
 from equipoise.cli.written import require_folder_of, require_kind
 from equipoise.spec.catalog import POLICIES
@@ -30,6 +32,8 @@ examples:
   equipoise pack --lengths pretrain-128k --micro-batches 16 --context-tokens 131072
   equipoise pack --lengths wikipedia --micro-batches 8 --ranks 4 --model llama3-8b
   equipoise pack --lengths my-lengths.csv --micro-batches 4 --cost tokens+pairs:28000 --json
+  equipoise pack recipes/recommend/run.toml          a recommender: how evenly placements share its
+                                                     batches' lookups over ranks
   equipoise pack --lengths prolong --micro-batches 4 --plot packs.png --out packs.jsonl
 """
 
@@ -87,7 +91,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print one row for each policy."""
+    """Print one row for each policy; of a recommender, for each placement of its tables."""
+    if is_asked(args):
+        require_counts(args, {"steps": MOST_STEPS})
+        return pack_recommend(args, add_arguments)
     from equipoise import balance
     from equipoise.cli.pack.table import print_table, score_rows, write_packs
 

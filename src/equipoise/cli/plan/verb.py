@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 from equipoise.base.disk import writing
 from equipoise.base.errors import SpecError
+from equipoise.cli.recommend.asked import is_asked
+from equipoise.cli.recommend.plan import plan_recommend
 from equipoise.cli.run_arguments import add_run_arguments, run_from
 from equipoise.cli.step_arguments import (
     SERVING,
@@ -34,6 +36,8 @@ examples:
   equipoise plan run.toml --ranks 2 --layout.zero 3 --out plans/zero-3
   equipoise plan run.toml --measure                  trains choices for some steps, and writes
                                                      plan.lock of the fastest; needs torch
+  equipoise plan recipes/recommend/run.toml          a recommender: where its tables lie, and what
+                                                     lookups, exchange and dense part will take
   equipoise plan --model llama3-405b --cluster h100-sxm:16384 \\
       --context-tokens 8192 --step-sequences 2048 --lengths pretrain-128k
   equipoise plan --model llama3-8b --cluster h100-sxm:64 --context-tokens 8192 \\
@@ -141,7 +145,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Search and print the plan."""
+    """Search and print the plan; of a recommender, where its tables lie."""
+    if is_asked(args):
+        return plan_recommend(args, add_arguments)
     if args.requests is not None:
         return _serve(args)
     for name in SERVING:

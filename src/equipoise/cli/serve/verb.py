@@ -103,6 +103,7 @@ def run(args: argparse.Namespace) -> int:
     if args.new_key is not None:
         return _print_key(args.new_key, is_json=args.json)
     began_s = time.monotonic()
+    _require(args)
     tenants = _tenants(args.tenants, args.host)
     source = _default_model() if args.model is None else args.model
 
@@ -155,6 +156,19 @@ def run(args: argparse.Namespace) -> int:
     finally:
         listener.close()
     return 0
+
+
+def _require(args: argparse.Namespace) -> None:
+    """Refuse, before torch is imported, what no model could make right."""
+    from equipoise.schedule.batching.fair.table import find_policy
+
+    find_policy(args.policy)
+    if args.context < 1:
+        raise SpecError(f"--layout.context {args.context} is below 1. Give 1 or more.")
+    if args.kv_tokens is not None and args.kv_tokens < 1:
+        raise SpecError(f"--kv-tokens {args.kv_tokens} is below 1. Give at least one page.")
+    if args.tenants is not None and not args.tenants.is_file():
+        raise SpecError(f"No such file: {args.tenants}. Give a TOML file of tenants.")
 
 
 def _open(

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING
 
 from equipoise.base.disk import writing
 from equipoise.base.errors import SpecError
+from equipoise.cli.recommend.asked import is_asked
+from equipoise.cli.recommend.simulate import simulate_recommend
+from equipoise.cli.run_arguments import add_run_arguments
 from equipoise.cli.step_arguments import (
     SERVING,
     SHARED,
@@ -59,6 +62,9 @@ examples:
   equipoise simulate --requests azure.csv --model mixtral-8x22b --cluster h100-sxm:16 \\
       --layout tp=8,pp=2,ep=8 --expert-skew 1.3
 
+  equipoise simulate recipes/recommend/run.toml      a recommender: its step on this machine, beside
+                                                     what the journal in runs/NAME measured
+
 A trace has a line for each request, as {"arrival_s": 0.5, "tenant": "a", "prompt_tokens": 900,
 "output_tokens": 120}; optional: most_tokens, prefix_group with prefix_tokens. Also read: JSON lines
 with StartTimeOffset [ns], ContextTokens, GeneratedTokens, and CSV with TIMESTAMP, ContextTokens,
@@ -94,7 +100,8 @@ terms; and steps tokens_per_step documents.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the verb's arguments."""
-    add_step_arguments(parser, needs_sizes=False)
+    add_run_arguments(parser)
+    add_step_arguments(parser, needs_any=False)
     add_sources_argument(parser)
     serving = add_serving_arguments(parser)
     serving.add_argument(
@@ -104,8 +111,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "has those that compute prompts",
     )
     parser.add_argument(
+        "--run",
+        type=Path,
+        metavar="DIR",
+        help="of a recommender's run.toml: the folder whose journal stands beside the prediction "
+        "(default: runs/NAME, if it is there)",
+    )
+    parser.add_argument(
         "--layout",
-        required=True,
         metavar="WORDS",
         help="degrees, as tp=8,cp=1,pp=16,dp=64; also ep=, etp=, zero=, replicas=, virtual=; of "
         "serving dp replicas of tp x cp x pp devices",
@@ -196,7 +209,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Price one step, or serve a trace, and print it."""
+    """Price one step, or serve a trace, and print it; of a recommender, beside its journal."""
+    if is_asked(args):
+        return simulate_recommend(args, add_arguments)
+    _require_no_run(args)
     from equipoise.cli.simulate.interval import print_interval
     from equipoise.cli.simulate.table import print_step
     from equipoise.sim.request import StepRequest, simulate
@@ -231,6 +247,21 @@ def run(args: argparse.Namespace) -> int:
             if file is not None:
                 sys.stdout.write(f"{file}\n")
     return 0
+
+
+def _require_no_run(args: argparse.Namespace) -> None:
+    """Refuse a run.toml that is not a recommender's, and a step that lacks its words."""
+    if args.run_toml is not None or args.overrides or args.name or args.run:
+        raise SpecError(
+            "equipoise simulate reads a run.toml, its keys and --run only where model.kind = "
+            '"recommend". Price other runs with equipoise plan run.toml, or describe the step by '
+            "flags."
+        )
+    missing = [f"--{name}" for name in ("model", "cluster", "layout") if _is_missing(args, name)]
+    if missing:
+        raise SpecError(
+            f'equipoise simulate: needs {", ".join(missing)}. See "equipoise simulate --help".'
+        )
 
 
 _SEVERAL = ("steps", "cut", "max_tokens")

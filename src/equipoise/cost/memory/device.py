@@ -137,9 +137,9 @@ def _feed_bytes(
     # Each of a token's choices: the row that an expert reads, its hidden units, what comes back.
     units = width * (model.products * model.expert_ffn / layout.etp + 2.0 * model.hidden)
     beside = 1 / layout.tp if options.stack.sequence_parallel else 1.0
-    routed = model.top_k * (units * layout.etp * received_rows + _ROUTE_BYTES) * beside
+    routed = model.mean_top_k * (units * layout.etp * received_rows + _ROUTE_BYTES) * beside
     shared = width * model.products * model.shared_ffn / layout.tp
-    return routed + shared + 4.0 * model.experts * beside
+    return routed + shared + 4.0 * model.choices * beside
 
 
 def rank_memory(

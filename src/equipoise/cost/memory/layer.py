@@ -99,18 +99,18 @@ def _feed(
     if not sparse:
         # The backward has a gradient of each side, makes the hidden units again, and three
         # gradients of them.
-        working = (4 * share.ffn + 2 * model.hidden) * width
+        working: float = (4 * share.ffn + 2 * model.hidden) * width
         return (model.hidden + 2 * share.ffn) * width, 0, working
     part = 1 / layout.tp
     ffn, hidden = model.expert_ffn, model.hidden
-    rows = model.top_k * ((1 + layout.etp) * hidden + 2 * ffn)
+    rows = model.mean_top_k * ((1 + layout.etp) * hidden + 2 * ffn)
     shared = 2 * model.shared_ffn + (hidden if model.shared_ffn and width == 2 else 0)
     shared += hidden if model.shared_gate else 0
     # The router reads in fp32: of narrower tokens it keeps a copy, and the shared expert its own.
-    router = 4 * hidden + 4 * model.experts + model.top_k * (8 + width)
+    router = 4 * hidden + 4 * model.choices + model.top_k * (8 + width)
     router += 4 * (model.top_k + 1) if model.norm_top_k else 0
     # The shared expert's backward comes before the others', and lets go of what it kept.
-    working = max(model.top_k * (4 * ffn + hidden) - shared, 4 * model.shared_ffn)
+    working = max(model.mean_top_k * (4 * ffn + hidden) - shared, 4 * model.shared_ffn)
     return (
         part * ((rows + shared) * width + router),
         part * _ROUTE_BYTES * model.top_k,

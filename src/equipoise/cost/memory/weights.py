@@ -112,7 +112,7 @@ def _layer_params(model: ModelSpec, layout: Layout, *, sparse: bool) -> int:
     attention = model.hidden * model.head_width * (2 * share.heads + 2 * share.kv_heads)
     if not sparse:
         return attention + biases + norms + 3 * model.hidden * share.ffn
-    router = model.hidden * (model.experts + (1 if model.shared_gate else 0))
+    router = model.hidden * (model.choices + (1 if model.shared_gate else 0))
     return attention + biases + norms + router + 3 * model.hidden * model.shared_ffn
 
 

@@ -118,7 +118,7 @@ def price_layer(
     tokens: float,
     hidden: int,
     traffic: LayerTraffic,
-    top_k: int = 1,
+    top_k: float = 1,
     width: int = 2,
 ) -> Floats:
     """Price one layer without its attention core and its recomputation.
@@ -188,7 +188,7 @@ def _experts_s(
     all_to_all: Collective,
     routes: ExpertRoutes | None,
     hidden: int,
-    top_k: int,
+    top_k: float,
     width: int,
 ) -> float:
     """Rows on their way to experts and back, in one pass [s]."""

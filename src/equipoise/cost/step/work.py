@@ -132,20 +132,20 @@ def layer_work(
         products += _ffn_products(model, "feed-forward", tokens, model.ffn, tp)
         moved += tokens * width * ffn * model.products
     else:
-        routed = beside * model.top_k if sequence_parallel else tokens * model.top_k / tp
+        routed = (beside if sequence_parallel else tokens / tp) * model.mean_top_k
         mean = routed * layout.etp * layout.ep / model.experts  # rows of one local expert
         local = max(1, model.experts // layout.ep)
         rows = mean * expert_skew
         ffn = -(-model.expert_ffn // layout.etp)
         up = ffn * (model.products - 1)
         products += [
-            Product("router", routed / model.top_k, model.experts, hidden),
+            Product("router", routed / model.mean_top_k, model.choices, hidden),
             Product("experts", rows, up, hidden, local, grouped=True),
             Product("experts", rows, hidden, ffn, local, grouped=True),
         ]
         # Rows are sorted and unsorted, scaled and added, with the activation in between.
         moved += rows * local * width * (ffn * model.products + 4 * hidden)
-        moved += routed * hidden * width * 3 + 4.0 * routed / model.top_k * model.experts * 4
+        moved += routed * hidden * width * 3 + 4.0 * routed / model.mean_top_k * model.choices * 4
         kernels += 12
         if model.shared_ffn:
             products += _ffn_products(model, "shared expert", tokens, model.shared_ffn, tp)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from equipoise.balance.expert.compare import ExpertScore
+from equipoise.balance.expert.trace import TraceScore
 from equipoise.base.arrays import Ints
 from equipoise.schedule.expert.schedule import ExpertSchedule, add_by
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 _INK, _SOFT, _PALE = "#1d2733", "#5b616b", "#e7ebef"
 _OWN, _COPY = "#0072b2", "#e69f00"
+_LINES = ("#5b616b", "#0072b2", "#009e73", "#d55e00", "#cc79a7", "#1d2733")
 _WIDE_IN, _HIGH_IN = 3.1, 2.9
 _ACROSS = 4
 
@@ -55,6 +57,39 @@ def plot_experts(file: Path, scores: Sequence[ExpertScore], title: str) -> None:
         _draw(axis, score)
     axes[0, 0].set_ylabel("rows computed")
     axes[0, 0].legend(frameon=False, fontsize=8)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=10, color=_INK)
+    figure.savefig(file, dpi=150, metadata={"Date": None} if file.suffix == ".svg" else None)
+    pyplot.close(figure)
+
+
+def plot_trace(file: Path, scores: Sequence[TraceScore], steps: Sequence[int], title: str) -> None:
+    """Draw each policy's max/mean over a run's steps, the mean of its layers.
+
+    Args:
+        file: Where to; the ending says whether PNG, SVG or PDF.
+        scores: One for each policy, of the same requests.
+        steps: Those requests' steps; each has as many requests, one for each layer.
+        title: Whose loads, and for whom.
+    """
+    import matplotlib as mpl
+
+    mpl.use("agg")
+    mpl.rcParams["svg.hashsalt"] = "equipoise"
+    from matplotlib import pyplot
+
+    figure, axis = pyplot.subplots(figsize=(8.0, 3.6), layout="constrained")
+    for score, colour in zip(scores, _LINES, strict=False):
+        skews = np.array(score.skews).reshape(len(steps), -1).mean(axis=1)
+        style = "--" if score.policy == "auto" else "-"
+        axis.plot(steps, skews, style, color=colour, linewidth=1.4, label=score.policy)
+    axis.set_xlabel("step", fontsize=9)
+    axis.set_ylabel("max/mean rows of a rank", fontsize=9)
+    axis.set_ylim(bottom=0.98)
+    axis.tick_params(labelsize=8)
+    axis.grid(visible=True, axis="y", color=_PALE)
+    axis.legend(frameon=False, fontsize=8, ncols=3)
+    for side in ("top", "right"):
+        axis.spines[side].set_visible(False)
     figure.suptitle(title, x=0.01, ha="left", fontsize=10, color=_INK)
     figure.savefig(file, dpi=150, metadata={"Date": None} if file.suffix == ".svg" else None)
     pyplot.close(figure)

@@ -54,3 +54,37 @@ def plot_tables(file: Path, answer: TableAnswer, beside: Sequence[NamedLoads], o
     figure.tight_layout()
     figure.savefig(file, dpi=150)
     pyplot.close(figure)
+
+
+def plot_evenness(
+    file: Path, placements: Sequence[tuple[str, Sequence[float]]], origin: str
+) -> None:
+    """Draw what each placement leaves of evenness: ranks over their mean, busiest first.
+
+    Args:
+        file: Where to; the ending says whether PNG, SVG or PDF.
+        placements: A name, and each rank's lookups over the mean.
+        origin: Whose batches, for the title.
+    """
+    import matplotlib as mpl
+
+    mpl.use("agg")
+    from matplotlib import pyplot
+
+    count = len(placements)
+    figure, axes = pyplot.subplots(1, count, figsize=(2.3 * count, 3.0), sharey=True, squeeze=False)
+    for axis, (name, loads) in zip(axes[0], placements, strict=True):
+        axis.bar(range(len(loads)), loads, 0.82, color=_LOOKUP)
+        axis.axhline(1.0, color=_INK, linewidth=0.9, linestyle=(0, (4, 3)))
+        axis.set_title(f"{name}\n{loads[0]:.3f}", fontsize=10, loc="left", color=_INK)
+        axis.set_xticks([])
+        axis.grid(axis="y", color=_PALE)
+        axis.set_axisbelow(True)
+        for side in ("top", "right", "left"):
+            axis.spines[side].set_visible(False)
+    axes[0][0].set_ylabel("floats looked up / mean", fontsize=9, color=_INK)
+    axes[0][0].set_xlabel("ranks, busiest first", fontsize=9)
+    figure.suptitle(origin, fontsize=10, x=0.01, ha="left", color=_INK)
+    figure.tight_layout()
+    figure.savefig(file, dpi=150)
+    pyplot.close(figure)

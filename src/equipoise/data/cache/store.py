@@ -40,7 +40,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.base.digest import digest
-from equipoise.base.errors import DataError
+from equipoise.base.errors import DataError, ModelError
 from equipoise.base.read import reason
 from equipoise.data.cache.build import FIRST_FORMAT, tokenize_once, train_once
 from equipoise.data.cache.meta import (
@@ -348,3 +348,17 @@ def _open_mix(folder: Path) -> TokenStore:
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0))
+
+
+def check_vocabulary(store: TokenStore, vocab: int) -> None:
+    """Refuse a tokenizer with more tokens than the model's vocabulary.
+
+    Raises:
+        ModelError: as above.
+    """
+    if store.vocab > vocab:
+        raise ModelError(
+            f"The tokenizer {store.tokenizer_file} has {store.vocab:,} tokens, but the model has "
+            f"only {vocab:,}. Set model.vocab = {-(-store.vocab // 64) * 64}, or use the model's "
+            f"own tokenizer."
+        )

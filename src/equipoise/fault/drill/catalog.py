@@ -42,6 +42,13 @@ FAULTS: dict[str, DrillFault] = {
     "kill-ready": DrillFault(
         "F1", kill.kill_ready, "SIGKILL to a rank once others are ready to take its place"
     ),
+    "shrink": DrillFault(
+        "F1",
+        kill.shrink,
+        "SIGKILL to a rank at one step of three starts, until fewer go on",
+        2,
+        kill.has_one,
+    ),
     "kill-saving": DrillFault(
         "F2", kill.kill_saving, "SIGKILL to a rank at marked and random points of a save"
     ),

@@ -1,8 +1,9 @@
 """Ranks that are killed in a step (F1) or in a save (F2), or starved of memory (F12)."""
 
 from equipoise.fault.drill.acts import SAVE_POINTS, SHARED_POINTS
-from equipoise.fault.drill.injection import Fired, Injection
-from equipoise.fault.drill.judge import Expected, strike
+from equipoise.fault.drill.facts import events, resumed_s
+from equipoise.fault.drill.injection import Fired, Injection, ask, proven
+from equipoise.fault.drill.judge import BY_ITSELF, Expected, strike
 from equipoise.fault.drill.outcome import Rehearsal
 from equipoise.fault.drill.stage import EVERY, STEPS, Stage
 
@@ -11,6 +12,12 @@ POINTS = ("forward", "backward", "wait", "reduce", "optimizer", "save", "random"
 
 _LONGEST_S = 0.5
 """A random moment is within this of the begin of a step's forward pass, or of a save."""
+
+_IN_A_ROW = 3
+"""After as many kills at one step a rank is given up (``fault.policy``)."""
+
+_ROUNDING = 1e-5
+"""By which share of themselves losses may differ where fewer ranks add up."""
 
 _READY_WITHIN_S = 300
 """Deadline of waits while a rank waits until others are ready [s]."""
@@ -45,6 +52,49 @@ def kill_ready(stage: Stage, repeat: int) -> Rehearsal:
     expected = Expected("SIGKILL", "launcher", _killed)
     more = "--fault.spares=at-once", f"--layout.deadline_s={_READY_WITHIN_S}"
     return strike(stage, "kill-ready", injection, expected, *more)
+
+
+def shrink(stage: Stage, repeat: int) -> Rehearsal:
+    """A rank is ended at one step of three starts in a row; the others go on without it.
+
+    Each time ranks of the next start are ready, and what is timed is the start with fewer ranks.
+    """
+    draw, rank = stage.draw("shrink", repeat), (stage.ranks - 1 - repeat) % stage.ranks
+    step = draw.randint(2, STEPS - 1)
+    folder = stage.folder("shrink")
+    ask(folder / "drill", [Injection("kill-when-ready", rank, "forward", step)] * _IN_A_ROW)
+    more = (
+        "--fault.spares=at-once",
+        f"--layout.deadline_s={_READY_WITHIN_S}",
+        f"--fault.least_dp={stage.data_ranks - 1}",
+    )
+    with stage.start(folder, *more, drill=folder / "drill") as attempt:
+        code = attempt.end()
+    struck = proven(folder / "drill")
+    if not struck:
+        return Rehearsal("", said=attempt.last_words)
+    line = attempt.first(_killed(struck[-1]))
+    since = [each["t"] for each in events(folder, "recovery") if each["action"] == "shrink"]
+    goes_on = BY_ITSELF if code == 0 and since else ""
+    off = stage.loss_distance(folder)
+    return Rehearsal(
+        injected=f"SIGKILL, {len(struck)} times, rank {rank} in forward of step {step}",
+        detected_by="launcher" if line else "",
+        is_named=line is not None,
+        detected_s=None if line is None else line.at_s - struck[-1].at_s,
+        resumed_s=resumed_s(folder, since[0]) if since else None,
+        lost_tokens=stage.lost_tokens(folder, *(each.step for each in struck)),
+        is_equal=off <= _ROUNDING,
+        goes_on=goes_on,
+        said=line.text if line else attempt.last_words,
+        note=f"{stage.data_ranks - 1} of {stage.data_ranks} data-parallel ranks went on with the "
+        f"same batches; losses of all steps differ by at most {off:.1g} of themselves.",
+    )
+
+
+def has_one(stage: Stage) -> str:
+    """Why no rank can be given up; "" if one can."""
+    return "" if stage.data_ranks > 1 else "needs layout.dp of 2 or more"
 
 
 def kill_saving(stage: Stage, repeat: int) -> Rehearsal:

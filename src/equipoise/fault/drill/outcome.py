@@ -24,7 +24,8 @@ class Rehearsal:
     lost_tokens: int = 0
     """Computed, thrown away and computed again."""
     is_equal: bool | None = None
-    """Whether weights and moments at the end are those without faults, byte for byte."""
+    """Whether weights and moments at the end are those without faults, byte for byte; where fewer
+    ranks went on, whether every loss is, up to rounding."""
     goes_on: str = ""
     """How the run went on: ``by itself``, ``same command``, ``undisturbed``; empty: not at all."""
     said: str = ""

@@ -10,6 +10,7 @@ Kept true (tests/unit/fault/drill/test_stage.py, tests/multi/fault/test_drill.py
     Nothing is written outside the scratch folder but the token cache, which every run shares.
 """
 
+import math
 import random
 import shutil
 from dataclasses import dataclass, field
@@ -76,6 +77,11 @@ class Stage:
     def ranks(self) -> int:
         """Ranks of the run."""
         return self.asked.ranks
+
+    @property
+    def data_ranks(self) -> int:
+        """Ranks that have documents of their own."""
+        return max(1, self.ranks // self.asked.spec.layout.sharing)
 
     def draw(self, *names: object) -> random.Random:
         """Random numbers that depend on the seed and on what they are for."""
@@ -154,6 +160,21 @@ class Stage:
         return bool(ours) and (
             (ours, ledger(folder)) == (state(self.reference, STEPS), ledger(self.reference))
         )
+
+    def loss_distance(self, folder: Path) -> float:
+        """By how much of itself a step's loss differs at most from the undisturbed run's.
+
+        Infinite unless both trained the same steps on as many tokens.
+        """
+        ours, theirs = (
+            {each["step"]: (each["tokens_seen"], each["loss"]) for each in events(run, "step")}
+            for run in (folder, self.reference)
+        )
+        if {step: seen for step, (seen, _) in ours.items()} != {
+            step: seen for step, (seen, _) in theirs.items()
+        }:
+            return math.inf
+        return float(max(abs(loss / theirs[step][1] - 1) for step, (_, loss) in ours.items()))
 
     def lost_tokens(self, folder: Path, *steps: int) -> int:
         """Tokens of the steps that were computed again, those cut off in the middle among them.

@@ -29,6 +29,7 @@ from typing import Literal
 import numpy as np
 
 from equipoise.base.arrays import Floats
+from equipoise.observe.machine import process_delay_s
 
 Resource = Literal["cpu", "memory", "disk", "network"]
 RESOURCES: tuple[Resource, ...] = ("cpu", "memory", "disk", "network")
@@ -137,17 +138,11 @@ def _lines(name: str) -> list[str]:
 
 def _own() -> dict[str, float]:
     used = resource.getrusage(resource.RUSAGE_SELF)
-    delay_ns = 0
-    for task in (_PROC / "self/task").iterdir():
-        try:
-            delay_ns += int((task / "schedstat").read_text().split()[1])
-        except (OSError, IndexError, ValueError):  # it has ended
-            continue
     io = dict(line.split(": ") for line in _lines("self/io"))
     return {
         "own_busy": used.ru_utime + used.ru_stime,
         "own_system": used.ru_stime,
-        "own_delay": delay_ns / 1e9,
+        "own_delay": process_delay_s(),
         "own_forced": float(used.ru_nivcsw),
         "own_yields": float(used.ru_nvcsw),
         "own_faults": float(used.ru_minflt),

@@ -4,6 +4,7 @@ Kept true (tests/unit/cli/doctor/test_verb.py, tests/multi/train/test_fit.py)
     ``train`` refuses by the same figures as ``doctor``.
 """
 
+from equipoise.balance.expert.auto import most_copies
 from equipoise.base.errors import FitError
 from equipoise.base.units import format_bytes
 from equipoise.cost.memory.forecast import forecast_memory
@@ -72,9 +73,15 @@ _COPY_TIMES = 4
 
 def copy_bytes(spec: RunSpec, model: ModelSpec, slots: int) -> int:
     """Most memory of a rank for copies of experts, of one layer at a time [bytes]."""
-    is_fixed = spec.experts.policy == "fixed" or spec.layout.ep == 1
+    layout, policy = spec.layout, spec.experts.policy
     width = 4 if spec.train.precision == "fp32" else 2
-    return 0 if is_fixed else _COPY_TIMES * slots * width * model.expert_params
+    one = _COPY_TIMES * width * model.expert_params
+    if policy == "fixed" or layout.ep * layout.etp == 1:
+        return 0
+    if policy == "tutel":  # every expert of the layer, and every unit, as far as not here
+        own = -(-model.experts // layout.ep)
+        return most_copies(model.experts, layout.ep) * one + own * (one - one // layout.etp)
+    return slots * one if layout.ep > 1 else 0
 
 
 def require_slots(machine: MachineFacts, needs: Needs, spec: RunSpec, model: ModelSpec) -> None:
@@ -83,7 +90,7 @@ def require_slots(machine: MachineFacts, needs: Needs, spec: RunSpec, model: Mod
     Raises:
         FitError: by how much, and how many fit.
     """
-    one = copy_bytes(spec, model, 1)
+    one = 0 if spec.experts.policy == "tutel" else copy_bytes(spec, model, 1)
     missing = needs.ranks * needs.rank_bytes - machine.memory_bytes
     if not one or missing <= 0:
         return

@@ -1,4 +1,4 @@
-"""A model's folder, written whole or not at all."""
+"""A model's folder, written whole or not at all, for all who may read a new file."""
 
 import os
 import shutil
@@ -23,6 +23,7 @@ def whole_folder(folder: Path) -> Iterator[Path]:
     try:
         partial.mkdir(parents=True)
         yield partial
+        _share(partial)
         for path in (*partial.rglob("*"), partial):
             sync(path)
         partial.rename(folder)
@@ -34,3 +35,14 @@ def whole_folder(folder: Path) -> Iterator[Path]:
         ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def _share(folder: Path) -> None:
+    """Let those read every file who may read a new one: safetensors writes for its user alone."""
+    new = folder / ".new"
+    new.touch()
+    mode = new.stat().st_mode
+    new.unlink()
+    for path in folder.rglob("*"):
+        if path.is_file():
+            path.chmod(mode)

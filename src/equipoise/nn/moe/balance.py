@@ -19,6 +19,10 @@ What it decides
         No loss. A number is added to each score for the choice, but not to the choice's weight:
         ``rate`` for each step in which the expert had less than its even share, and minus
         ``rate`` for each in which it had more.
+        Among experts without weights, each one with weights gets ``rate`` times the part of its
+        share of ``mean_top_k`` that it lacks, or minus that which it has too many, at most
+        ``rate``; those without keep a bias of 0. So the mean number of experts with weights that
+        a token passes through comes to ``mean_top_k``, and stays there while the router changes.
     ``none``
         Only counts.
 
@@ -31,7 +35,8 @@ Kept true (tests/unit/nn/moe/test_balance.py, tests/multi/parallel/test_expert.p
 
 Sources
     Auxiliary loss: Switch Transformers, arXiv:2101.03961, section 2.2. Counts of all ranks
-    instead of a micro-batch's: arXiv:2501.11873. Bias: arXiv:2408.15664.
+    instead of a micro-batch's: arXiv:2501.11873. Bias: arXiv:2408.15664. Experts without weights:
+    LongCat-Flash, arXiv:2509.01322, section 2.1.
 """
 
 from typing import Any
@@ -40,6 +45,9 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.spec.model.presets import ModelSpec
+
+_FINE = 1 << 16
+"""Parts of ``rate`` in which biases change where they approach a mean."""
 
 
 def balance_loss(scores_TX: Tensor, counts_X: Tensor) -> Tensor:
@@ -90,13 +98,16 @@ class LoadBalance(nn.Module):
 
     def __init__(self, model: ModelSpec) -> None:
         super().__init__()
-        self.rule, self.rate, experts = model.balance, model.balance_rate, model.experts
+        self.rule, self.rate, choices = model.balance, model.balance_rate, model.choices
+        self.experts, self.top_k, self.mean_top_k = model.experts, model.top_k, model.mean_top_k
+        self.unit = _FINE if model.identity_experts else 1
+        """How much of ``state_X`` adds ``rate`` to a score under ``bias``."""
         self.loss_scale = 1.0
         """Factor of the loss before its backward: one over the count of labels."""
         # Counts of the last step; under ``bias``, how many more steps each bias went up than down.
         # Integers, so that every rank has the same.
-        self.register_buffer("state_X", torch.zeros(experts, dtype=torch.int64))
-        zeros = torch.zeros(experts, dtype=torch.int64)
+        self.register_buffer("state_X", torch.zeros(choices, dtype=torch.int64))
+        zeros = torch.zeros(choices, dtype=torch.int64)
         self.register_buffer("loads_X", zeros, persistent=False)
         self.register_buffer("penalty", torch.zeros((), dtype=torch.float64), persistent=False)
 
@@ -112,7 +123,7 @@ class LoadBalance(nn.Module):
         """The scores by which experts are chosen."""
         if self.rule != "bias":
             return scores_TX
-        return scores_TX + self.rate * self.state_X.to(scores_TX.dtype)
+        return scores_TX + self.rate / self.unit * self.state_X.to(scores_TX.dtype)
 
     def watch(self, scores_TX: Tensor, chosen_TK: Tensor) -> Tensor:
         """The scores to make the weights from, counted in the backward."""
@@ -123,10 +134,22 @@ class LoadBalance(nn.Module):
         """Adopt the counts of all ranks, and reset this rank's own."""
         if self.rule == "auxiliary":
             self.state_X.copy_(loads_X)
-        elif self.rule == "bias":
+        elif self.rule == "bias" and self.experts == len(loads_X):
             self.state_X += torch.sign(loads_X.sum() - len(loads_X) * loads_X)
+        elif self.rule == "bias":
+            self.state_X[: self.experts] += self._toward_mean(loads_X)
         self.loads_X.zero_()
         self.penalty.zero_()
+
+    def _toward_mean(self, loads_X: Tensor) -> Tensor:
+        """What real experts' biases change by, for their share of ``mean_top_k``; int64 [experts].
+
+        In float64, whose sums of whole numbers and quotients are the same on every rank.
+        """
+        real = loads_X[: self.experts].to(torch.float64)
+        even = loads_X.sum() / self.top_k * self.mean_top_k / self.experts
+        missing = (1.0 - real / even.clamp_min(1.0)).clamp_min(-1.0) * (even > 0)
+        return torch.round(missing * self.unit).to(torch.int64)
 
 
 def balances(module: nn.Module) -> list[LoadBalance]:

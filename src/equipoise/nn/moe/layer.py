@@ -10,6 +10,9 @@ What it decides
                                        (exchange)   (exchange)
         x_TD -> shared expert, if any --------------------------------------------> + residual
 
+    Experts without weights return their input: it is added here, weighted, and nothing is sorted,
+    sent or computed for them.
+
     Scores are a softmax over all experts, in fp32 at least. A token weights its experts by their
     scores, scaled to sum to one if ``norm_top_k``.
 
@@ -21,7 +24,7 @@ Shapes: T tokens, K choices of a token, R rows, X experts, D model width, F expe
 
 Sources
     Mixtral: arXiv:2401.04088. Shared experts: DeepSeekMoE, arXiv:2401.06066; with a gate, Qwen 2:
-    arXiv:2407.10671.
+    arXiv:2407.10671. Experts without weights: LongCat-Flash, arXiv:2509.01322.
 """
 
 from collections.abc import Callable
@@ -107,14 +110,19 @@ class Router(nn.Module):
 
     def __init__(self, model: ModelSpec) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(model.experts, model.hidden))
+        self.weight = nn.Parameter(torch.empty(model.choices, model.hidden))
         nn.init.normal_(self.weight, std=0.02)
         self.balance = LoadBalance(model)
         self.top_k, self.normalizes = model.top_k, model.norm_top_k
         self.capacity_factor = model.capacity_factor
+        self.experts, self.identities = model.experts, model.identity_experts
 
-    def forward(self, x_TD: Tensor) -> tuple[Tensor, ExpertRows]:
-        """Weights of each token's experts [T, K], and the rows that the experts compute."""
+    def forward(self, x_TD: Tensor) -> tuple[Tensor, ExpertRows, Tensor | None]:
+        """Weights of each token's experts [T, K], and the rows that the experts compute.
+
+        The last is the weight of what a token's experts without weights return, [T, 1]; None in a
+        model without them.
+        """
         # In bf16 two experts often have equal logits; fp32 separates them.
         wide = torch.float64 if x_TD.dtype == torch.float64 else torch.float32
         scores_TX = torch.softmax(x_TD.to(wide) @ local(self.weight).to(wide).t(), dim=1)
@@ -124,12 +132,16 @@ class Router(nn.Module):
         rows = sort_rows(
             chosen_TK,
             weights_TK.detach(),
-            experts=scores_TX.shape[1],
+            experts=self.experts,
             factor=self.capacity_factor,
+            identities=self.identities,
         )
         if self.normalizes:
             weights_TK = weights_TK / weights_TK.sum(1, keepdim=True)
-        return weights_TK.to(x_TD.dtype), rows
+        own_T1 = None
+        if self.identities:
+            own_T1 = (weights_TK * (chosen_TK >= self.experts)).sum(1, keepdim=True).to(x_TD.dtype)
+        return weights_TK.to(x_TD.dtype), rows, own_T1
 
 
 class MixtureOfExperts(nn.Module):
@@ -149,7 +161,7 @@ class MixtureOfExperts(nn.Module):
 
     def forward(self, residual_TD: Tensor, x_TD: Tensor) -> Tensor:
         """``residual + experts(x) + shared(x)`` for this rank's tokens."""
-        weights_TK, rows = self.router(x_TD)
+        weights_TK, rows, own_T1 = self.router(x_TD)
         x_RD = spread(x_TD, rows)
         if self.exchange is None:
             y_RD: Tensor = self.experts(x_RD, rows.counts_X)
@@ -157,4 +169,6 @@ class MixtureOfExperts(nn.Module):
             y_RD = self.exchange(x_RD, rows.counts_X, self.experts)
         if self.shared is not None:
             residual_TD = self.shared(residual_TD, x_TD)
+        if own_T1 is not None:
+            residual_TD = torch.addcmul(residual_TD, own_T1, x_TD)
         return gather_back(residual_TD, y_RD, weights_TK, rows)

@@ -46,11 +46,11 @@ class ExpertRows:
     slot_R: Tensor
     """The index of each row among all choices, ``token * top_k + preference``, int64 [R]."""
     place_TK: Tensor
-    """The row of each choice, int64 [T, K]; R if it was dropped."""
+    """The row of each choice, int64 [T, K]; R if it was dropped, or needs none."""
     counts_X: Tensor
     """Rows of each expert, int64 [X]."""
     is_whole: bool
-    """Whether nothing was dropped."""
+    """Whether every choice has a row."""
 
 
 def choose(scores_TX: Tensor, top_k: int) -> Tensor:
@@ -68,7 +68,9 @@ def capacity(tokens: int, *, top_k: int, experts: int, factor: float) -> int:
     return math.ceil(factor * tokens * top_k / experts)
 
 
-def sort_rows(chosen_TK: Tensor, scores_TK: Tensor, *, experts: int, factor: float) -> ExpertRows:
+def sort_rows(
+    chosen_TK: Tensor, scores_TK: Tensor, *, experts: int, factor: float, identities: int = 0
+) -> ExpertRows:
     """Sort choices by expert, and drop those beyond the capacity.
 
     Args:
@@ -76,18 +78,19 @@ def sort_rows(chosen_TK: Tensor, scores_TK: Tensor, *, experts: int, factor: flo
         scores_TK: Their scores, by which rows are kept [T, K].
         experts: X.
         factor: Capacity over an even share; 0 keeps all.
+        identities: Experts without weights, whose numbers follow; they compute no rows.
     """
     tokens, top_k = chosen_TK.shape
     flat = chosen_TK.reshape(-1)
     slots = torch.argsort(flat, stable=True)
-    counts_X = count_choices(flat, experts)
+    counts_X = count_choices(flat, experts + identities)
     most = capacity(tokens, top_k=top_k, experts=experts, factor=factor) if factor else tokens
-    # Only a capacity lets the host wait: how many rows it keeps depends on the scores.
-    is_whole = not factor or not bool((counts_X > most).any())
+    # Only these let the host wait: how many rows are kept depends on the scores.
+    is_whole = not identities and (not factor or not bool((counts_X > most).any()))
     if not is_whole:
-        keep = _best(flat, scores_TK.reshape(-1), counts_X, most)
+        keep = _best(flat, scores_TK.reshape(-1), counts_X, most) & (flat < experts)
         slots = slots[keep[slots]]
-        counts_X = counts_X.clamp_max(most)
+        counts_X = counts_X[:experts].clamp_max(most)
     place = torch.full_like(flat, len(slots))
     place[slots] = torch.arange(len(slots), device=flat.device)
     return ExpertRows(slots // top_k, slots, place.view(tokens, top_k), counts_X, is_whole)

@@ -23,60 +23,44 @@ Kept true (tests/multi/parallel/test_balanced.py)
     before a byte moves; bytes sent are those of the schedule.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from equipoise.balance.expert.policies import plan_experts
+from equipoise.balance.expert.auto import PolicyChoice, trial_of
+from equipoise.balance.expert.policies import (
+    AUTO,
+    EXPERT_POLICIES,
+    choose_experts,
+    plan_experts,
+)
 from equipoise.balance.expert.request import ExpertRequest
 from equipoise.base.arrays import Ints
 from equipoise.base.errors import LayoutError
 from equipoise.comm.meet import name_ranks
+from equipoise.comm.mesh import Peers
 from equipoise.nn.moe.layer import Experts
 from equipoise.nn.moe.matmul import expert_swiglu
-from equipoise.parallel.expert.copies import CopyTraffic, copied_swiglu
+from equipoise.parallel.expert.copies import CopyTraffic, WeightTraffic, copied_swiglu
 from equipoise.parallel.expert.exchange import (
     ExpertExchange,
     permute_rows,
     sort_arrivals,
     sparse_layers,
 )
+from equipoise.parallel.expert.planned import PlannedLoads, counted
 from equipoise.schedule.expert.schedule import COUNT_BYTES, ExpertSchedule
 from equipoise.spec.run.layout import ExpertsSpec
 
-PLANNED = 5
-"""Numbers of ``PlannedLoads``."""
+Widen = Callable[[CopyTraffic, int], WeightTraffic]
+"""How copies, and the given number of own experts, become whole where ranks keep parts of them."""
 
 _DIGITS = 15
 """Hexadecimal digits of a digest that fit in int64."""
-
-
-@dataclass(slots=True, eq=False)
-class PlannedLoads:
-    """What schedules did since the last step, of the micro-batches that had a backward."""
-
-    before: int = 0
-    """Rows of the fullest rank without copies, times ranks, summed."""
-    after: int = 0
-    """Rows of the fullest rank, times ranks, summed."""
-    rows: int = 0
-    """All rows."""
-    copies: int = 0
-    copied_bytes: int = 0
-    """Weights to copies and gradients back, over all ranks."""
-
-    def add(self, schedule: ExpertSchedule, expert_bytes: int) -> None:
-        """Count a micro-batch; ``expert_bytes`` are of one expert's weights."""
-        ranks = schedule.ranks
-        self.before += ranks * int(schedule.computed_by_owners.max())
-        self.after += ranks * int(schedule.computed.max())
-        self.rows += int(schedule.rows.sum())
-        self.copies += schedule.copies
-        self.copied_bytes += int(schedule.copy_bytes(1, element_bytes=expert_bytes).sum())
 
 
 @dataclass(slots=True, eq=False)
@@ -88,34 +72,62 @@ class BalancedExchange:
     wish: ExpertsSpec
     seen: Ints | None = None
     """Loads of the last step, int64 [X]."""
+    row_cost: float = 0.0
+    """As in ``ExpertRequest``."""
+    step: int = 0
+    """Steps since the run began or resumed; some of them try a policy under ``auto``."""
     planned: PlannedLoads = field(default_factory=PlannedLoads)
 
     def __call__(self, x_RD: Tensor, counts_X: Tensor, experts: Experts) -> Tensor:
         """Outputs [R, D]; rows are sorted by expert, ``counts_X`` rows each."""
-        schedule = self.plan(self._gather(counts_X).numpy(force=True))
-        self._agree(schedule, x_RD.device)
+        choice = self.plan(self._gather(counts_X).numpy(force=True))
+        schedule = choice.schedule
+        rows = int(schedule.rows.sum())
+        self._agree(schedule.digest, rows, x_RD.device, self.base.peers)
+        return self._obey(choice, x_RD, experts)
+
+    def _obey(
+        self, choice: PolicyChoice, x_RD: Tensor, experts: Experts, widen: Widen | None = None
+    ) -> Tensor:
+        """Outputs [R, D] by a schedule; ``widen`` where ranks keep parts of experts."""
+        schedule = choice.schedule
         rank, sent = self.base.peers.rank, schedule.sent
         way = [sent[rank].tolist(), sent[:, rank].tolist()]
         order = torch.from_numpy(deal_rows(schedule, rank)).to(x_RD.device)
         arrived = self.base.send(permute_rows(x_RD, order), *way)
-        y_SD = self._compute(schedule, arrived, experts)
+        y_SD = self._compute(choice, arrived, experts, widen)
         back = self.base.send(y_SD, *reversed(way))
         return permute_rows(back, torch.argsort(order))
 
-    def take(self) -> tuple[int, ...]:
-        """What schedules did since this was last called, in the order of ``PlannedLoads``."""
+    def take(self) -> list[int]:
+        """``PlannedLoads.numbers`` since this was last called, the end of a step."""
         taken, self.planned = self.planned, PlannedLoads()
-        return taken.before, taken.after, taken.rows, taken.copies, taken.copied_bytes
+        self.step += 1
+        return taken.numbers()
 
-    def plan(self, rows: Ints) -> ExpertSchedule:
+    def expert_bytes(self, gate: Tensor) -> int:
+        """Bytes of a whole expert, by the gates that this rank keeps [X, F, D]."""
+        return 3 * gate[:1].numel() * gate.element_size()
+
+    def plan(self, rows: Ints) -> PolicyChoice:
         """The schedule of a micro-batch, from every rank's rows for each expert [ranks, X]."""
         wish = self.wish
-        request = ExpertRequest(rows, slots=wish.slots, least_rows=wish.least_rows, seen=self.seen)
-        return plan_experts(wish.policy, request)
+        request = ExpertRequest(
+            rows,
+            slots=wish.slots,
+            least_rows=wish.least_rows,
+            seen=self.seen,
+            row_cost=self.row_cost,
+        )
+        if wish.policy == AUTO:
+            return choose_experts(request, trial=trial_of(self.step, list(EXPERT_POLICIES)))
+        return PolicyChoice(plan_experts(wish.policy, request), {})
 
-    def _compute(self, schedule: ExpertSchedule, arrived: Tensor, experts: Experts) -> Tensor:
+    def _compute(
+        self, choice: PolicyChoice, arrived: Tensor, experts: Experts, widen: Widen | None
+    ) -> Tensor:
         """Outputs of rows that lie by source and then by expert, in the same order."""
-        rank = self.base.peers.rank
+        schedule, rank = choice.schedule, self.base.peers.rank
         mine = schedule.places[:, 1] == rank
         quotas, is_copy = schedule.quotas[:, mine], schedule.is_copy[mine]
         # Own experts first, all of them, and then copies; sources send them by expert.
@@ -133,21 +145,22 @@ class BalancedExchange:
         into = torch.from_numpy(np.concatenate([*runs, np.zeros(0, np.int64)]).astype(np.int64))
         order = order[into.to(order.device)]
         counts = torch.from_numpy(here.sum(axis=0)).to(arrived.device)
-        traffic = CopyTraffic.of(schedule, rank, self.base.move) if schedule.copies else None
+        copies = CopyTraffic.of(schedule, rank, self.base.move)
 
         def products(
             rows: Tensor, counts_P: Tensor, gate: Tensor, up: Tensor, down: Tensor
         ) -> Tensor:
-            expert_bytes = 3 * gate[:1].numel() * gate.element_size()
-            rows = _counted(rows, self, schedule, expert_bytes)
+            rows = counted(rows, self.planned, choice, self.expert_bytes(gate))
             ends = counts_P.cumsum(0).to(torch.int32)
-            if traffic is None:
+            if widen is not None:
+                return copied_swiglu(rows, ends, gate, up, down, widen(copies, own))
+            if not schedule.copies:
                 return expert_swiglu(rows, ends, gate, up, down)
             split = int(here[:, :own].sum())
             few, more = rows.split([split, len(rows) - split])
             y_own = expert_swiglu(few, ends[:own], gate, up, down)
             ends_copies = (counts_P[own:].cumsum(0)).to(torch.int32)
-            y_copies = copied_swiglu(more, ends_copies, gate, up, down, traffic)
+            y_copies = copied_swiglu(more, ends_copies, gate, up, down, copies)
             return torch.cat((y_own, y_copies))
 
         y = experts(permute_rows(arrived, order), counts, products)
@@ -162,25 +175,31 @@ class BalancedExchange:
         self._ledger(COUNT_BYTES * len(counts_X))
         return out
 
-    def _agree(self, schedule: ExpertSchedule, device: torch.device) -> None:
+    def _agree(self, named: str, rows: int, device: torch.device, peers: Peers) -> None:
         """Refuse to move by plans that differ.
+
+        Args:
+            named: The digest of this rank's plan.
+            rows: Of all ranks.
+            device: Where messages are sent from.
+            peers: Ranks that must have the same.
 
         Raises:
             LayoutError: on every rank; names those that differ from the first.
         """
-        peers = self.base.peers
         if peers.count == 1:
             return
-        mine = torch.tensor([int(schedule.digest[:_DIGITS], 16)], device=device)
+        mine = torch.tensor([int(named[:_DIGITS], 16)], device=device)
         every = mine.new_empty(peers.count)
         dist.all_gather_single(every, mine, group=peers.group)
-        self._ledger(COUNT_BYTES)
+        if peers is self.base.peers:
+            self._ledger(COUNT_BYTES)
         digests = every.tolist()
         if differing := [rank for rank, each in enumerate(digests) if each != digests[0]]:
-            named = name_ranks([peers.ranks[rank] for rank in differing])
+            names = name_ranks([peers.ranks[rank] for rank in differing])
             raise LayoutError(
-                f"{named[0].upper()}{named[1:]} planned experts otherwise than rank "
-                f"{peers.ranks[0]}, from the same counts of {int(schedule.rows.sum())} rows. "
+                f"{names[0].upper()}{names[1:]} planned experts otherwise than rank "
+                f"{peers.ranks[0]}, from the same counts of {rows} rows. "
                 f"Nothing was sent by it. Give every machine the same version of equipoise and of "
                 f"NumPy."
             )
@@ -208,59 +227,7 @@ def deal_rows(schedule: ExpertSchedule, rank: int) -> Ints:
     return np.concatenate([np.zeros(0, dtype=np.int64), *runs]).astype(np.int64)
 
 
-def balance_experts(module: nn.Module, wish: ExpertsSpec) -> None:
-    """Let the layers that ``spread_experts`` has spread obey a policy's schedules.
-
-    Raises:
-        LayoutError: ranks also share the hidden units of each expert; or the policy does not take
-            this number of experts or slots.
-    """
-    if wish.policy == "fixed":
-        return
-    for layer in sparse_layers(module):
-        base = layer.exchange
-        if not isinstance(base, ExpertExchange):
-            continue
-        if base.split is not None:
-            raise LayoutError(
-                f'experts.policy = "{wish.policy}" copies whole experts, but etp = '
-                f"{base.split.peers.count} ranks share the hidden units of each. Set layout.etp = "
-                f'1 or experts.policy = "fixed".'
-            )
-        balanced = BalancedExchange(base, wish)
-        balanced.plan(np.zeros((base.peers.count, sum(base.experts)), dtype=np.int64))
-        layer.exchange = balanced
-
-
 def balanced_exchanges(module: nn.Module) -> list[BalancedExchange]:
     """Those of a module's layers that obey schedules, in order."""
     exchanges = [layer.exchange for layer in sparse_layers(module)]
     return [each for each in exchanges if isinstance(each, BalancedExchange)]
-
-
-class _Counted(torch.autograd.Function):
-    """Return rows unchanged; the backward counts the schedule."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        rows: Tensor,
-        exchange: BalancedExchange,
-        schedule: ExpertSchedule,
-        expert_bytes: int,
-    ) -> Tensor:
-        ctx.counted = exchange, schedule, expert_bytes
-        return rows.view_as(rows)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
-        exchange, schedule, expert_bytes = ctx.counted
-        exchange.planned.add(schedule, expert_bytes)
-        return grads[0], None, None, None
-
-
-def _counted(
-    rows: Tensor, exchange: BalancedExchange, schedule: ExpertSchedule, expert_bytes: int
-) -> Tensor:
-    out: Tensor = _Counted.apply(rows, exchange, schedule, expert_bytes)  # type: ignore[no-untyped-call]
-    return out

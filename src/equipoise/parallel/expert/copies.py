@@ -23,7 +23,7 @@ Sources
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -31,6 +31,23 @@ from torch import Tensor
 
 from equipoise.nn.moe.matmul import swiglu_backward, swiglu_forward
 from equipoise.schedule.expert.schedule import ExpertSchedule
+
+
+class WeightTraffic(Protocol):
+    """How weights of other ranks come, and their gradients go back; every rank takes part."""
+
+    @property
+    def remakes(self) -> bool:
+        """Whether the backward fetches weights again."""
+
+    def fetch(self, weights: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Gates, up and down projections to compute with, for those that this rank keeps."""
+
+    def give_back(
+        self, grads: tuple[Tensor, ...], weights: tuple[Tensor, ...]
+    ) -> tuple[Tensor, ...]:
+        """Gradients of what this rank keeps, for those of what it computed with."""
+
 
 Move = Callable[[Tensor, list[int], list[int]], Tensor]
 """Sends runs of rows to the ranks in order and receives theirs, as ``ExpertExchange.move``."""
@@ -106,7 +123,7 @@ class _CopiedSwiGlu(torch.autograd.Function):
         gate_XFD: Tensor,
         up_XFD: Tensor,
         down_XDF: Tensor,
-        traffic: CopyTraffic,
+        traffic: WeightTraffic,
     ) -> Tensor:
         own = gate_XFD, up_XFD, down_XDF
         copies = traffic.fetch(own)
@@ -119,7 +136,7 @@ class _CopiedSwiGlu(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x_RD, ends_P, gate_RF, up_RF, *weights = ctx.saved_tensors
-        traffic: CopyTraffic = ctx.traffic
+        traffic: WeightTraffic = ctx.traffic
         own, kept = tuple(weights[:3]), tuple(weights[3:])
         copies = traffic.fetch(own) if traffic.remakes else kept
         grad_x, *of_copies = swiglu_backward(grads[0], x_RD, ends_P, gate_RF, up_RF, *copies)
@@ -134,7 +151,7 @@ def copied_swiglu(
     gate_XFD: Tensor,
     up_XFD: Tensor,
     down_XDF: Tensor,
-    traffic: CopyTraffic,
+    traffic: WeightTraffic,
 ) -> Tensor:
     """``expert_swiglu`` with the weights of other ranks' experts.
 

@@ -201,7 +201,7 @@ def spread_experts(module: nn.Module, mesh: Mesh, *, policy: MixedPrecisionPolic
     dims = DataParallelMeshDims(shard=SHARD_AXIS, replicate=REPLICATE_AXIS if is_copied else None)
     ledgers = []
     for layer in layers:
-        shares = split_experts(layer.router.weight.shape[0], ranks=peers.count)
+        shares = split_experts(layer.experts.gate.weight.shape[0], ranks=peers.count)
         first = sum(shares[: peers.rank])
         parts = layer.experts
         for matrix, dim in ((parts.gate, 1), (parts.up, 1), (parts.down, 2)):

@@ -20,7 +20,8 @@ from torch import Tensor
 from equipoise.comm.group import Ranks
 from equipoise.nn.decoder import Decoder
 from equipoise.nn.moe.balance import balances
-from equipoise.parallel.expert.balanced import PLANNED, balanced_exchanges
+from equipoise.parallel.expert.balanced import balanced_exchanges
+from equipoise.parallel.expert.planned import PLANNED
 
 
 def settle_experts(decoder: Decoder, ranks: Ranks) -> tuple[Tensor, Tensor, Tensor]:
@@ -31,29 +32,30 @@ def settle_experts(decoder: Decoder, ranks: Ranks) -> tuple[Tensor, Tensor, Tens
         ranks: All of them.
 
     Returns:
-        Tokens that chose each expert of each sparse layer of the model, int64 [layers, X]; the
+        Tokens that chose each expert of each sparse layer of the model, int64 [layers, X], those
+        without weights last; the
         auxiliary loss, summed over tokens and layers, a float64 scalar; and ``PlannedLoads`` of
-        each layer, int64 [layers, 5], zeros where every expert stays on its own rank.
+        each layer, int64 [layers, PLANNED], zeros where every expert stays on its own rank.
     """
     model = decoder.model
     sparse = [at for at in range(model.layers) if model.is_sparse(at)]
     held = [(row, decoder.layers[at]) for row, at in enumerate(sparse)]
     held = [(row, layer) for row, layer in held if balances(layer)]
-    width = model.experts + PLANNED
+    width = model.choices + PLANNED
     table = torch.zeros(len(sparse), width, dtype=torch.int64, device=ranks.device)
     penalty = torch.zeros((), dtype=torch.float64, device=ranks.device)
     for row, layer in held:
         (each,) = balances(layer)
-        table[row, : model.experts] = each.loads_X
+        table[row, : model.choices] = each.loads_X
         penalty += each.penalty
         for exchange in balanced_exchanges(layer):
             planned = torch.tensor(exchange.take(), device=ranks.device)
-            table[row, model.experts :] = planned * (exchange.base.peers.rank == 0)
+            table[row, model.choices :] = planned * (exchange.base.peers.rank == 0)
     ranks.sum_(table)
     ranks.sum_(penalty)
-    loads = table[:, : model.experts].contiguous()
+    loads = table[:, : model.choices].contiguous()
     for row, layer in held:
         balances(layer)[0].settle(loads[row])
         for exchange in balanced_exchanges(layer):
-            exchange.seen = loads[row].numpy(force=True).copy()
-    return loads, penalty, table[:, model.experts :]
+            exchange.seen = loads[row, : model.experts].numpy(force=True).copy()
+    return loads, penalty, table[:, model.choices :]

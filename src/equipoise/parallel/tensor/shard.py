@@ -18,6 +18,7 @@ Sources
 """
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -31,6 +32,7 @@ from equipoise.comm.mesh import Mesh, Peers
 from equipoise.nn.declare import Placement, Split, declared
 from equipoise.nn.decoder import Attention, Decoder, DecoderLayer
 from equipoise.nn.tensor import part_of
+from equipoise.parallel.overlap.feed import feed_in_parts
 from equipoise.parallel.tensor.rows import enter, leave
 
 
@@ -39,6 +41,8 @@ class TensorGroup:
     """This rank among those that share its weights; a ``nn.tensor.TensorRanks``."""
 
     peers: Peers
+    parts: int = 1
+    """In how many rows of a feed-forward travel, each while the one before is computed."""
 
     @property
     def ranks(self) -> int:
@@ -57,6 +61,12 @@ class TensorGroup:
     def leave(self, partial_TD: Tensor) -> Tensor:
         """This rank's rows of the sum."""
         return leave(partial_TD, self.peers)
+
+    def through(self, x_tD: Tensor, tokens: int, f: Callable[[Tensor], Tensor]) -> Tensor:
+        """This rank's rows of the sum of ``f`` of every rank's rows."""
+        if self.parts == 1:
+            return self.leave(f(self.enter(x_tD, tokens)))
+        return feed_in_parts(x_tD, tokens, f, self.peers, self.parts)
 
     def max_(self, x: Tensor) -> Tensor:
         """The largest over ranks."""
@@ -80,12 +90,13 @@ class TensorGroup:
         return torch.cat(by_rank, dim=1)[:, :columns].contiguous()
 
 
-def split_weights(decoder: Decoder, mesh: Mesh) -> None:
+def split_weights(decoder: Decoder, mesh: Mesh, *, parts: int = 1) -> None:
     """Leave each rank its share of a decoder's weights, and let its blocks know of the others.
 
     Args:
         decoder: Whole, and the same on every rank.
         mesh: Of a layout whose tp is more than one rank.
+        parts: In how many rows of a feed-forward travel.
 
     Raises:
         LayoutError: the model does not divide over tp, or a weight is declared by no module.
@@ -102,7 +113,7 @@ def split_weights(decoder: Decoder, mesh: Mesh) -> None:
         stem, _, key = name.rpartition(".")
         share = _share(parameter, placements[name], mesh.weights, peers)
         owners[stem].register_parameter(key, nn.Parameter(share, parameter.requires_grad))
-    group = TensorGroup(peers)
+    group = TensorGroup(peers, parts)
     for module in decoder.modules():
         if isinstance(module, Attention | DecoderLayer | Decoder):
             module.tensor = group

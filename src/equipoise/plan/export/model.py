@@ -15,11 +15,22 @@ Sources
 
 from itertools import groupby
 
+from equipoise.base.errors import SpecError
 from equipoise.spec.model.presets import ModelSpec
 
 
 def megatron_model(model: ModelSpec, context_tokens: int) -> list[str]:
-    """Flags of a model with windows of ``context_tokens``."""
+    """Flags of a model with windows of ``context_tokens``.
+
+    Raises:
+        SpecError: Megatron-LM has no such layer.
+    """
+    if model.identity_experts:
+        raise SpecError(
+            f"Megatron-LM has no experts without weights, and this model has "
+            f"{model.identity_experts} in each sparse layer. Export a model without "
+            f"identity_experts."
+        )
     flags = [
         f"--num-layers {model.layers}",
         f"--hidden-size {model.hidden}",

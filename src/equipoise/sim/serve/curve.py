@@ -249,7 +249,7 @@ class _Part:
     def _layer_s(self, rows: int, is_sparse: bool) -> float:
         """One layer without attention's core, for this many tokens of this rank [s]."""
         model, layout, width = self._model, self._layout, self._width
-        routed = rows * model.top_k * max(1, layout.ep // layout.tp)
+        routed = round(rows * model.mean_top_k * max(1, layout.ep // layout.tp))
         skew = fullest_over_mean(routed, layout.ep, self._skew) if is_sparse else 1.0
         work = layer_work(
             model,

@@ -86,7 +86,7 @@ def _activation_bytes(
     forwards = [0.0]
     for is_sparse in {model.is_sparse(layer) for layer in layers}:
         if is_sparse:
-            share = model.top_k / min(layout.ep, layout.tp)
+            share = model.mean_top_k / min(layout.ep, layout.tp)
             expert = 2 * model.hidden + model.products * model.expert_ffn / layout.etp
             forwards.append(share * expert + model.products * model.shared_ffn / layout.tp)
         else:

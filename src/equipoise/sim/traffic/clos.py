@@ -24,8 +24,8 @@ Kept true (tests/unit/sim/test_traffic.py, by Hypothesis)
     the bound's load on any.
 
 Sources
-    C4P, planned paths for few long flows: arXiv:2406.04594, section III-B. Coloring: Kőnig, Math.
-    Annalen 77, 1916.
+    C4P, planned paths for few long flows: arXiv:2406.04594. Coloring: Kőnig, Math. Annalen 77,
+    1916.
 """
 
 from collections.abc import Sequence

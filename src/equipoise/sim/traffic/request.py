@@ -31,12 +31,12 @@ from equipoise.sim.traffic.fair import fair_rates
 from equipoise.spec.cluster.file import read_cluster
 
 PUBLISHED = (
-    "Published for C4 (arXiv:2406.04594, jobs on thousands of H800 over RoCE; other networks and "
+    "Published for C4 (arXiv:2406.04594, a cloud's own jobs over Ethernet; other networks and "
     "models than this one): communication cost 15% less by planned traffic, and efficiency up from "
     "30% to 45% together with the detection of faults."
 )
 
-_MOST_FLOWS = 100_000
+_MOST_FLOWS, _MOST_DRAWS = 100_000, 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,8 @@ def simulate_traffic(request: TrafficRequest) -> TrafficAnswer:
     (32, 1.0)
     """
     clos = _network(request)
-    rings = spread_rings(clos, request.ring_nodes or clos.leaves)
+    ring_nodes = clos.leaves if request.ring_nodes is None else request.ring_nodes
+    rings = spread_rings(clos, ring_nodes)
     flows = ring_flows(clos, rings, split=request.split)
     hashed = [
         _rates(clos, flows, hash_spines(clos, flows, request.seed + draw))
@@ -178,6 +179,11 @@ def _network(request: TrafficRequest) -> ClosSpec:
         raise SpecError(
             f"{request.draws} draws of {request.split} flows a connection at oversubscription "
             f"{request.oversubscription:g}: give 1 or more draws and flows, and a ratio above 0."
+        )
+    if request.draws > _MOST_DRAWS or request.seed < 0:
+        raise SpecError(
+            f"{request.draws:,} draws from seed {request.seed}: give {_MOST_DRAWS:,} draws or "
+            f"fewer, and a seed of 0 or more."
         )
     ports = request.leaf_nodes * kind.nics
     spines = round(ports / request.oversubscription) - request.lost_spines

@@ -169,6 +169,12 @@ def _kind_of_experts(model: ModelSpec) -> str:
     Raises:
         ModelError: none does.
     """
+    if model.identity_experts:
+        raise ModelError(
+            f"No Hugging Face model type of this package's has {model.identity_experts} experts "
+            f"without weights beside {model.experts} with them. Train with "
+            f"model.identity_experts = 0 to export."
+        )
     every_layer = model.sparse_layers == model.layers
     is_gated = model.shared_ffn > 0 and model.shared_gate
     if model.balance != "bias" and model.qk_norm and not model.shared_ffn:

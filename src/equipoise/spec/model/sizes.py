@@ -94,6 +94,11 @@ class ModelSpec:
     """Weight of the auxiliary loss, or what a step adds to a bias."""
     capacity_factor: float = 0.0
     """Most rows of an expert, as a multiple of its even share of a micro-batch; 0 for no limit."""
+    identity_experts: int = 0
+    """Experts without weights, among which a router chooses too; they return their input."""
+    real_top_k: float = 0.0
+    """Experts with weights that a token passes through on average, at which a bias holds it;
+    ``top_k`` where there are no identity experts."""
     gated: bool = True
     """Whether feed-forwards have a gate (SwiGLU, three products) or not (two products)."""
     latent: LatentSpec | None = None
@@ -113,6 +118,24 @@ class ModelSpec:
     def products(self) -> int:
         """Matrix products of a feed-forward: gate, up and down, or up and down."""
         return 3 if self.gated else 2
+
+    @property
+    def choices(self) -> int:
+        """What a router chooses among: experts, with weights or without."""
+        return self.experts + self.identity_experts
+
+    @property
+    def mean_top_k(self) -> float:
+        """Experts with weights that a token passes through on average.
+
+        >>> import dataclasses
+        >>> from equipoise.spec.model.presets import preset
+        >>> dataclasses.replace(preset("moe-3m"), identity_experts=8).mean_top_k
+        1.0
+        """
+        if not self.identity_experts:
+            return self.top_k
+        return self.real_top_k or self.top_k * self.experts / self.choices
 
     @property
     def expert_params(self) -> int:
@@ -145,8 +168,8 @@ class ModelSpec:
         attention = self.attention_params
         if not sparse:
             return attention + self.products * self.hidden * self.ffn
-        router = self.hidden * (self.experts + (1 if self.shared_gate else 0))
-        experts = (self.top_k if active else self.experts) * self.expert_params
+        router = self.hidden * (self.choices + (1 if self.shared_gate else 0))
+        experts = round((self.mean_top_k if active else self.experts) * self.expert_params)
         return attention + router + experts + self.products * self.hidden * self.shared_ffn
 
     def _count_layers(self, *, active: bool) -> int:

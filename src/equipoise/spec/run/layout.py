@@ -25,7 +25,7 @@ Sharding = Literal[
 ]
 
 
-ExpertPolicyName = Literal["fixed", "exact", "hecate", "eplb"]
+ExpertPolicyName = Literal["fixed", "exact", "hecate", "eplb", "tutel", "auto"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,9 @@ class ExpertsSpec:
         Field(
             description="fixed: every expert on its own rank; exact: copies of hot experts by each "
             "micro-batch's own counts; hecate: by earlier steps, corrected by the counts; eplb: by "
-            "earlier steps alone; unless fixed, layout.ep is as many ranks as can share experts, "
-            "if not given"
+            "earlier steps alone; tutel: rows to weights or weights to rows, whatever is cheaper; "
+            "auto: of all these the cheapest for each micro-batch; unless fixed, layout.ep is as "
+            "many ranks as can share experts, if not given"
         ),
     ] = "fixed"
     slots: Annotated[
@@ -148,6 +149,15 @@ class LayoutSpec:
             ge=1,
             description="copies of what ZeRO shards over dp x cp ranks (hybrid sharding); "
             "must divide them",
+        ),
+    ] = 1
+    parts: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=64,
+            description="parts in which rows travel between ranks that share a feed-forward, or "
+            "experts that stay on their ranks, each while the part before it is computed",
         ),
     ] = 1
     pin: Annotated[bool, Field(description="pin each rank to a core of its own")] = False

@@ -79,6 +79,23 @@ class ModelSection:
         float | None,
         Field(gt=0, description="weight of the auxiliary loss, or what a step adds to a bias"),
     ] = None
+    identity_experts: Annotated[
+        int | None,
+        Field(
+            ge=0,
+            le=MOST_EXPERTS,
+            description="experts without weights, among which a router chooses too; they return "
+            "their input",
+        ),
+    ] = None
+    real_top_k: Annotated[
+        float | None,
+        Field(
+            ge=0,
+            description="experts with weights that a token passes through on average, held there "
+            "by a bias; what an even choice makes unless given",
+        ),
+    ] = None
     capacity_factor: Annotated[
         float | None,
         Field(

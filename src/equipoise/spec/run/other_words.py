@@ -42,6 +42,7 @@ _WORDS = """
     model.ffn             intermediate_size ffn_hidden_size
     model.vocab           vocab_size
     model.experts         num_experts num_local_experts
+    model.identity_experts  zero_expert_num num_zero_experts
     layout.dp             data_parallel_size dp_size num_gpus nproc_per_node world_size devices
     layout.cp             context_parallel_size context_parallel_degree cp_size
     layout.tp             tensor_parallel_size tensor_model_parallel_size tp_size
@@ -77,8 +78,8 @@ _NO_DROPOUT = (
 
 
 _RECOMMEND = (
-    'only "equipoise train" and "equipoise report" know model.kind, for runs of recommenders '
-    '(model.kind = "recommend"). Leave it out of any other run.'
+    "only train, report, pack, plan, simulate and calibrate know model.kind, for runs of "
+    'recommenders (model.kind = "recommend"). Leave it out of any other run.'
 )
 
 

@@ -150,6 +150,9 @@ def _fill_experts(wish: Wish, model: ModelSpec, origins: dict[str, str]) -> Mode
                     f"none: {_cite_size(model, origins, wish, 'experts')}. Set model.experts.",
                 )
         return model
+    if model.identity_experts and not _is_set(wish, "balance"):
+        model = dataclasses.replace(model, balance="bias")
+        origins["model.balance"] = "bias, which model.identity_experts need"
     if not model.top_k:
         model = dataclasses.replace(model, top_k=min(2, model.experts))
         origins["model.top_k"] = "2, or model.experts"
@@ -163,6 +166,10 @@ def _fill_experts(wish: Wish, model: ModelSpec, origins: dict[str, str]) -> Mode
             f"a token cannot pass through {model.top_k} of {model.experts} experts. Set "
             f"model.top_k to {model.experts} or less.",
         )
+    _judge_identity(wish, model)
+    if model.identity_experts and not model.real_top_k:
+        model = dataclasses.replace(model, real_top_k=model.mean_top_k)
+        origins["model.real_top_k"] = "an even choice"
     if not model.sparse_layers:
         at = "dense_layers" if wish.is_given("model.dense_layers") else "expert_every"
         wish.tell(
@@ -172,6 +179,37 @@ def _fill_experts(wish: Wish, model: ModelSpec, origins: dict[str, str]) -> Mode
             "model.dense_layers or model.expert_every.",
         )
     return model
+
+
+def _judge_identity(wish: Wish, model: ModelSpec) -> None:
+    """Refuse what experts without weights do not go with."""
+    if not model.identity_experts:
+        if model.real_top_k:
+            wish.tell(
+                "model.real_top_k",
+                f"{model.real_top_k:g} of {model.top_k} experts on average needs experts without "
+                f"weights. Set model.identity_experts, or remove model.real_top_k.",
+            )
+        return
+    if model.balance != "bias":
+        wish.tell(
+            "model.balance",
+            f'"{model.balance}" does not hold the mean number of experts with weights. Set '
+            f'model.balance = "bias", or remove model.identity_experts.',
+        )
+    if model.real_top_k > min(model.top_k, model.experts):
+        wish.tell(
+            "model.real_top_k",
+            f"{model.real_top_k:g} experts on average is more than the {model.top_k} that a token "
+            f"passes through. Set it to {model.top_k} or less.",
+        )
+    if model.capacity_factor:
+        wish.tell(
+            "model.capacity_factor",
+            f"{model.capacity_factor:g} limits an even share, which tokens do not have with "
+            f"{model.identity_experts} experts without weights. Set it to 0, or remove "
+            f"model.identity_experts.",
+        )
 
 
 def _judge_engine(wish: Wish) -> None:

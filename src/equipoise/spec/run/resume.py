@@ -36,7 +36,7 @@ _FREE = """
     name data.cache eval.every_steps train.recompute
     layout.dp layout.cp layout.tp layout.pp layout.virtual layout.ep
     layout.etp layout.strategy layout.sharding layout.ranks_per_node layout.zero
-    layout.replicas layout.pin layout.deadline_s
+    layout.replicas layout.parts layout.pin layout.deadline_s
     experts.policy experts.slots experts.least_rows
     checkpoint.every_steps checkpoint.keep checkpoint.rank_mtbf_hours
     checkpoint.second_path
@@ -52,6 +52,7 @@ _COMPARED = """
     model.vocab model.head_width model.tied model.rope_theta model.experts model.top_k
     model.expert_ffn model.shared_ffn model.shared_gate model.dense_layers model.expert_every
     model.norm_top_k model.balance model.balance_rate model.capacity_factor
+    model.identity_experts model.real_top_k
     train.freeze lora.rank lora.alpha lora.targets
 """
 """Without ``model.init``: the checkpoint's weights are used, whatever it says."""

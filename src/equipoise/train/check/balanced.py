@@ -7,11 +7,13 @@ What it decides
     ``W4`` is what the sample's uneven documents make of even routers. Copies are made for any row.
 
 Kept true (tests/unit/train/check/test_case.py)
-    Every policy and every kind is in some case; eplb only where ranks divide the experts.
+    Every policy and every kind is in some case; eplb only where ranks divide the experts, and tutel
+    also where ranks share hidden units; some models have experts without weights.
 """
 
 import dataclasses
 
+from equipoise.balance.expert.auto import most_copies
 from equipoise.balance.expert.workload import WORKLOADS
 from equipoise.spec.model.experts import split_experts
 from equipoise.spec.model.presets import ModelSpec
@@ -19,7 +21,7 @@ from equipoise.spec.run.layout import ExpertPolicyName
 from equipoise.spec.run.spec import ExpertsSpec
 from equipoise.train.check.case import Case, make_case, shares_experts
 
-_POLICIES: tuple[ExpertPolicyName, ...] = ("exact", "hecate", "eplb")
+_POLICIES: tuple[ExpertPolicyName, ...] = ("exact", "hecate", "eplb", "tutel", "auto")
 
 _EXPERTS = 16
 """Experts of a model whose run has none."""
@@ -48,7 +50,23 @@ def balanced_cases(ranks: int, model: ModelSpec) -> list[Case]:
             continue
         for turn, kind in enumerate(WORKLOADS):
             case = make_case(model, ranks, ep=ranks, zero=turn % 4, context_tokens=512)
-            wish = ExpertsSpec(policy, least_rows=1)
+            slots = most_copies(model.experts, ranks) if policy == "auto" else 1
+            wish = ExpertsSpec(policy, slots=slots, least_rows=1)
+            cases.append(dataclasses.replace(case, experts=wish, router=kind, repeats=True))
+    idle = dataclasses.replace(
+        model, identity_experts=max(2, model.experts // 2), real_top_k=0.75 * model.top_k
+    )
+    for turn, kind in enumerate(("W1", "W4", "W5")):
+        case = make_case(idle, ranks, ep=ranks, zero=turn + 1, context_tokens=512)
+        wish = ExpertsSpec(("exact", "fixed", "auto")[turn], least_rows=1)
+        cases.append(dataclasses.replace(case, experts=wish, router=kind, repeats=True))
+    for etp in (each for each in range(2, ranks + 1) if ranks % each == 0):
+        if not shares_experts(model.experts, ranks // etp) or model.expert_ffn < etp:
+            continue
+        for turn, kind in enumerate(("W1", "W5")):
+            case = make_case(model, ranks, ep=ranks // etp, etp=etp, zero=turn, context_tokens=512)
+            # The price of weights decides the sharing: both ends, and one between.
+            wish = ExpertsSpec("tutel", least_rows=(1, 1000)[turn])
             cases.append(dataclasses.replace(case, experts=wish, router=kind, repeats=True))
     return cases
 

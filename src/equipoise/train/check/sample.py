@@ -173,7 +173,7 @@ def make_decoder(case: Case, labels: int) -> Decoder:
         states = torch.arange(model.experts)
         if case.router:
             states = torch.tensor(router_state(case.router, model.experts, case.ranks))
-        balance.state_X.copy_(states)
+        balance.state_X[: model.experts] = states * balance.unit
     set_loss_scale(decoder, 1 / labels)
     _choose_trained(decoder, case)
     if case.precision == "fp8":

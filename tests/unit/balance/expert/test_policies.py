@@ -32,12 +32,13 @@ def test_every_policy_writes_a_schedule_that_passes(request: ExpertRequest) -> N
     fixed = plan_experts("fixed", request)
     for name in EXPERT_POLICIES:
         schedule = plan_experts(name, request)
-        # eplb counts places, and may keep an expert away from its owner.
-        check_experts(schedule, slots=None if name == "eplb" else request.slots)
+        # eplb counts places, and may keep an expert away from its owner; tutel copies all or none.
+        is_limited = name not in ("eplb", "tutel")
+        check_experts(schedule, slots=request.slots if is_limited else None)
         assert schedule.policy == name
         assert schedule.digest == plan_experts(name, request).digest
         assert schedule.computed_by_owners.tolist() == fixed.computed.tolist()
-        if name != "eplb":
+        if is_limited:
             assert schedule.computed.max() <= fixed.computed.max()
             assert name != "exact" or (schedule.loads[schedule.is_copy] >= request.least_rows).all()
 
@@ -84,7 +85,7 @@ def test_what_cannot_be_is_refused() -> None:
             SpecError,
             lambda: plan_experts("exakt", ExpertRequest(rows)),
             'No policy of experts is called "exakt". Nearest: exact. All: fixed, exact, hecate, '
-            "eplb.",
+            "eplb, tutel, auto.",
         ),
         (
             LayoutError,

@@ -91,6 +91,11 @@ def test_fitting_twice_multiplies() -> None:
             ["--plot", "nowhere/curves.png"],
             "--plot nowhere/curves.png: there is no folder nowhere. Create it first.",
         ),
+        (
+            ["--out", "/proc/lab.json"],
+            "--out: no file can be written in /proc: no such file or directory. Give one in "
+            "another folder.",
+        ),
     ],
 )
 def test_arguments_that_do_not_go_together(arguments: list[str], message: str, capsys) -> None:

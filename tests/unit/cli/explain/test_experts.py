@@ -31,6 +31,15 @@ def test_every_policy_stands_beside_its_bounds(capsys: pytest.CaptureFixture[str
         assert each["gap"] >= 0 and each["copies"] >= each["fewest_copies"]
 
 
+def test_the_cheapest_policy_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    more = ("--slots", "12", "--least-rows", "300")
+    said = answer(capsys, *more)["policies"]
+    assert [each["policy"] for each in said] == ["fixed", "exact", "hecate", "eplb", "tutel"]
+    cheapest = min(said, key=lambda each: each["price_rows"])
+    (chosen,) = answer(capsys, *more, "--policy", "auto")["policies"]
+    assert chosen["policy"] == cheapest["policy"] and chosen["digest"] == cheapest["digest"]
+
+
 def test_policies_that_need_equal_places_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     names = [each["policy"] for each in answer(capsys, "--experts", "14")["policies"]]
     assert names == ["fixed", "exact", "hecate"]
@@ -56,7 +65,8 @@ def test_a_schedule_is_printed_and_drawn(
         (("--workload", "W9"), '"W9" is not one of W0, W1, W2, W3, W4, W5, W6, W7. Nearest: "W0".'),
         (
             ("--policy", "exakt"),
-            '--policy: "exakt" is not one of all, fixed, exact, hecate, eplb. Nearest: "exact".',
+            '--policy: "exakt" is not one of all, fixed, exact, hecate, eplb, tutel, auto. '
+            'Nearest: "exact".',
         ),
         (
             ("--slots", "13"),

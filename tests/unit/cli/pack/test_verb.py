@@ -159,6 +159,10 @@ def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert refused(capsys, "--out", str(missing)) == (
         f"--out {missing}: there is no folder {missing.parent}. Create it first.\n"
     )
+    assert refused(capsys, "--out", "/proc/packs.jsonl") == (
+        "--out: no file can be written in /proc: no such file or directory. Give one in another "
+        "folder.\n"
+    )
     folder = tmp_path / "folder"
     folder.mkdir()
     assert refused(capsys, *SMALL, "--quiet", "--out", str(folder)) == (

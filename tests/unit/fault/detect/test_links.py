@@ -1,5 +1,6 @@
 """Which links are called slow, by what they carry while they have something to carry."""
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Mapping
 
@@ -18,14 +19,25 @@ def watch(
     looks: int = 40,
     moved: Callable[[Pair], float] = lambda _: MOVED,
     resent: int = 0,
+    delayed: float = 0.0,
+    sampled: Callable[[Pair, int], float] | None = None,
 ) -> list[tuple[int, SlowLink]]:
-    """Verdicts with the number of their look, of links that each have a rate in each look."""
-    slow, said = SlowLinks(), []
+    """Verdicts with the number of their look, of links that each have a rate in each look.
+
+    For a share of the time, ``delayed``, threads of both ranks of a link have no core.
+    """
+    slow, said, delivered = SlowLinks(), [], sampled or rate
     totals = dict.fromkeys(itertools.permutations(range(ranks), 2), LinkTotals())
     for look in range(looks):
+        waited_s = 0.5 * look * delayed
         for pair, before in totals.items():
-            one = LinkTotals(int(moved(pair)), moved(pair) / rate(pair, look), resent)
-            totals[pair] = before + one
+            busy_s = moved(pair) / rate(pair, look)
+            one = LinkTotals(int(moved(pair)), busy_s, resent)
+            totals[pair] = dataclasses.replace(
+                before + one,
+                delivery_rate=delivered(pair, look),
+                delays_s=(waited_s, waited_s),
+            )
         said += [(look, each) for each in slow.learn(0.5 * look, totals)]
     return said
 
@@ -94,3 +106,37 @@ def test_closed_connections_and_missing_ones_do_no_harm() -> None:
     for look, sent in enumerate([9e6, 18e6, 1e6, 9e6, 19e6, 29e6, 39e6]):
         assert not slow.learn(look, {(0, 1): LinkTotals(int(sent), sent / FAST)})
     assert not slow.learn(9.0, {})
+
+
+def test_what_load_explains_is_nobodys_link() -> None:
+    """Messages wait for a core of their receiver, on some links longer than on others."""
+    unlucky = {(1, 2): 45e6, (0, 2): 60e6, (2, 1): 140e6}  # busy for 40, 30 and 13% of the time
+    assert not watch(3, only(unlucky), delayed=0.5)
+    assert [each.source for _, each in watch(3, only({(1, 2): 45e6}))] == [1]  # on an idle host
+
+
+def test_load_does_not_hide_a_slow_link() -> None:
+    loaded = {(1, 0): 20e6, (1, 2): 90e6, (0, 2): 120e6, (2, 1): 140e6}
+    ((look, verdict),) = watch(3, only(loaded), delayed=0.9)
+    assert (verdict.source, verdict.target) == (1, 0)
+    assert 8 <= look <= 11  # it takes longer than without load
+
+
+def test_what_is_acknowledged_late_is_not_slow() -> None:
+    """Where nothing is sent back a message is acknowledged 40 ms late, on a link as fast as any."""
+    assert not watch(2, only({(0, 1): 45e6}), sampled=lambda *_: FAST)
+    assert not watch(2, only({(0, 1): 45e6}), sampled=lambda *_: 0.0)
+
+
+def test_ticks_of_the_kernel_are_no_rates() -> None:
+    """A link that was busy for less than a tick has no rate that another could be held against."""
+    lucky = {(0, 1): 1e15, (0, 2): 1e15, (2, 0): 1e15, (2, 1): 1e15}
+    assert not watch(3, lambda pair, _: lucky.get(pair, 400e6))
+
+
+def test_a_link_that_stays_slow_is_named_once_though_the_others_become_slow() -> None:
+    def rate(pair: Pair, look: int) -> float:
+        return 20e6 if pair == (1, 0) else FAST if look < 20 or look > 30 else 25e6
+
+    ((_, verdict),) = watch(3, rate, delayed=0.7)
+    assert (verdict.source, verdict.target) == (1, 0)

@@ -1,11 +1,13 @@
 """What is made smaller, and when an end counts as equal."""
 
 import dataclasses
+import math
 from pathlib import Path
 
 import pytest
 
 from equipoise.fault.drill.facts import ledger, resumed_s
+from equipoise.fault.drill.kill import has_one
 from equipoise.fault.drill.poisson import Strike, are_named, is_exact
 from equipoise.fault.drill.stage import STEPS, DrillRun, Stage, smaller
 from equipoise.observe.journal import Journal
@@ -109,3 +111,20 @@ def test_faults_are_named_if_each_decision_is_of_one_since_the_last(
 ) -> None:
     struck = [Strike("killed", 1, 1.0), Strike("hung", 1, 5.0), Strike("killed", 0, 8.0)]
     assert are_named(struck, decided) is is_so
+
+
+def test_losses_of_fewer_ranks_are_equal_up_to_rounding(tmp_path: Path) -> None:
+    stage = Stage(asked(2), tmp_path)
+    for name, second in (("undisturbed", 2.0), ("near", 2.000002), ("far", 2.1)):
+        finished(tmp_path / name, [(1, "a", 3.0), (2, "a", second)])
+    finished(tmp_path / "short", [(1, "a", 3.0)])
+    assert stage.loss_distance(tmp_path / "undisturbed") == 0
+    assert stage.loss_distance(tmp_path / "near") == pytest.approx(1e-6)
+    assert stage.loss_distance(tmp_path / "far") == pytest.approx(0.05)
+    assert stage.loss_distance(tmp_path / "short") == math.inf
+
+
+def test_a_rank_is_given_up_only_where_others_have_its_model(tmp_path: Path) -> None:
+    assert (has_one(Stage(asked(2), tmp_path)), Stage(asked(3), tmp_path).data_ranks) == ("", 3)
+    divided = dataclasses.replace(asked(1), spec=RunSpec(layout=LayoutSpec(dp=1, tp=2)), ranks=2)
+    assert has_one(Stage(divided, tmp_path)) == "needs layout.dp of 2 or more"

@@ -80,7 +80,7 @@ def test_a_bias_changes_the_choice_and_not_its_weights() -> None:
     layer = MixtureOfExperts(model).double()
     layer.router.balance.state_X.copy_(torch.tensor([0, 0, 100, 0]))
     x = torch.randn(5, MODEL.hidden, dtype=torch.float64)
-    weights, rows = layer.router(x)
+    weights, rows, _ = layer.router(x)
     scores = torch.softmax(x @ layer.router.weight.t(), dim=1)
     assert rows.counts_X.tolist() == [0, 0, 5, 0]
     torch.testing.assert_close(weights, scores[:, 2:3])

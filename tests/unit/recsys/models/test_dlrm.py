@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from equipoise.base.errors import ModelError
-from equipoise.recsys.dlrm import DLRM
+from equipoise.recsys.models.dlrm import DLRM
 from equipoise.spec.tables.table import TableSpec
 
 
@@ -14,7 +14,7 @@ def test_the_top_gets_each_pair_once() -> None:
     model.top.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
     pooled, numbers = torch.randn(3, 8), torch.randn(3, 2)
     assert model(pooled, numbers).shape == (3,)
-    own = torch.relu(model.bottom(numbers))
+    own = torch.relu(model.vectors.mlp(numbers))
     vectors = (own, pooled[:, :4], pooled[:, 4:])
     pairs = [(vectors[i] * vectors[j]).sum(1) for i, j in ((0, 1), (0, 2), (1, 2))]
     assert torch.allclose(seen[0][:, :3], torch.stack(pairs, 1), atol=1e-6)

@@ -1,0 +1,1 @@
+"""How well recommenders rank, by dense part and by size."""

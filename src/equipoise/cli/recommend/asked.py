@@ -1,0 +1,77 @@
+"""A recommender's run.toml as verbs read it: its samples and plan, and flags that say nothing."""
+
+import argparse
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from equipoise.base.errors import SpecError
+
+if TYPE_CHECKING:
+    from equipoise.balance.tables.plan import TableAnswer
+    from equipoise.recsys.samples import Samples
+    from equipoise.spec.recommend import RecommendSpec
+
+_COMMON = ("run_toml", "name", "help", "json", "quiet")
+
+
+@dataclass(frozen=True)
+class PlacedRun:
+    """A recommender's run, its samples, and where its tables lie."""
+
+    spec: "RecommendSpec"
+    base: Path
+    samples: "Samples"
+    answer: "TableAnswer"
+
+    @property
+    def title(self) -> str:
+        """The run in a line."""
+        rows = sum(self.samples.rows)
+        return (
+            f"{self.spec.name}: {len(self.samples.keys)} tables of {rows:,} rows on "
+            f"{self.spec.layout.dp} ranks, {self.spec.train.batch:,} samples a step"
+        )
+
+
+def is_asked(args: argparse.Namespace) -> bool:
+    """Whether a verb's run.toml, or a flag, asks for a recommender."""
+    from equipoise.spec.recommend import is_recommend
+
+    return is_recommend(args.run_toml, args.overrides)
+
+
+def read_asked(
+    args: argparse.Namespace,
+    add_arguments: Callable[[argparse.ArgumentParser], None],
+    known: Collection[str] = (),
+) -> PlacedRun:
+    """The recommender that is asked about.
+
+    Args:
+        args: What was given.
+        add_arguments: The verb's own, for their defaults.
+        known: Flags that the verb reads for a recommender.
+
+    Raises:
+        SpecError: a fault of run.toml, or a flag that says nothing about a recommender.
+        DataError: the samples cannot be read.
+    """
+    from equipoise.recsys.place import plan_samples
+    from equipoise.recsys.samples import read_samples
+    from equipoise.spec.recommend import read_recommend
+
+    plain = argparse.ArgumentParser()
+    add_arguments(plain)
+    for action in plain._actions:
+        name = action.dest
+        if name in (*known, *_COMMON) or not hasattr(args, name):
+            continue
+        if getattr(args, name) != plain.get_default(name):
+            shown = action.option_strings[0] if action.option_strings else name
+            raise SpecError(f'{shown}: not for a run with model.kind = "recommend". Leave it out.')
+    named = [] if args.name is None else [("name", args.name)]
+    spec, base = read_recommend(args.run_toml, [*args.overrides, *named])
+    samples = read_samples(spec.data, base)
+    return PlacedRun(spec, base, samples, plan_samples(spec, samples))

@@ -1,0 +1,28 @@
+"""``equipoise calibrate`` of a recommender: rates of its parts on this machine."""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+
+from equipoise.cli.recommend.asked import read_asked
+
+
+def calibrate_recommend(
+    args: argparse.Namespace, add_arguments: Callable[[argparse.ArgumentParser], None]
+) -> int:
+    """Measure, write the rates, and say how far they are off."""
+    from equipoise.recsys.foresight.calibrate import calibrate
+    from equipoise.recsys.foresight.forecast import rates_file
+
+    asked = read_asked(args, add_arguments, ("out",))
+    file = args.out or rates_file()
+    rates = calibrate(asked.spec, asked.base, file)
+    if args.json:
+        sys.stdout.write(json.dumps(rates.as_row() | {"file": str(file)}, indent=1) + "\n")
+    elif not args.quiet:
+        sys.stdout.write(
+            f"Wrote {file}: in runs that were not fitted, steps were {100 * rates.error:.0f}% off "
+            "on average. equipoise plan and simulate read it.\n"
+        )
+    return 0

@@ -1,0 +1,49 @@
+"""In how many parts rows should travel while they are computed, and what that saves.
+
+What it decides
+    A product takes ``compute_s`` and its rows ``move_s`` on the link. In d parts all but the first
+    part's way is hidden behind a product, or all but the last part's product behind a way::
+
+        T(d) = max(C, M) + min(C, M) / d + (d - 1) * part_s
+
+    ``part_s`` is what one part more costs: the start of its messages, and what products lose that
+    have fewer rows. ``shared`` is the share of the cores that moving takes from computing: on a
+    device with a copy engine 0; on processors that send by themselves, 1, and then no part hides
+    anything.
+
+Kept true (tests/unit/cost/test_overlap.py)
+    One part where more lose; never slower than one part; the best of all numbers of parts.
+
+Sources
+    Derived; the same form as T3's, arXiv:2401.16677, figure 3.
+"""
+
+PARTS = (1, 2, 4, 8, 16)
+"""What is chosen among."""
+
+
+def parts_s(
+    parts: int, *, compute_s: float, move_s: float, part_s: float, shared: float = 0.0
+) -> float:
+    """Seconds in ``parts`` parts.
+
+    >>> parts_s(4, compute_s=2.0, move_s=1.0, part_s=0.01)
+    2.28
+    """
+    hidden = min(compute_s, move_s) * (1.0 - 1.0 / parts) * (1.0 - shared)
+    return compute_s + move_s - hidden + (parts - 1) * part_s
+
+
+def best_parts(*, compute_s: float, move_s: float, part_s: float, shared: float = 0.0) -> int:
+    """The number of parts that takes the least time, the fewest among equals.
+
+    >>> best_parts(compute_s=2.0, move_s=1.0, part_s=0.01)
+    8
+    >>> best_parts(compute_s=2.0, move_s=1.0, part_s=0.9)
+    1
+    """
+
+    def seconds(parts: int) -> float:
+        return parts_s(parts, compute_s=compute_s, move_s=move_s, part_s=part_s, shared=shared)
+
+    return min(PARTS, key=lambda parts: (seconds(parts), parts))

@@ -1,0 +1,148 @@
+"""Seconds of a recommender's step, part by part, from counts and fitted rates.
+
+Why
+    On a CPU a step of a small model is mostly the fixed time of its calls, which no bandwidth
+    knows. So each part has a constant beside its rates, all measured.
+
+What it decides
+    Every part is a sum of counts times rates that are never negative, fitted to shares of the
+    measured seconds, so that short steps count as much as long ones::
+
+        lookup    1, shards and copies on the rank, bytes of their passes
+        exchange  exchanges among all ranks, bytes that the rank sends
+        dense     1, FLOP of its samples, forward and backward
+        reduce    1, bytes of the dense gradient; alone nothing is reduced
+        rest      1, samples of the rank: batches, and the journal
+
+    A step takes as long as its slowest rank.
+
+Kept true (tests/unit/cost/test_recommend.py)
+    Rates that made the seconds are found again; no rate is negative.
+"""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from equipoise.base.arrays import Floats
+from equipoise.base.errors import SpecError
+
+PARTS = ("lookup", "exchange", "dense", "reduce", "rest")
+
+
+@dataclass(frozen=True, slots=True)
+class RankCounts:
+    """What one rank does in a step."""
+
+    shards: int
+    """Shards and copies of tables that it holds."""
+    table_bytes: float
+    """Bytes of rows, sums and gradients that it reads and writes."""
+    exchanges: int
+    """Exchanges among all ranks; 0 alone."""
+    sent_bytes: float
+    flop: float
+    """Operations of its samples through the dense part, forward and backward."""
+    dense_bytes: int
+    """Bytes of the dense gradient; 0 alone."""
+    samples: float
+
+    def features(self, part: str) -> tuple[float, ...]:
+        """The counts that a part's rates multiply."""
+        return {
+            "lookup": (1.0, float(self.shards), self.table_bytes),
+            "exchange": (float(self.exchanges), self.sent_bytes),
+            "dense": (1.0, self.flop),
+            "reduce": (float(self.dense_bytes > 0), float(self.dense_bytes)),
+            "rest": (1.0, self.samples),
+        }[part]
+
+
+@dataclass(frozen=True, slots=True)
+class StepRates:
+    """Seconds of one of each count, by part."""
+
+    rates: Mapping[str, tuple[float, ...]]
+    machine: str
+    date: str
+    error: float
+    """Mean error over what a step took, in runs that were not fitted [share]."""
+    load: float
+    """Mean number of processes that wanted a core while they were measured."""
+
+    def price(self, counts: RankCounts) -> dict[str, float]:
+        """Seconds of each part of a rank's step."""
+        return {
+            part: math.fsum(a * b for a, b in zip(rates, counts.features(part), strict=True))
+            for part, rates in self.rates.items()
+        }
+
+    def as_row(self) -> dict[str, Any]:
+        """What a file keeps."""
+        rates = {part: list(rates) for part, rates in self.rates.items()}
+        facts = {"machine": self.machine, "date": self.date, "error": self.error, "load": self.load}
+        return facts | {"rates": rates}
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> "StepRates":
+        """Read back.
+
+        Raises:
+            SpecError: it is something else.
+        """
+        try:
+            rates = {part: tuple(map(float, row["rates"][part])) for part in PARTS}
+            numbers = float(row["error"]), float(row["load"])
+            return cls(rates, str(row["machine"]), str(row["date"]), *numbers)
+        except (KeyError, TypeError, ValueError) as error:
+            raise SpecError(
+                f"The rates of recommenders are damaged ({error}). Measure them again: equipoise "
+                "calibrate run.toml."
+            ) from error
+
+
+def fit_rates(
+    counts: Sequence[RankCounts], seconds: Sequence[Mapping[str, float]]
+) -> dict[str, tuple[float, ...]]:
+    """The rates of each part that were closest to measured seconds.
+
+    Args:
+        counts: Of each measured rank.
+        seconds: Of its parts, by name [s].
+    """
+    fitted = {}
+    for part in PARTS:
+        rows = [
+            (each.features(part), spent[part])
+            for each, spent in zip(counts, seconds, strict=True)
+            if spent[part] > 0
+        ]
+        if not rows:
+            fitted[part] = (0.0,) * len(counts[0].features(part))
+            continue
+        table = np.array([features for features, _ in rows])
+        fitted[part] = tuple(_fit(table, np.array([spent for _, spent in rows])).tolist())
+    return fitted
+
+
+def _fit(features: Floats, seconds: Floats) -> Floats:
+    """Rates of least squared error over the seconds, none negative: the best of all supports."""
+    scaled, goal = features / seconds[:, None], np.ones(len(seconds))
+    count = features.shape[1]
+    best, least = np.zeros(count), math.inf
+    for size in range(1, count + 1):
+        for chosen in itertools.combinations(range(count), size):
+            columns = scaled[:, chosen]
+            norms = np.linalg.norm(columns, axis=0)
+            if (norms == 0).any():
+                continue
+            solved = np.linalg.lstsq(columns / norms, goal, rcond=None)[0] / norms
+            off = float(((columns @ solved - goal) ** 2).sum())
+            if (solved >= 0).all() and off < least - 1e-12:
+                best, least = np.zeros(count), off
+                best[list(chosen)] = solved
+    return best

@@ -1,0 +1,84 @@
+"""What a run's journal says of its experts: skews, copies, choices between policies, and loads.
+
+Kept true (tests/unit/observe/test_experts.py)
+    Values that are missing or not numbers count for nothing.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from equipoise.base.arrays import Ints
+from equipoise.observe.journal_lines import Event
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertChoice:
+    """What a run chose between policies of experts."""
+
+    chosen: Mapping[str, int]
+    """Micro-batches of each policy, over all steps and layers."""
+    regret: float
+    """The last known: seconds of steps by price over those of the best policy tried, minus 1; NaN
+    where none was tried."""
+
+
+def mean_skews(events: Mapping[int, Event]) -> tuple[float, float] | None:
+    """Means over steps and layers of what a policy of experts met, and made of it.
+
+    Args:
+        events: The journal's, by step.
+    """
+
+    def mean(key: str) -> float:
+        lists = [each.get(key) for each in events.values()]
+        known = [_finite(value) for each in lists if isinstance(each, list) for value in each]
+        return float(np.mean(known)) if known else math.nan
+
+    before, after = mean("owner_skew"), mean("planned_skew")
+    return None if math.isnan(before) or math.isnan(after) else (before, after)
+
+
+def expert_choice(events: Mapping[int, Event]) -> ExpertChoice | None:
+    """What was chosen, over all steps; None where a run named its policy.
+
+    Args:
+        events: The journal's, by step.
+    """
+    chosen, regret = Counter[str](), math.nan
+    for _, event in sorted(events.items()):
+        counts = event.get("chosen")
+        if isinstance(counts, dict):
+            for name, count in counts.items():
+                chosen[str(name)] += int(_finite(count)) if _finite(count) > 0 else 0
+            known = _finite(event.get("regret"))
+            regret = regret if math.isnan(known) else known
+    return ExpertChoice(dict(chosen), regret) if chosen else None
+
+
+def expert_loads(events: Mapping[int, Event]) -> dict[int, Ints]:
+    """By step, tokens that chose each expert of each layer, int64 [layers, X].
+
+    Args:
+        events: The journal's, by step.
+    """
+    loads = {}
+    for step, event in sorted(events.items()):
+        layers = event.get("loads")
+        try:
+            table = np.array(layers, dtype=np.int64)
+        except (TypeError, ValueError, OverflowError):
+            continue
+        if table.ndim == 2 and table.size and (table >= 0).all():
+            loads[step] = table
+    return loads
+
+
+def _finite(value: object) -> float:
+    """A number that is finite, else NaN."""
+    if isinstance(value, int | float) and math.isfinite(value):
+        return float(value)
+    return math.nan

@@ -1,0 +1,99 @@
+"""Expert parallelism in parts: rows of one part travel while those of another are computed.
+
+What it decides
+    Of the rows that a rank has for an expert, each part has as many as the others, or one more.
+    All ranks exchange counts once, from which each knows every part. While experts compute part k,
+    the rows of part k + 1 come, and the outputs of part k - 1 go back.
+
+Kept true (tests/multi/parallel/test_overlap.py)
+    Loss and every gradient equal one rank's; the bytes sent are those of one part.
+
+Sources
+    Adaptive pipelining: Tutel, arXiv:2206.03382, section 3.3.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from equipoise.base.arrays import Ints
+from equipoise.nn.moe.layer import Experts
+from equipoise.nn.moe.matmul import expert_swiglu
+from equipoise.parallel.expert.exchange import ExpertExchange, permute_rows, sort_arrivals
+from equipoise.parallel.overlap.parts import part_rows
+from equipoise.parallel.overlap.travel import RowsTravel
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PartedExchange:
+    """Sends rows to the ranks of their experts in parts, and their outputs back."""
+
+    base: ExpertExchange
+    parts: int
+
+    def __call__(self, x_RD: Tensor, counts_X: Tensor, experts: Experts) -> Tensor:
+        """Outputs [R, D]; rows are sorted by expert, ``counts_X`` rows each."""
+        base = self.base
+        here = part_rows(base.tell(counts_X).numpy(force=True), self.parts)
+        leaving = part_rows(counts_X.numpy(force=True), self.parts)
+        ends = np.cumsum(base.experts)[:-1]
+        sent = [[int(each.sum()) for each in np.split(part, ends)] for part in leaving]
+        received = here.sum(axis=2).tolist()
+        order = torch.from_numpy(deal_parts(leaving)).to(x_RD.device)
+        out = [RowsTravel(base.peers.group, *way) for way in zip(sent, received, strict=True)]
+        back = [RowsTravel(base.peers.group, *way) for way in zip(received, sent, strict=True)]
+        for part in range(self.parts):
+            self._count(x_RD, sent[part], received[part])
+
+        def products(
+            x_RD: Tensor, _counts: Tensor, gate: Tensor, up: Tensor, down: Tensor
+        ) -> Tensor:
+            rows = permute_rows(x_RD, order).split(leaving.sum(axis=1).tolist())
+            started, returning = [out[0].start(rows[0])], []
+            for k in range(self.parts):
+                if k + 1 < self.parts:
+                    started.append(out[k + 1].start(rows[k + 1]))
+                here_NX = torch.from_numpy(np.ascontiguousarray(here[k])).to(x_RD.device)
+                arrived = out[k].finish(started[k])
+                by_expert = sort_arrivals(here_NX, len(arrived))
+                ends = here_NX.sum(0).cumsum(0).to(torch.int32)
+                y_SD = expert_swiglu(permute_rows(arrived, by_expert), ends, gate, up, down)
+                returning.append(back[k].start(permute_rows(y_SD, torch.argsort(by_expert))))
+            ways = zip(back, returning, strict=True)
+            return torch.cat([way.finish(each) for way, each in ways])
+
+        # Inside of the experts' forward, so that ZeRO gathers their weights once.
+        return permute_rows(experts(x_RD, counts_X, products), torch.argsort(order))
+
+    def _count(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> None:
+        """Add to the ledger what travels there and back, in forward and backward."""
+        base, row_bytes = self.base, rows.element_size() * rows.shape[1]
+        passes = 2 if rows.requires_grad else 1
+        for peer, (to, by) in enumerate(zip(sent, received, strict=True)):
+            if peer != base.peers.rank:
+                base.ledger.sent_bytes[peer] += passes * (to + by) * row_bytes
+                base.ledger.received_bytes[peer] += passes * (to + by) * row_bytes
+                base.ledger.sent_messages[peer] += passes * ((to > 0) + (by > 0))
+
+
+def deal_parts(leaving: Ints) -> Ints:
+    """The order in which rows sorted by expert leave: by part, then by expert.
+
+    Args:
+        leaving: Rows of each part for each expert, int64 [parts, X].
+
+    >>> deal_parts(np.array([[1, 1], [2, 0]])).tolist()
+    [0, 3, 1, 2]
+    """
+    totals = leaving.sum(axis=0)
+    starts = np.cumsum(totals) - totals + np.cumsum(leaving, axis=0) - leaving
+    runs = [
+        np.arange(start, start + count)
+        for start, count in zip(
+            starts.reshape(-1).tolist(), leaving.reshape(-1).tolist(), strict=True
+        )
+    ]
+    return np.concatenate([np.zeros(0, dtype=np.int64), *runs]).astype(np.int64)

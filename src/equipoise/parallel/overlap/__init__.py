@@ -1,0 +1,1 @@
+"""Rows that travel in parts, while the parts before them are computed."""

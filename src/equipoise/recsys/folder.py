@@ -1,0 +1,77 @@
+"""The folder of a recommender's run: what its ranks read, and its record.
+
+What it decides
+    ``spec.json`` is the run as its ranks obey it, with the folder that its paths begin from. Data,
+    model and the order of samples stay as they were when the run began.
+
+Kept true (tests/multi/recsys/test_train.py)
+    A folder that holds another run is refused, with the key that differs.
+"""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from equipoise.base.durable import write_whole
+from equipoise.base.errors import CheckpointError, SpecError
+from equipoise.spec.names import RECOMMEND
+from equipoise.spec.recommend import RecommendSpec
+
+_SAME = ("data", "model", "train.batch", "train.seed", "train.lr", "tables.optimizer")
+"""What a run that goes on must not change."""
+_SPEC = "spec.json"
+
+
+def prepare(folder: Path, spec: RecommendSpec, base: Path) -> None:
+    """Write what ranks read.
+
+    Raises:
+        CheckpointError: the folder holds a run of other data, another model or another order of
+            samples.
+    """
+    ours = json.loads(json.dumps(dataclasses.asdict(spec)))
+    file = folder / _SPEC
+    if file.is_file():
+        theirs = json.loads(file.read_text("utf-8"))
+        for name in _SAME:
+            section, _, key = name.partition(".")
+            old, new = theirs[section], ours[section]
+            if (old[key] != new[key]) if key else (old != new):
+                changed = (
+                    name
+                    if key
+                    else next(f"{section}.{field}" for field in new if old.get(field) != new[field])
+                )
+                raise CheckpointError(
+                    f"{folder} holds a run with another {changed}. Give it back its value, or "
+                    "choose another folder with --out."
+                )
+    folder.mkdir(parents=True, exist_ok=True)
+    write_whole(file, json.dumps(ours | {"base": str(base)}, indent=1))
+
+
+def read_prepared(folder: Path) -> tuple[RecommendSpec, Path]:
+    """The run of a folder, and where its relative paths begin.
+
+    Raises:
+        SpecError: nobody has prepared it.
+    """
+    try:
+        facts = json.loads((folder / _SPEC).read_text("utf-8"))
+        base = Path(facts.pop("base"))
+        return TypeAdapter(RecommendSpec).validate_python(facts), base
+    except (OSError, ValueError, KeyError, TypeError, ValidationError) as error:
+        raise SpecError(
+            f"{folder} holds no readable {_SPEC}: it is not the folder of a recommender of this "
+            "version. Start it with `equipoise train run.toml`."
+        ) from error
+
+
+def read_trained(folder: Path) -> dict[str, Any]:
+    """The record of a run; empty before its ranks have ended once."""
+    file = folder / RECOMMEND
+    record: dict[str, Any] = json.loads(file.read_text("utf-8")) if file.is_file() else {}
+    return record

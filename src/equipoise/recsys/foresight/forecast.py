@@ -1,0 +1,113 @@
+"""What a step of a recommender will take on this machine, rank by rank, before and beside a run.
+
+What it decides
+    Counts follow from the plan and the samples; rates are what ``recsys.foresight.calibrate``
+    measured, in ``recommend.json`` beside the device files. Without them nothing is said of
+    seconds.
+
+Kept true (tests/multi/recsys/test_forecast.py)
+    Counts of bytes and ids are those that ranks measure; rates of another machine are refused.
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from equipoise.balance.tables.plan import TableAnswer
+from equipoise.base.errors import SpecError
+from equipoise.cost.recommend import RankCounts, StepRates
+from equipoise.recsys.models.catalog import build_model
+from equipoise.recsys.place import predict_traffic
+from equipoise.recsys.samples import Samples
+from equipoise.spec.device.file import device_folder
+from equipoise.spec.device.here import cpu_model
+from equipoise.spec.recommend import RecommendSpec
+from equipoise.spec.tables.table import FLOAT_BYTES
+
+
+def rates_file() -> Path:
+    """Where ``equipoise calibrate`` keeps the rates of recommenders on this machine."""
+    return device_folder() / "recommend.json"
+
+
+def read_rates(file: Path | None = None) -> StepRates | None:
+    """The rates of this machine; None before they were measured.
+
+    Raises:
+        SpecError: the file is damaged, or of another machine.
+    """
+    path = rates_file() if file is None else file
+    try:
+        rates = StepRates.from_row(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise SpecError(
+            f"{path} cannot be read ({error}). Measure again: equipoise calibrate run.toml."
+        ) from error
+    if rates.machine != cpu_model():
+        raise SpecError(
+            f'{path} was measured on "{rates.machine}" but this is "{cpu_model()}". Measure this '
+            "one: equipoise calibrate run.toml."
+        )
+    return rates
+
+
+def count_dense(spec: RecommendSpec, samples: Samples, answer: TableAnswer) -> tuple[int, int]:
+    """Weights of the dense part, and FLOP of a sample's forward."""
+    tables = [each.table for each in answer.plan.placements]
+    numbers = samples.numbers.shape[1]
+    dense = build_model(spec.model, tables, numbers, seed=spec.train.seed)
+    pooled = torch.zeros(1, sum(table.width for table in tables))
+    with FlopCounterMode(display=False) as counter:
+        dense(pooled, torch.zeros(1, numbers))
+    weights = sum(each.numel() for each in dense.parameters())
+    return weights, counter.get_total_flops()
+
+
+def count_step(spec: RecommendSpec, samples: Samples, answer: TableAnswer) -> list[RankCounts]:
+    """What each rank does in a mean step."""
+    plan, ranks = answer.plan, answer.plan.ranks
+    weights, flop = count_dense(spec, samples, answer)
+    traffic = predict_traffic(spec, samples, plan)
+    size = spec.train.batch / ranks
+    counts, passes = samples.row_counts(), np.zeros(ranks)
+    held = np.zeros(ranks, dtype=np.int64)
+    train = samples.edges[1]
+    for each in plan.placements:
+        row_map = each.row_map
+        if each.kind == "data":
+            ids = counts[each.table.name].sum() * size / train
+            passes += (4 * ids + 2 * size) * each.table.width * FLOAT_BYTES
+            held += 1
+            continue
+        for shard, rank in enumerate(each.ranks):
+            rows = row_map.rows_of(each.row_shard(shard))
+            ids = counts[each.table.name][rows].sum() * size * ranks / train
+            begin, end = each.columns(shard)
+            passes[rank] += (4 * ids + 2 * size * ranks) * (end - begin) * FLOAT_BYTES
+            held[rank] += 1
+    sent = traffic["bytes"].sum(axis=1)
+    exchanges = 0 if ranks == 1 else count_exchanges(spec, answer)
+    return [
+        RankCounts(
+            shards=int(held[rank]),
+            table_bytes=float(passes[rank]),
+            exchanges=exchanges,
+            sent_bytes=float(sent[rank]),
+            flop=3.0 * flop * size,
+            dense_bytes=4 * weights if ranks > 1 else 0,
+            samples=size,
+        )
+        for rank in range(ranks)
+    ]
+
+
+def count_exchanges(spec: RecommendSpec, answer: TableAnswer) -> int:
+    """Exchanges of a step: sizes, lengths, ids, sums and gradients, and what some kinds add."""
+    kinds = {each.kind for each in answer.plan.placements}
+    adds_squares = "column" in kinds and spec.tables.optimizer == "row-wise-adagrad"
+    return 5 + 2 * ("table-row" in kinds) + 2 * ("data" in kinds) + adds_squares

@@ -1,0 +1,216 @@
+"""The program of one rank of a recommender: ``python -m equipoise.recsys.worker RUN``.
+
+Kept true (tests/multi/recsys/test_train.py, tests/multi/recsys/test_recover.py)
+    The record holds traffic as predicted and measured; a rank that dies is named and replaced.
+"""
+
+import argparse
+import dataclasses
+import importlib
+import json
+import os
+import platform
+import sys
+import traceback
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+import xxhash
+
+import equipoise
+from equipoise.balance.tables.plan import TableAnswer
+from equipoise.base.durable import write_whole
+from equipoise.base.errors import EquipoiseError, LayoutError
+from equipoise.comm.group import Ranks, join_from_environment
+from equipoise.fault.rank import RankWords, WatchedJournal, complain, hold_folder, leave
+from equipoise.launch.agent import end_with_agent
+from equipoise.launch.last_words import say_process
+from equipoise.observe.journal import Journal
+from equipoise.recsys.folder import read_prepared, read_trained
+from equipoise.recsys.place import plan_samples, predict_traffic
+from equipoise.recsys.samples import Samples, read_samples
+from equipoise.recsys.trainer import RankTrainer, TimedExchange
+from equipoise.schedule.tables.placement import TablePlan
+from equipoise.spec.names import RECOMMEND
+from equipoise.spec.recommend import RecommendSpec
+
+
+def train_rank(
+    ranks: Ranks,
+    folder: Path,
+    spec: RecommendSpec,
+    samples: Samples,
+    plan: TablePlan,
+    journal: Journal,
+    is_quiet: bool,
+    stop_at: int | None = None,
+) -> dict[str, Any]:
+    """One rank of a run, from its newest checkpoint to what it measured."""
+    trainer = RankTrainer(folder, spec, samples, plan, journal, TimedExchange())
+    with journal.phase("load"):
+        resumed = trainer.resume()
+    journal.write(
+        "instant",
+        "start",
+        world=ranks.world,
+        resumed_step=resumed,
+        epoch=0 if journal.fence is None else journal.fence.epoch,
+        version=equipoise.__version__,
+        spec=dataclasses.asdict(spec),
+    )
+
+    def show(line: str) -> None:
+        if ranks.rank == 0 and not is_quiet:
+            sys.stdout.write(f"{line}\n")
+            sys.stdout.flush()
+
+    if resumed:
+        show(f"Going on after step {resumed:,}.")
+    trained = trainer.run(show, stop_at)
+    steps = max(1, trained.traffic.steps)
+    sent = np.sum(list(trained.traffic.sent.values()), axis=0)
+    measured = {
+        "rank": ranks.rank,
+        "steps": trained.traffic.steps,
+        "ids": trained.traffic.ids / steps,
+        "sent_bytes": (sent / steps).tolist(),
+    }
+    journal.write(
+        "scalar",
+        "tables",
+        steps=trained.traffic.steps,
+        ids=measured["ids"],
+        sent_bytes=measured["sent_bytes"],
+    )
+    journal.write("instant", "stop", step=trained.step, reason=trained.reason)
+    best = None if trained.best is None else dataclasses.asdict(trained.best)
+    return {"measured": measured, "step": trained.step, "losses": trained.losses, "best": best}
+
+
+def make_record(
+    folder: Path,
+    spec: RecommendSpec,
+    samples: Samples,
+    answer: TableAnswer,
+    rows: list[dict[str, Any]],
+) -> dict[str, Any]:
+    """What ``recommend.json`` holds of a run."""
+    predicted = predict_traffic(spec, samples, answer.plan)
+    has_steps = rows[0]["measured"]["steps"] > 0
+    before = {} if has_steps else read_trained(folder)
+    traffic = [
+        {
+            "rank": rank,
+            "ids": row["measured"]["ids"],
+            "predicted_ids": int(predicted["ids"][rank]),
+            "sent_bytes": sum(row["measured"]["sent_bytes"]),
+            "predicted_sent_bytes": int(predicted["bytes"][rank].sum()),
+            "held_bytes": int(answer.held_bytes[rank]),
+        }
+        for rank, row in enumerate(rows)
+    ]
+    start, end = samples.edges[1], samples.edges[3]
+    return {
+        "version": equipoise.__version__,
+        "run": str(folder),
+        "spec": dataclasses.asdict(spec),
+        "samples": {"train": start, "held_out": end - start, "by_time": bool(spec.data.time)},
+        "tables": [
+            {
+                "name": each.table.name,
+                "rows": each.table.rows,
+                "width": each.table.width,
+                "ids_per_sample": each.table.ids_per_sample,
+                "kind": each.kind,
+                "ranks": list(each.ranks),
+                "buckets": each.buckets if each.row_shards > 1 else None,
+            }
+            for each in answer.plan.placements
+        ],
+        "plan": {"skew": answer.skew, "gap": answer.gap},
+        "step": rows[0]["step"],
+        "losses": rows[0]["losses"],
+        "best": rows[0]["best"],
+        "traffic": before.get("traffic", traffic),
+    }
+
+
+def run_facts(spec: RecommendSpec, samples: Samples, plan: TablePlan) -> dict[str, str]:
+    """What must be the same on every rank of a run, by the names that a user knows."""
+    held = xxhash.xxh64(samples.labels.tobytes())
+    for part in (samples.numbers, *samples.ids, *samples.offsets):
+        held.update(np.ascontiguousarray(part).tobytes())
+    return {
+        "equipoise": equipoise.__version__,
+        "torch": torch.__version__,
+        "NumPy": np.__version__,
+        "Python": platform.python_version(),
+        "the run": json.dumps(dataclasses.asdict(spec)),
+        "the samples": held.hexdigest(),
+        "where tables lie": str([(p.table.name, p.kind, p.ranks) for p in plan.placements]),
+    }
+
+
+def main() -> int:
+    """Run one rank; the exit code of what happened."""
+    parser = argparse.ArgumentParser(prog="python -m equipoise.recsys.worker")
+    parser.add_argument("run", type=Path, help="folder with spec.json")
+    parser.add_argument("--quiet", action="store_true", help="say nothing after an epoch")
+    args = parser.parse_args()
+    rank = int(os.environ.get("RANK", "0"))
+    folder: Path = args.run
+    end_with_agent()
+    say_process(rank)
+    words = RankWords(folder, (folder,), rank)
+    try:
+        with ExitStack() as stack, words.told():
+            torch.set_num_threads(1)
+            spec, base = read_prepared(folder)
+            samples = read_samples(spec.data, base)
+            answer = plan_samples(spec, samples)
+            joined = join_from_environment(
+                run_facts(spec, samples, answer.plan),
+                deadline_s=spec.layout.deadline_s,
+                tell=words.tell,
+                tell_late=words.tell_late,
+            )
+            ranks, watchdog = stack.enter_context(joined)
+            if ranks.world != spec.layout.dp:
+                raise LayoutError(
+                    f"torchrun started {ranks.world} ranks and the run wants {spec.layout.dp}. "
+                    f"Pass --nproc-per-node {spec.layout.dp}."
+                )
+            fence = stack.enter_context(hold_folder(folder, ranks))
+            with WatchedJournal(folder / "journal", rank, watchdog, fence) as journal:
+                row = train_rank(ranks, folder, spec, samples, answer.plan, journal, args.quiet)
+            rows = ranks.gather_objects(row)
+            if rank == 0:
+                record = make_record(folder, spec, samples, answer, rows)
+                write_whole(folder / RECOMMEND, json.dumps(record, indent=1))
+            ranks.barrier()
+    except EquipoiseError as error:
+        complain(str(error))
+        return error.exit_code
+    return 0
+
+
+def import_ahead() -> None:
+    """Import what a first step would: torch's compiler, which optimizers load (torch 2.13)."""
+    importlib.import_module("torch._dynamo")
+
+
+def run_and_leave() -> NoReturn:
+    """Run one rank, and end this process with the exit code of what happened."""
+    try:
+        leave(main())
+    except Exception:
+        with suppress(OSError):
+            traceback.print_exc()
+        leave(1)
+
+
+if __name__ == "__main__":
+    run_and_leave()

@@ -1,0 +1,67 @@
+"""Rows that travel in parts, while others are computed: equal to one rank, with the same bytes."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from equipoise.comm.local import run_ranks
+from equipoise.parallel.overlap.parts import part_rows
+from equipoise.spec.layout import Layout
+from equipoise.spec.model.presets import ModelSpec
+from equipoise.spec.run.spec import ExpertsSpec
+from support.ranks import balanced_ranks, tensor_ranks
+from support.ranks.balanced_ranks import BalancedCase
+from support.ranks.tensor_ranks import Setting
+
+MODEL = ModelSpec(
+    layers=1,
+    hidden=16,
+    heads=2,
+    kv_heads=1,
+    ffn=26,
+    vocab=61,
+    head_width=8,
+)
+SPARSE = dataclasses.replace(MODEL, experts=4, top_k=2, expert_ffn=12, balance_rate=0.5)
+FIXED = ExpertsSpec("fixed")
+
+# One batch has fewer rows than ranks, and one fewer than parts.
+BATCHES = [[37, 5, 1, 20], [3, 2], [1], []]
+
+
+def test_feed_forwards_in_parts_equal_one_rank() -> None:
+    settings = [
+        Setting(Layout(tp=2, zero=zero), parts=parts, recompute=recompute)
+        for zero, parts, recompute in ((0, 3, "none"), (1, 2, "none"), (3, 4, "full"))
+    ]
+    expected = tensor_ranks.step_alone(MODEL, BATCHES)
+    for outcomes in run_ranks(2, tensor_ranks.step, MODEL, BATCHES, settings):
+        for found in outcomes:
+            assert found.loss == pytest.approx(expected.loss, rel=1e-10)
+            assert found.norm == pytest.approx(expected.norm, rel=1e-10)
+            for name, gradient in expected.gradients.items():
+                scale = np.abs(gradient).max() or 1.0
+                assert np.abs(found.gradients[name] - gradient).max() <= 1e-10 * scale, name
+
+
+def test_experts_in_parts_equal_one_rank_with_the_same_bytes() -> None:
+    whole = BalancedCase(SPARSE, Layout(dp=2, ep=2, zero=1), FIXED, "W1")
+    cases = [
+        dataclasses.replace(whole, parts=parts, kind=kind, layout=Layout(dp=2, ep=2, zero=zero))
+        for kind, zero, parts in (("W1", 1, 1), ("W1", 1, 3), ("W5", 0, 2), ("W2", 3, 64))
+    ]
+    cases += [dataclasses.replace(whole, parts=2, recompute="full")]
+    outcomes = run_ranks(2, balanced_ranks.prove, cases)
+    for each in outcomes:
+        for case, outcome in zip(cases, each, strict=True):
+            assert outcome.loss_error <= 1e-10, case
+            assert outcome.gradient_error <= 1e-10, case
+            assert outcome.weight_error <= 1e-10, case
+        assert each[1].sent == each[0].sent
+
+
+def test_parts_are_even() -> None:
+    rows = np.array([[7, 0, 64], [3, 1, 2]])
+    parts = part_rows(rows, 5)
+    assert (parts.sum(axis=0) == rows).all() and (np.ptp(parts, axis=0) <= 1).all()

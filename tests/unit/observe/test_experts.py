@@ -1,0 +1,28 @@
+"""What a journal says of experts, whole or damaged."""
+
+import math
+
+from equipoise.observe.experts import expert_choice, expert_loads, mean_skews
+
+
+def test_choices_are_summed_and_the_last_regret_is_kept() -> None:
+    events = {
+        2: {"chosen": {"exact": 3, "fixed": 1}, "regret": 0.5},
+        1: {"chosen": {"exact": 2}, "regret": None},
+        3: {"chosen": {"exact": 1, "fixed": "many"}, "regret": 0.25},
+        4: {"chosen": "none"},
+    }
+    choice = expert_choice(events)
+    assert choice is not None
+    assert choice.chosen == {"exact": 6, "fixed": 1} and choice.regret == 0.25
+    assert expert_choice({1: {"owner_skew": [1.0]}}) is None
+    untried = expert_choice({1: {"chosen": {"exact": 1}, "regret": None}})
+    assert untried is not None and math.isnan(untried.regret)
+
+
+def test_loads_that_are_no_table_are_left_out() -> None:
+    events = {1: {"loads": [[1, 2], [3, 0]]}, 2: {"loads": [[1], [2, 3]]}, 3: {}, 4: {"loads": "x"}}
+    loads = expert_loads(events)
+    assert list(loads) == [1] and loads[1].tolist() == [[1, 2], [3, 0]]
+    assert mean_skews(events) is None
+    assert mean_skews({1: {"owner_skew": [3.0, 1.0], "planned_skew": [1.0]}}) == (2.0, 1.0)

@@ -1,0 +1,33 @@
+"""Every architecture that a run.toml may name is built from the keys that its row names."""
+
+import inspect
+from dataclasses import fields, replace
+from typing import get_args
+
+import pytest
+import torch
+
+from equipoise.recsys.models.catalog import MODELS, build_model
+from equipoise.spec.architectures import ARCHITECTURES, Architecture, readers_of
+from equipoise.spec.recommend import RankModelSpec
+from equipoise.spec.tables.table import TableSpec
+
+
+@pytest.mark.parametrize("name", get_args(Architecture))
+def test_every_architecture_is_built_of_its_keys(name: Architecture) -> None:
+    row = ARCHITECTURES[name]
+    own = set(inspect.signature(MODELS[name]).parameters) - {"tables", "numbers", "seed"}
+    assert own == {"bottom", "top", *row.keys}
+    assert own <= {each.name for each in fields(RankModelSpec)}
+    spec = replace(RankModelSpec(), architecture=name)
+    tables = [TableSpec("a", 3, spec.width), TableSpec("b", 3, spec.width)]
+    model = build_model(spec, tables, 2, seed=1)
+    same = build_model(spec, tables, 2, seed=1)
+    for ours, theirs in zip(model.parameters(), same.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+    assert model(torch.randn(5, 2 * spec.width), torch.randn(5, 2)).shape == (5,)
+
+
+def test_all_read_what_no_row_names() -> None:
+    assert readers_of("top") == ()
+    assert readers_of("modules") == ("dhen",)
