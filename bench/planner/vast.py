@@ -12,6 +12,7 @@ all processor seconds of the process, its start and reading included, and the mo
 import argparse
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -52,7 +53,7 @@ def cases() -> list[list[str]]:
     return known + [words(name, "h100-sxm:16384", 4096, 16_384) for name in large]
 
 
-def by_processor(arguments: list[str]) -> int:
+def by_processor(arguments: list[str]) -> None:
     """``equipoise plan`` on one core, whose seconds are those of this process's processor."""
     alarm = signal.setitimer
 
@@ -63,9 +64,8 @@ def by_processor(arguments: list[str]) -> int:
     time.monotonic = time.process_time  # type: ignore[assignment]
     signal.setitimer = set_timer  # type: ignore[assignment]
     signal.SIGALRM = signal.SIGPROF  # type: ignore[misc,assignment]
-    from equipoise.cli.main import main as call
-
-    return call(["plan", *arguments])
+    sys.argv = ["equipoise", "plan", *arguments]
+    runpy.run_module("equipoise.cli.main", run_name="__main__")
 
 
 def run(arguments: list[str], seconds: float) -> dict[str, Any]:
@@ -102,7 +102,8 @@ def main() -> None:
     parser.add_argument("--plan", nargs=argparse.REMAINDER)
     asked = parser.parse_args()
     if asked.plan is not None:
-        sys.exit(by_processor(asked.plan))
+        by_processor(asked.plan)
+        return
     stamp, rows = LoadStamp(), []
     for arguments in cases():
         if asked.only in " ".join(arguments):

@@ -14,6 +14,10 @@ MEMORY_ERROR = 0.05
 """Mean of 96 published rows (``bench/published/memory.py``, 2026-11-21)."""
 _LEAST_SHARE = 0.005
 """The least share of a step that is worth a word."""
+_NO_INTERVAL = (
+    "No interval: steps of this machine are priced from its own curves. equipoise calibrate says "
+    "how sure each of them is."
+)
 
 
 def print_plan(plan: Plan, *, is_quiet: bool) -> None:
@@ -120,6 +124,55 @@ def doubt_lines(price: Mapping[str, Any]) -> list[str]:
         low, high = (format_seconds(sure[name]) for name in ("low_s", "high_s"))
         lines.append(f"{sure['share']:.0%} of such steps take between {low} and {high}.")
     return [*lines, *price.get("doubts", ())]
+
+
+def print_interval(price: Mapping[str, Any]) -> None:
+    """What each curve adds to the step and to its interval.
+
+    Args:
+        price: In the keys of ``equipoise simulate --json``.
+    """
+    console = make_console()
+    if "interval" not in price:
+        console.print(_NO_INTERVAL, soft_wrap=True)
+        return
+    if not price["spreads"]:  # of this machine, where one spread is known of whole steps
+        return
+    console.print("What makes the step's time unsure, largest first:")
+    columns = (
+        Column("curve", is_left=True),
+        Column("seconds"),
+        Column("share"),
+        Column("+-"),
+        Column("what it priced", is_left=True, wraps=20),
+    )
+    rows = [
+        (
+            each["curve"],
+            format_seconds(each["seconds"]),
+            f"{each['seconds'] / price['step_s']:.1%}",
+            format_seconds(each["spread_s"]),
+            ", ".join(each["terms"]),
+        )
+        for each in price["spreads"]
+    ]
+    print_columns(console, columns, rows, box=None, pad_edge=False)
+    console.print(
+        "+- is one spread of the curve on published steps; waiting for other stages counts as what "
+        "they compute.",
+        soft_wrap=True,
+    )
+
+
+def refused_sentence(refused: int) -> str:
+    """What became of requests that no pool can hold.
+
+    >>> refused_sentence(1)
+    '1 request was refused: it may need more pages than there are.'
+    """
+    if refused == 1:
+        return "1 request was refused: it may need more pages than there are."
+    return f"{refused:,} requests were refused: they may need more pages than there are."
 
 
 def _taken_s(price: Mapping[str, Any]) -> float:

@@ -44,8 +44,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         PlanError: the file is not a plan, of another version, or stale.
     """
-    from equipoise.cli.show import print_plan, print_sources
-    from equipoise.cli.simulate.interval import print_interval
+    from equipoise.cli.show import print_interval, print_plan, print_sources
     from equipoise.dash.planned import planned_sentence
     from equipoise.spec.plan import read_plan, require_fresh
 

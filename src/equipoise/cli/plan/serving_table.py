@@ -5,7 +5,7 @@ from typing import Any
 
 from equipoise.base.units import format_seconds
 from equipoise.cli.console import make_console
-from equipoise.cli.simulate.serving_table import refused_sentence
+from equipoise.cli.show import refused_sentence
 from equipoise.cli.table import Column, print_columns
 from equipoise.plan.serving.request import PlannedServing, ServingPlanAnswer
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from equipoise.base.units import format_seconds
 from equipoise.cli.console import make_console
+from equipoise.cli.show import refused_sentence
 from equipoise.cli.table import Column, print_columns
 from equipoise.sim.serve.answer import ServingAnswer
 
@@ -99,17 +100,6 @@ def _lines(answer: ServingAnswer, row: Mapping[str, Any]) -> list[str]:
             f"{'device' if row['devices'] == 1 else 'devices'}. Policy: {answer.policy}."
         )
     return lines
-
-
-def refused_sentence(refused: int) -> str:
-    """What became of requests that no pool can hold.
-
-    >>> refused_sentence(1)
-    '1 request was refused: it may need more pages than there are.'
-    """
-    if refused == 1:
-        return "1 request was refused: it may need more pages than there are."
-    return f"{refused:,} requests were refused: they may need more pages than there are."
 
 
 def _room(row: Mapping[str, Any]) -> str:

@@ -212,7 +212,7 @@ def run(args: argparse.Namespace) -> int:
     if asks_recommender(args):
         return simulate_recommend(args, add_arguments)
     _require_no_run(args)
-    from equipoise.cli.simulate.interval import print_interval
+    from equipoise.cli.show import print_interval
     from equipoise.cli.simulate.table import print_step
     from equipoise.sim.request import StepRequest, simulate
 

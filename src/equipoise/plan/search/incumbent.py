@@ -79,7 +79,7 @@ class Reached:
 
     @property
     def loosest(self) -> tuple[int, int] | None:
-        """How tightly the open node of the least bound is bounded, and how many are no tighter."""
+        """How tightly the open node of the least bound is bounded, and how many are as loose."""
         if self.is_done or self.level is None:
             return None
         count = sum(level <= self.level for _, level, _ in (*self.open_nodes, *self.asked))

@@ -29,6 +29,7 @@ from equipoise.base.nearest import nearest
 from equipoise.cost.step.request import StepOptions
 from equipoise.spec.catalog import POLICIES, SCHEDULES
 from equipoise.spec.layout import Layout
+from equipoise.spec.run.spec import Recompute
 
 PLAIN = "plain"
 """The baseline: windows filled in order, or whole documents by tokens, each micro-batch cut in
@@ -41,8 +42,11 @@ _SLICES = (2, 4, 8)
 """Parts of a window that a slice in time may be."""
 
 _ZERO: tuple[Literal[2, 3], ...] = (2, 3)
-_RECOMPUTE: tuple[Literal["attention", "selective", "full"], ...] = (
+_RECOMPUTE: tuple[Recompute, ...] = (
     "attention",
+    "every-4",
+    "every-3",
+    "every-2",
     "selective",
     "full",
 )
