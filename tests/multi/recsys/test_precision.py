@@ -10,9 +10,8 @@ import pytest
 from equipoise.base.errors import SpecError
 from equipoise.cli.main import main
 from equipoise.comm.local import run_ranks
-from equipoise.recsys import request
-from equipoise.recsys.samples import read_samples
 from equipoise.spec.recommend import RecommendSpec, read_recommend
+from support.recsys.clicks import train_part
 
 RUN = """\
 name = "coarse"
@@ -56,9 +55,8 @@ def run_toml(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def part(run_toml: Path, folder: Path, spec: RecommendSpec, stop_at: int | None = None) -> list:
-    plan = request.plan_samples(spec, read_samples(spec.data, run_toml.parent)).plan
-    arguments = (folder, spec, run_toml.parent, plan, True, stop_at)
-    return run_ranks(spec.layout.dp, request.train_rank, *arguments)
+    folder.mkdir(exist_ok=True)
+    return run_ranks(spec.layout.dp, train_part, folder, spec, run_toml.parent, stop_at)
 
 
 @pytest.mark.parametrize("policy", ["trace", "lfu"])

@@ -10,8 +10,8 @@ import pytest
 from equipoise.base.errors import CheckpointError, SpecError
 from equipoise.comm.local import run_ranks
 from equipoise.recsys import request
-from equipoise.recsys.samples import read_samples
 from equipoise.spec.recommend import RecommendSpec, read_recommend
+from support.recsys.clicks import train_part
 
 RUN = """\
 name = "large"
@@ -52,9 +52,8 @@ def run_toml(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def part(run_toml: Path, folder: Path, spec: RecommendSpec, stop_at: int | None = None) -> list:
-    plan = request.plan_samples(spec, read_samples(spec.data, run_toml.parent)).plan
-    arguments = (folder, spec, run_toml.parent, plan, True, stop_at)
-    return run_ranks(spec.layout.dp, request.train_rank, *arguments)
+    folder.mkdir(exist_ok=True)
+    return run_ranks(spec.layout.dp, train_part, folder, spec, run_toml.parent, stop_at)
 
 
 def test_a_run_in_files_equals_one_in_memory(run_toml: Path, tmp_path: Path) -> None:

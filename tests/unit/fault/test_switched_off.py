@@ -136,8 +136,8 @@ GUARDS = {
     ),
     "links that carry little": Guard(
         links.SlowLinks,
-        "_is_slow",
-        lambda *_: False,
+        "_judge",
+        lambda *_: None,
         "fault/detect/test_links.py::test_a_cell_is_the_link_and_no_rank",
     ),
     "whose a slow second is": Guard(
