@@ -94,7 +94,8 @@ class SlowLink:
             "row": f"All links {source} are slow: the one {target} carries",
             "column": f"All links {target} are slow: the one {source} carries",
         }[self.whole]
-        lost = f", and {self.resent} packets had to be sent again" if self.resent else ""
+        packets = "a packet" if self.resent == 1 else f"{self.resent:,} packets"
+        lost = f", and {packets} had to be sent again" if self.resent else ""
         return (
             f"{name} {rates}, where {format_bytes(self.expected)}/s are expected{lost}. No rank is "
             f"slow by that; look at the network between their hosts."
