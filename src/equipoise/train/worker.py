@@ -162,7 +162,7 @@ def import_ahead() -> None:
     importlib.import_module("torch._dynamo")
 
 
-def run_andleave() -> NoReturn:
+def run_and_leave() -> NoReturn:
     """Run one rank, and end this process with the exit code of what happened."""
     try:
         leave(main())
@@ -173,4 +173,4 @@ def run_andleave() -> NoReturn:
 
 
 if __name__ == "__main__":
-    run_andleave()
+    run_and_leave()

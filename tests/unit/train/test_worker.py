@@ -11,6 +11,7 @@ import torch
 
 from equipoise.base.errors import LayoutError
 from equipoise.comm.group import Ranks
+from equipoise.fault.rank import FolderTakenError, hold_folder
 from equipoise.launch.local import LOCK
 from equipoise.spec.model.presets import preset
 from equipoise.spec.run.resolved import ResolvedFile
@@ -45,14 +46,14 @@ ALONE = Alone(0, 1, torch.device("cpu"))
 def test_a_folder_that_another_run_holds(tmp_path: Path) -> None:
     with (tmp_path / LOCK).open("a") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        with pytest.raises(worker.FolderTakenError) as caught, worker._sole_owner(tmp_path, ALONE):
+        with pytest.raises(FolderTakenError) as caught, hold_folder(tmp_path, ALONE):
             pass
     assert str(caught.value) == (
         f"Another run is writing to {tmp_path}. Wait until it ends, stop it, or choose another "
         "folder with --out."
     )
     with (
-        worker._sole_owner(tmp_path, ALONE),
+        hold_folder(tmp_path, ALONE),
         (tmp_path / LOCK).open() as lock,
         pytest.raises(BlockingIOError),
     ):
@@ -66,10 +67,10 @@ def test_a_folder_that_cannot_be_locked(
     def refuse(*_: object) -> None:
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(worker.fcntl, "flock", refuse)
-    with pytest.raises(LayoutError) as caught, worker._sole_owner(tmp_path, ALONE):
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(LayoutError) as caught, hold_folder(tmp_path, ALONE):
         pass
-    assert not isinstance(caught.value, worker.FolderTakenError)
+    assert not isinstance(caught.value, FolderTakenError)
     assert str(caught.value) == (
         f"{tmp_path}/.lock cannot be locked ({os.strerror(code)}), so nothing would keep a second "
         f"run from writing to the same journal. Choose another folder with --out, or mount this "
@@ -79,6 +80,6 @@ def test_a_folder_that_cannot_be_locked(
 
 def test_a_lock_that_cannot_be_opened(tmp_path: Path) -> None:
     (tmp_path / LOCK).mkdir()
-    with pytest.raises(LayoutError) as caught, worker._sole_owner(tmp_path, ALONE):
+    with pytest.raises(LayoutError) as caught, hold_folder(tmp_path, ALONE):
         pass
     assert str(caught.value).startswith(f"{tmp_path}/.lock cannot be locked (Is a directory), so ")
