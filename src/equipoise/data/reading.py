@@ -7,13 +7,16 @@ Sources
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from equipoise.base.arrays import Ints
-from equipoise.data.cache.store import TokenStore
 from equipoise.data.mixture import MixedStream, Mixture
 from equipoise.spec.run.spec import RunSpec
+
+if TYPE_CHECKING:
+    from equipoise.data.cache.store import TokenStore  # which needs tokenizers
 
 _GOOD_EPOCHS = 4
 
@@ -98,7 +101,7 @@ def _count(value: float) -> str:
     return f"{value:.2f}" if value < 10 else f"{value:,.0f}"
 
 
-def cut_sentence(spec: RunSpec, store: TokenStore) -> str:
+def cut_sentence(spec: RunSpec, store: "TokenStore") -> str:
     """What to say of conversations that are longer than a window; nothing where none is."""
     window = spec.pack.context_tokens
     each_source = [store] if store.mixture is None else store.sources
