@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from equipoise.base.errors import (
     CorruptError,
@@ -173,15 +173,3 @@ def complain(text: str) -> None:
     with suppress(OSError):
         sys.stderr.write(f"{text}\n")
         sys.stderr.flush()
-
-
-def leave(code: int) -> NoReturn:
-    """End at once: nothing of the run is open any more, and destructors of C++ threads may abort.
-
-    One rank in some hundreds died so after its last step had been saved ("terminate called
-    without an active exception", torch 2.13 with gloo), and its run was reported as failed.
-    """
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError):
-            stream.flush()
-    os._exit(code)

@@ -56,8 +56,8 @@ class Launch:
     spares: KeptReady | None = None
     """Ranks of the next start; none unless given."""
     program: str = PROGRAM
-    """The program of a rank, a module; ``run_and_leave`` and ``import_ahead`` of it are called in
-    ranks that were kept ready."""
+    """The program of a rank, a module; ranks that were kept ready import its ``AHEAD`` and
+    call its ``main``."""
 
 
 def launch_command(launch: Launch, *, is_spare: bool = False) -> list[str]:

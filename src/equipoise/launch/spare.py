@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from equipoise.launch.agent import SPARE, end_with_agent
+from equipoise.launch.leave import run_and_leave
 
 VARIABLE = "EQUIPOISE_SPARES"
 """The address at which the launcher of such ranks waits for them."""
@@ -83,15 +84,15 @@ def main() -> NoReturn:
     _call_process(AT_WORK)
     os.environ |= {name: str(int(word)) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE")}
     del sys.argv[0]
-    importlib.import_module(program).run_and_leave()
-    os._exit(1)
+    run_and_leave(importlib.import_module(program).main)
 
 
 def _import(program: str, line: socket.socket) -> None:
     """Import the program in the background, and say so."""
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
     try:
-        importlib.import_module(program).import_ahead()
+        for name in importlib.import_module(program).AHEAD:
+            importlib.import_module(name)
         _call_process(WAITING)
         with suppress(OSError):
             line.send(READY)

@@ -145,7 +145,7 @@ class RankTrainer:
             backward=wire,
             kept=keep_rows(spec, samples, plan, step, folder, exchange.rank, newest_step(folder)),
         )
-        self._foreseen = -1
+        self._known_epoch = -1
         """The epoch whose steps the tables' caches know."""
         self.dense = build_model(
             spec.model,
@@ -246,9 +246,9 @@ class RankTrainer:
         epoch, within = divmod(self.step, self.epoch_steps)
         batch = self.spec.train.batch
         order = draw_order(self.spec, self.samples, epoch)
-        if self.spec.tables.cache_policy == "trace" and self._foreseen != epoch:
+        if self.spec.tables.cache_policy == "trace" and self._known_epoch != epoch:
             expect_epoch(self.tables, self.samples, order, batch, epoch * self.epoch_steps)
-            self._foreseen = epoch
+            self._known_epoch = epoch
         index = order[within * batch : (within + 1) * batch]
         jagged, numbers, labels = self.samples.batch(self._share(index))
         self.exchange.clear()

@@ -6,15 +6,13 @@ Kept true (tests/multi/recsys/test_train.py, tests/multi/recsys/test_recover.py)
 
 import argparse
 import dataclasses
-import importlib
 import json
 import os
 import platform
 import sys
-import traceback
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,9 +23,10 @@ from equipoise.balance.tables.plan import TableAnswer
 from equipoise.base.durable import write_whole
 from equipoise.base.errors import EquipoiseError, LayoutError
 from equipoise.comm.group import Ranks, join_from_environment
-from equipoise.fault.rank import RankWords, WatchedJournal, complain, hold_folder, leave
+from equipoise.fault.rank import RankWords, WatchedJournal, complain, hold_folder
 from equipoise.launch.agent import end_with_agent
 from equipoise.launch.last_words import say_process
+from equipoise.launch.leave import run_and_leave
 from equipoise.observe.journal import Journal
 from equipoise.recsys.folder import read_prepared, read_trained
 from equipoise.recsys.place import plan_samples, predict_traffic
@@ -38,6 +37,9 @@ from equipoise.recsys.trainer import RankTrainer, TimedExchange
 from equipoise.schedule.tables.placement import TablePlan
 from equipoise.spec.names import RECOMMEND
 from equipoise.spec.recommend import RecommendSpec
+
+AHEAD = ("torch._dynamo",)
+"""What a first step would import: torch's compiler, which optimizers load (torch 2.13)."""
 
 
 def train_rank(
@@ -236,20 +238,5 @@ def main() -> int:
     return 0
 
 
-def import_ahead() -> None:
-    """Import what a first step would: torch's compiler, which optimizers load (torch 2.13)."""
-    importlib.import_module("torch._dynamo")
-
-
-def run_and_leave() -> NoReturn:
-    """Run one rank, and end this process with the exit code of what happened."""
-    try:
-        leave(main())
-    except Exception:
-        with suppress(OSError):
-            traceback.print_exc()
-        leave(1)
-
-
 if __name__ == "__main__":
-    run_and_leave()
+    run_and_leave(main)

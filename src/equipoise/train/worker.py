@@ -2,13 +2,11 @@
 
 import argparse
 import dataclasses
-import importlib
 import os
 import platform
-import traceback
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,10 +26,10 @@ from equipoise.fault.rank import (
     WatchedJournal,
     complain,
     hold_folder,
-    leave,
 )
 from equipoise.launch.agent import end_with_agent
 from equipoise.launch.last_words import say_process
+from equipoise.launch.leave import run_and_leave
 from equipoise.observe.console import make_view
 from equipoise.observe.fence import Fence
 from equipoise.spec.run.compared import resolved_sides
@@ -41,6 +39,9 @@ from equipoise.train.loop import Trainer
 from equipoise.train.process import StopRequest, settle
 from equipoise.train.proof import prove_layout
 from equipoise.train.watch import FolderGoneError
+
+AHEAD = ("torch._dynamo",)
+"""What a first step would import: torch's compiler, which optimizers load (torch 2.13)."""
 
 _OF_A_HOST = ("data.path", "data.mix", "data.cache", "data.tokenizer", "eval.path", "model.init")
 """Keys that name files: they may lie elsewhere on another host, and what is in them is compared."""
@@ -157,20 +158,5 @@ def main() -> int:
     return 0
 
 
-def import_ahead() -> None:
-    """Import what a first step would: torch's compiler, which optimizers load (torch 2.13)."""
-    importlib.import_module("torch._dynamo")
-
-
-def run_and_leave() -> NoReturn:
-    """Run one rank, and end this process with the exit code of what happened."""
-    try:
-        leave(main())
-    except Exception:
-        with suppress(OSError):
-            traceback.print_exc()
-        leave(1)
-
-
 if __name__ == "__main__":
-    run_and_leave()
+    run_and_leave(main)

@@ -19,14 +19,12 @@ from equipoise.spec.run.spec import FaultSpec
 PROGRAM = """
 import os, sys
 print("imported", flush=True)
-def import_ahead():
-    print("ahead", flush=True)
-def run_and_leave():
+AHEAD = ("ahead",)
+def main():
     score = open("/proc/self/oom_score_adj").read().strip()
     nice = os.getpriority(os.PRIO_PROCESS, 0)
     print(os.environ["WORLD_SIZE"], os.environ["LOCAL_WORLD_SIZE"], sys.argv, score, nice)
-    sys.stdout.flush()
-    os._exit(7)
+    return 7
 """
 
 
@@ -35,6 +33,7 @@ class Waiting:
 
     def __init__(self, folder: Path, rank: int, program: str = PROGRAM) -> None:
         (folder / "program.py").write_text(program)
+        (folder / "ahead.py").write_text('print("ahead", flush=True)')
         self.door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.door.bind("")
         self.door.listen()
