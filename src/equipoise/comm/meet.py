@@ -16,6 +16,7 @@ Kept true (tests/unit/comm/test_meet.py, tests/multi/launch/test_start.py)
 
 import json
 import os
+import socket
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -77,6 +78,17 @@ def open_store(rank: int, *, deadline_s: float) -> dist.Store:
         ) from error
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return dist.PrefixStore(f"attempt-{attempt}", store)
+
+
+def serve_store(listener: socket.socket) -> dist.Store:
+    """Be the store of ranks that look for it where ``listener`` listens, while it is kept.
+
+    The socket is the store's from then on.
+    """
+    host, port = listener.getsockname()
+    return dist.TCPStore(
+        host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+    )
 
 
 def meet(store: dist.Store, rank: int, world: int, facts: Facts, *, deadline_s: float) -> None:

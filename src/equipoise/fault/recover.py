@@ -132,14 +132,16 @@ def recover_ranks(
             spares = ranks.spares
             policy, action = policy.after(fault, spares)
             _write(sides, ended, action, spares)
-            if not launch.quiet and not ranks.asked:
-                sys.stderr.write(name_guide(launch.folder, ended))
+            guides = not launch.quiet and not ranks.asked
             if isinstance(action, EndRun):
+                sys.stderr.write(name_guide(launch.folder, ended) if guides else "")
                 raise ended.error(action.reason)
             waited = action if isinstance(action, WaitForSpare) else None
             then = action.then if isinstance(action, WaitForSpare) else action
             if not launch.quiet:
                 sys.stderr.write(f"{ended.sentence} {_say(then, rules.restarts)}\n")
+            if guides:  # reading the guides takes longer than the sentence may wait
+                sys.stderr.write(name_guide(launch.folder, ended))
             if isinstance(then, Shrink) and smaller is not None:
                 launch = dataclasses.replace(launch, ranks=smaller.prepare(then.dp))
             elif isinstance(then, Restart):

@@ -1,1 +1,1 @@
-"""Start ranks, here or elsewhere, always under torchrun; no torch in this process."""
+"""Start ranks, here as forks of one process, elsewhere under torchrun; no torch in this process."""

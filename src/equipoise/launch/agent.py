@@ -32,7 +32,11 @@ ALLOCATOR = "glibc.malloc.tcache_count=0"
 A 7M decoder's rank holds 256 MiB with it and 351 without (glibc 2.36, recompute "full").
 """
 
-_GRACE_S = 120
+STEM = ("-m", "equipoise.fault.stem")
+"""The command of the process that this machine's agents are forked from; the ranks' program
+follows."""
+
+GRACE_S = 120
 """Time for ranks to finish their step and save after a request to stop [s]."""
 
 _PR_SET_PDEATHSIG = 1
@@ -96,5 +100,5 @@ def agent_command(python: str, ranks: int, *where: str, restarts: int = 0) -> li
         *where,
         f"--nproc-per-node={ranks}",
         f"--max-restarts={restarts}",
-        f"--shutdown-timeout={_GRACE_S}",
+        f"--shutdown-timeout={GRACE_S}",
     ]

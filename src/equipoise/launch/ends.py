@@ -23,6 +23,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 _GONE_S = 10.0
 """Longest wait for a process that was killed: the kernel frees its memory first."""
@@ -37,6 +38,14 @@ class Killed:
     signal: int
 
 
+class Process(Protocol):
+    """A process by its number."""
+
+    @property
+    def pid(self) -> int:
+        """It; known once it has begun."""
+
+
 class RankEnds:
     """Waits for the ends of ranks, each in a thread of its own.
 
@@ -45,7 +54,7 @@ class RankEnds:
         react: Called once, when a signal has ended the first rank.
     """
 
-    def __init__(self, agent: int, react: Callable[[], object]) -> None:
+    def __init__(self, agent: Process, react: Callable[[], object]) -> None:
         self._agent, self._react = agent, react
         self._lock = threading.Lock()
         self._waits: list[threading.Thread] = []
@@ -66,7 +75,7 @@ class RankEnds:
         select.select([file], [], [])
         os.close(file)
         number = signal_of(process)
-        if number is None or number == signal.SIGTERM or _has_ended(self._agent):
+        if number is None or number == signal.SIGTERM or _has_ended(self._agent.pid):
             return  # SIGTERM is the agent's own, and its ranks end with it
         with self._lock:
             is_first = self.first is None
@@ -94,9 +103,10 @@ def signal_of(process: int) -> int | None:
     return os.WTERMSIG(status)
 
 
-def _has_ended(child: int) -> bool:
-    """Whether a child of this process has ended; its status stays to be read."""
+def _has_ended(process: int) -> bool:
+    """Whether a process has ended, be its status read or not."""
     try:
-        return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-    except ChildProcessError:
+        *_, after_name = Path(f"/proc/{process}/stat").read_text().rpartition(")")
+    except OSError:
         return True
+    return after_name.split()[0] in "ZX"

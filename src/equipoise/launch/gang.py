@@ -1,8 +1,8 @@
-"""One start of a run's ranks: torchrun's elastic agent, what the ranks say, and how they end.
+"""One start of a run's ranks: their agent, what the ranks say, and how they end.
 
 What it decides
-    The agent's command. A gang is started to work at once, or to be kept ready (``spares``): then
-    its ranks import their program and wait.
+    A gang is started to work at once, as a fork of the launcher's stem (``stem``), or to be kept
+    ready (``spares``): then torchrun's agent starts ranks that import their program and wait.
 
 Kept true (tests/unit/launch/test_local.py, tests/multi/launch/test_launch.py)
     The agent of this machine has the command of all forms; it ends with its launcher.
@@ -27,6 +27,7 @@ from equipoise.launch.agent import (
 )
 from equipoise.launch.ends import RankEnds
 from equipoise.launch.last_words import VARIABLE, listen
+from equipoise.launch.stem import GangOrder, Stem, StemAgent
 from equipoise.launch.still import Note, StoppedRanks, describe_start
 
 _MOST = 4
@@ -59,27 +60,24 @@ class Launch:
     """The program of a rank, a module; ranks that were kept ready import its ``AHEAD`` and
     call its ``main``."""
 
+    @property
+    def arguments(self) -> list[str]:
+        """What the program is started with."""
+        quiet = ["--quiet"] if self.quiet else []
+        return [str(self.folder), *quiet, *([] if self.proves else ["--no-proof"])]
 
-def launch_command(launch: Launch, *, is_spare: bool = False) -> list[str]:
-    """The command of the agent that starts the ranks."""
-    rendezvous = ["--standalone"]
-    if launch.port:
-        rendezvous = [
-            "--rdzv-backend=c10d",
-            f"--rdzv-endpoint=127.0.0.1:{launch.port}",
-            "--rdzv-id=equipoise",
-        ]
+
+def spares_command(launch: Launch) -> list[str]:
+    """The command of the agent that starts ranks to be kept ready."""
     return [
-        *agent_command(sys.executable, launch.ranks, *rendezvous),
+        *agent_command(sys.executable, launch.ranks, "--standalone"),
         "--local-addr=127.0.0.1",
         f"--log-dir={launch.folder / 'logs'}",
         "--redirects=2",
         "--monitor-interval=0.1",
-        *(SPARE if is_spare else ("-m",)),
+        *SPARE,
         launch.program,
-        str(launch.folder),
-        *(["--quiet"] if launch.quiet else []),
-        *([] if launch.proves else ["--no-proof"]),
+        *launch.arguments,
     ]
 
 
@@ -92,7 +90,7 @@ class RankGang:
         note: As for ``StoppedRanks``.
         log: The agent's error stream.
         mode: In which it is opened; ``a+b`` keeps what is there.
-        door: Where ranks that are kept ready report; they are started to work unless given.
+        whence: The stem that it is forked from; or where ranks that are kept ready report.
 
     Raises:
         OSError: the log cannot be opened.
@@ -105,7 +103,7 @@ class RankGang:
         note: Note,
         log: Path,
         mode: str,
-        door: str = "",
+        whence: Stem | str,
     ) -> None:
         self.logs, self.begun = launch.folder / "logs", time.time()
         self._stack = ExitStack()
@@ -116,15 +114,22 @@ class RankGang:
             address, self.heard = opening.enter_context(listen(show))
             self.stopped = opening.enter_context(StoppedRanks(launch.ranks, note))
             self._begin = self._log.seek(0, os.SEEK_END)
-            self.agent = subprocess.Popen(
-                launch_command(launch, is_spare=bool(door)),
-                stderr=self._log,
-                env={**whole_environment(), VARIABLE: address, spare.VARIABLE: door},
-                start_new_session=True,
-                preexec_fn=end_with_parent,
-            )
+            self.agent: StemAgent | subprocess.Popen[bytes]
+            if isinstance(whence, Stem):
+                logs, words = str(self.logs), launch.arguments
+                asked = GangOrder(launch.ranks, logs, launch.port, words, {VARIABLE: address})
+                self.agent = whence.start(asked, self._log.fileno())
+                opening.callback(self.agent.close)
+            else:
+                self.agent = subprocess.Popen(
+                    spares_command(launch),
+                    stderr=self._log,
+                    env={**whole_environment(), VARIABLE: address, spare.VARIABLE: whence},
+                    start_new_session=True,
+                    preexec_fn=end_with_parent,
+                )
             self._stack = opening.pop_all()
-        self.ends = RankEnds(self.agent.pid, self.agent.kill)
+        self.ends = RankEnds(self.agent, self.agent.kill)
         self.heard.met, self.heard.missed = self._meet, self._miss
 
     def _meet(self, rank: int, process: int) -> None:

@@ -1,4 +1,4 @@
-"""Start a run's ranks on this machine under torchrun's elastic agent, and report how they ended.
+"""Start a run's ranks on this machine, and report how they ended.
 
 What it decides
     Ctrl-C reaches only this process: it writes the file ``stop`` to the run's folder, which
@@ -43,6 +43,7 @@ from equipoise.launch.ends import Killed
 from equipoise.launch.gang import Launch, RankGang
 from equipoise.launch.last_words import Words
 from equipoise.launch.spares import Spares, SpareState, has_room
+from equipoise.launch.stem import Stem, StemAgent
 from equipoise.launch.still import Note, read_traceback
 
 LOCK = ".lock"
@@ -150,6 +151,7 @@ class LocalRanks:
         self._starts = 0
         self._gang: RankGang | None = None
         self._spares: Spares | None = None
+        self._stem: Stem | None = None
         self._folder = Path()
 
     def __enter__(self) -> Self:
@@ -161,6 +163,8 @@ class LocalRanks:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         self._dismiss_spares()
+        if self._stem is not None:
+            self._stem.close()
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         del number, frame
@@ -172,7 +176,7 @@ class LocalRanks:
         if self._gang is not None:
             self._pass_on(self._gang.agent)
 
-    def _pass_on(self, agent: "subprocess.Popen[bytes]") -> None:
+    def _pass_on(self, agent: "StemAgent | subprocess.Popen[bytes]") -> None:
         if self.asked > 1:
             agent.kill()
             return
@@ -222,16 +226,29 @@ class LocalRanks:
 
     def _new_gang(self, launch: Launch) -> RankGang:
         logs = launch.folder / "logs"
-        mode = "a+b" if self._starts else "w+b"
-        self._starts += 1
         try:
             logs.mkdir(parents=True, exist_ok=True)
-            return RankGang(launch, self._show, self._show_stopped, logs / "agent.log", mode)
+            log = logs / "agent.log"
+            if not self._starts:
+                log.write_bytes(b"")
+            self._starts += 1
+            stem = self._ready_stem(launch.program, log)
+            return RankGang(launch, self._show, self._show_stopped, log, "a+b", stem)
         except OSError as error:
             raise FaultError(
                 f"The run's logs cannot be written to {logs} ({explain_refusal(error, logs)}). "
                 f"Free some space or choose another folder with --out."
             ) from error
+
+    def _ready_stem(self, program: str, log: Path) -> Stem:
+        """The one of the last start, or another if that has ended."""
+        if self._stem is not None and not self._stem.is_alive:
+            self._stem.close()
+            self._stem = None
+        if self._stem is None:
+            with log.open("ab") as errors:
+                self._stem = Stem(program, errors.fileno())
+        return self._stem
 
     @property
     def spares(self) -> SpareState:

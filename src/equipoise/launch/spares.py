@@ -67,7 +67,7 @@ class Spares:
             self._door.bind("")
             self._door.listen(launch.ranks)
             address = self._door.getsockname()[1:].decode()
-            self._gang = RankGang(launch, show, note, log, "w+b", door=address)
+            self._gang = RankGang(launch, show, note, log, "w+b", address)
         except OSError:
             self._door.close()
             raise

@@ -149,11 +149,12 @@ def _find(rank: int) -> int:
         with suppress(OSError, ValueError, IndexError):
             _, _, after_name = (entry / "stat").read_text().rpartition(")")
             parents[int(entry.name)] = int(after_name.split()[1])
-    for _ in range(2):  # the agent, and its ranks
+    for _ in range(3):  # the stem, its agent, and its ranks
         own |= {child for child, parent in parents.items() if parent in own}
     for child in sorted(own - {os.getpid()}):
         with suppress(OSError):
-            if word in Path(f"/proc/{child}/environ").read_bytes().split(b"\0"):
+            shown = Path(f"/proc/{child}/environ"), Path(f"/proc/{child}/cmdline")
+            if any(word in each.read_bytes().split(b"\0") for each in shown):
                 return child
     return 0
 

@@ -7,13 +7,15 @@ Why
 What it decides
     All ranks measure at the same time, as they will compute; the curve is their mean. A run keeps
     its own (``curves/`` in its folder) and reads it when it is resumed, so that it packs what it
-    would have packed, whatever becomes of the cache. New runs read the cache; what was measured
+    would have packed, whatever becomes of the cache. A run that goes on with another number of
+    ranks packs by the curve it has, unless the cache has theirs: that is not worth seconds in which
+    nothing is trained. New runs read the cache; what was measured
     while ranks had less than 70% of the processor time that their cores have for them is not put
     there, and what a run's first steps contradict is taken out, so the next run measures again.
 
 Kept true (tests/unit/train/test_doubt_curve.py, tests/multi/train/test_curves.py)
-    A resumed run has the curve it had; a curve that was disturbed, or that steps contradict, is
-    not in the cache.
+    A resumed run has the curve it had, also on fewer ranks; a curve that was disturbed, or that
+    steps contradict, is not in the cache.
 """
 
 import dataclasses
@@ -116,8 +118,7 @@ def _curve_name(spec: RunSpec, model: ModelSpec, ranks: Ranks, measured: Measure
             "recompute": spec.train.recompute,
             "machine": machine,
             "torch": torch.__version__,
-            "world": ranks.world,
-            "form": 2,
+            "form": 3,
         }
         | ({"masks": True} if spec.data.masks else {})
         | ({} if measured is None else {"measured": measured.name})
@@ -137,7 +138,19 @@ def curve_file(
     spec: RunSpec, model: ModelSpec, ranks: Ranks, cache: Path, measured: Measured = None
 ) -> Path:
     """Where the curve of this run on this machine is kept."""
-    return cache / "curves" / f"{_curve_name(spec, model, ranks, measured)}.json"
+    return cache / "curves" / f"{_curve_name(spec, model, ranks, measured)}-{ranks.world}.json"
+
+
+def _read_other(file: Path) -> LoadCurve | None:
+    """The curve that a run has for another number of ranks: the next larger, else the largest."""
+    name, _, world = file.stem.rpartition("-")
+    others = {
+        int(words): each
+        for each in file.parent.glob(f"{name}-*.json")
+        if (words := each.stem.rpartition("-")[2]).isdecimal()
+    }
+    order = sorted(others, key=lambda ranks: (ranks < int(world), abs(ranks - int(world))))
+    return next(filter(None, (_read(others[ranks]) for ranks in order)), None)
 
 
 def doubt_curve(file: Path, measured_over_predicted: Sequence[float]) -> str:
@@ -187,6 +200,7 @@ def obtain_curve(
     kept: LoadCurve | None = None
     if ranks.rank == 0:
         kept = (None if mine is None else _read(mine)) or _read(file)
+        kept = kept or (None if mine is None else _read_other(mine))
     kept = ranks.gather_objects(kept)[0]
     if kept is None:
         kept = _measure(spec, model, ranks, file, measured)

@@ -40,8 +40,9 @@ from equipoise.train.process import StopRequest, settle
 from equipoise.train.proof import prove_layout
 from equipoise.train.watch import FolderGoneError
 
-AHEAD = ("torch._dynamo",)
-"""What a first step would import: torch's compiler, which optimizers load (torch 2.13)."""
+AHEAD = ("torch._dynamo", "numpy.ma")
+"""What a first step would import: torch's compiler, which optimizers load (torch 2.13), and what
+NumPy's statistics load."""
 
 _OF_A_HOST = ("data.path", "data.mix", "data.cache", "data.tokenizer", "eval.path", "model.init")
 """Keys that name files: they may lie elsewhere on another host, and what is in them is compared."""

@@ -120,8 +120,8 @@ def test_a_store_that_has_stopped_with_its_rank(tmp_path: Path) -> None:
 
 
 STOP_IN_STEP_3 = """
-import os
-if os.environ.get("RANK") == "1":
+import os, sys
+if "equipoise.fault.stem" in sys.orig_argv:
     import signal
     from equipoise.train import step
 
@@ -129,7 +129,7 @@ if os.environ.get("RANK") == "1":
 
     def stop(*args):
         calls.append(1)
-        if len(calls) == 3:
+        if os.environ["RANK"] == "1" and len(calls) == 3:
             os.kill(os.getpid(), signal.SIGSTOP)
         return make_batch(*args)
 

@@ -88,7 +88,7 @@ def test_a_drill_that_is_interrupted_leaves_no_process_and_no_folder(
                 lines.append((entry / "cmdline").read_bytes())
         return [line for line in lines if str(scratch).encode() in line]
 
-    wait_until(lambda: any(b"torch.distributed.run" in line for line in command_lines()))
+    wait_until(lambda: any(b"equipoise.train.worker" in line for line in command_lines()))
     process.send_signal(number)
     _, err = process.communicate(timeout=DEADLINE_S)
     assert (process.returncode, err.splitlines()[-1]) == (130, "Interrupted.")
@@ -104,6 +104,10 @@ def test_a_drill_that_is_interrupted_leaves_no_process_and_no_folder(
             '--only: no such fault: "kil". Nearest: kill. All: ',
         ),
         (["--repeat", "0"], "--repeat 0 rehearses nothing. Give 1 or more.\n"),
+        (
+            ["--repeat", "10001"],
+            "--repeat 10,001 is more than 10,000, which take days. Give 10,000 or less.\n",
+        ),
         (
             ["--out", "."],
             ". exists, and a drill begins with a new folder. Choose another with --out, or leave "

@@ -18,8 +18,8 @@ from equipoise.spec.run.resolved import write_resolved
 from equipoise.spec.run.spec import FaultSpec
 
 HANG_AT_START = """
-import os
-if os.environ.get("RANK") == "1":
+import os, sys
+if "equipoise.fault.stem" in sys.orig_argv:
     import time
 
     from equipoise.comm import group
@@ -27,8 +27,12 @@ if os.environ.get("RANK") == "1":
     def lie_in():
         time.sleep(600)
 
+    open_store = group.open_store
+
     def hang(*args, **named):
-        lie_in()
+        if os.environ["RANK"] == "1":
+            lie_in()
+        return open_store(*args, **named)
 
     group.open_store = hang
 """

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,16 @@ def test_a_resumed_run_reads_its_own_curve_whatever_the_cache_has(first, tmp_pat
     assert run_ranks(2, obtain, SPEC, MODEL, cache, tmp_path / "run") == [cached, cached]
     (kept,) = curves(tmp_path / "run")
     assert json.loads(kept.read_text())["ns_per_token"] == 1.0
+
+
+def test_fewer_ranks_pack_by_the_curve_that_the_run_has(first, tmp_path: Path) -> None:
+    root, (one, _) = first
+    shutil.copytree(root / "run", tmp_path / "run")
+    assert run_ranks(1, obtain, SPEC, MODEL, tmp_path / "cache", tmp_path / "run") == [one]
+    fewer, before = curves(tmp_path / "run")
+    assert (fewer.stem[-2:], before.stem[-2:]) == ("-1", "-2")
+    assert fewer.read_text() == before.read_text()
+    assert not curves(tmp_path / "cache")
 
 
 def test_what_was_measured_beside_others_is_not_put_into_the_cache(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ class Gang:
         self.ranks = [int(word) for word in self.agent.stdout.readline().split()]
         self.reacted = 0
         self.has_reacted = threading.Event()
-        self.ends = RankEnds(self.agent.pid, self.react)
+        self.ends = RankEnds(self.agent, self.react)
         for rank, process in enumerate(self.ranks):
             self.ends.meet(rank, process)
 
@@ -73,7 +73,7 @@ def test_a_process_that_lives_or_is_gone_was_not_ended_by_a_signal() -> None:
     done = subprocess.Popen(["true"])
     done.wait()
     assert signal_of(done.pid) is None
-    RankEnds(os.getpid(), print).meet(0, done.pid)
+    RankEnds(done, print).meet(0, done.pid)
 
 
 def test_a_process_that_a_signal_ended_has_it_until_it_is_read() -> None:

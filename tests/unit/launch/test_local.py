@@ -10,9 +10,9 @@ import pytest
 
 from equipoise.base.errors import EquipoiseError, FaultError, LayoutError
 from equipoise.launch import local
-from equipoise.launch.agent import WORKER, whole_environment
+from equipoise.launch.agent import PROGRAM, SPARE, whole_environment
 from equipoise.launch.forms import Job, Nodes, agent_words
-from equipoise.launch.gang import Launch, launch_command
+from equipoise.launch.gang import Launch, spares_command
 from equipoise.launch.last_words import Words
 from equipoise.launch.local import LOCK, require_free_folder, require_free_port
 
@@ -56,16 +56,14 @@ def test_a_folder_whose_run_goes_on(tmp_path: Path) -> None:
     require_free_folder(tmp_path)
 
 
-@pytest.mark.parametrize("port", [0, 29_500])
-def test_the_agent_of_this_machine(tmp_path: Path, port: int) -> None:
+def test_the_agent_of_ranks_that_are_kept_ready(tmp_path: Path) -> None:
     """As the forms' one, but that it meets nobody, keeps logs and looks often."""
-    words = launch_command(Launch(tmp_path, 2, True, port))
+    words = spares_command(Launch(tmp_path, 2, True, 0))
     job = Job("run", tmp_path, Nodes(1, 2, "none"), python=sys.executable)
     assert set(agent_words(job)) - set(words) == {"--nnodes=1"}
     assert words[:3] == agent_words(job)[:3]
-    assert words[-4:] == [*WORKER, str(tmp_path), "--quiet"]
-    assert ("--standalone" in words) == (port == 0)
-    assert ("--rdzv-endpoint=127.0.0.1:29500" in words) == (port > 0)
+    assert words[-5:] == [*SPARE, PROGRAM, str(tmp_path), "--quiet"]
+    assert "--standalone" in words
 
 
 def test_agents_of_several_nodes_wait_for_one_that_comes_back(tmp_path: Path) -> None:

@@ -170,8 +170,11 @@ class SlowRanks:
         """
         if self._ranks < 2:
             return []
-        self._every.learn(_compare(step, times, times.compute_s))
-        self._own.learn(_compare(step, times, times.core_s))
+        data_s, sent_s = _others(times.data_s), _others(times.communication_s)
+        for evidence, compute_s in ((self._every, times.compute_s), (self._own, times.core_s)):
+            expected_s = np.array([data_s, _expected(times.predicted_s, compute_s), sent_s])
+            own_s = np.array([times.data_s, compute_s, times.communication_s])
+            evidence.learn(_Compared(step, own_s - expected_s, expected_s.sum(axis=0)))
         is_proven = self._every.is_proven | self._own.is_proven
         is_cleared = (self._every.proof == 0) & (self._own.proof == 0)
         newly, over = is_proven & ~self._named, is_cleared & self._named
@@ -214,6 +217,7 @@ class _Evidence:
         self.rows: deque[_Compared] = deque(maxlen=_RECENT)
         self._against: deque[Flags] = deque(maxlen=_RECENT)
         """Ranks that each step counts against."""
+        self._ratios: deque[Floats] = deque(maxlen=_RECENT)
         self._noise = np.full(ranks, _LEAST_NOISE)
         self._steps = 0
 
@@ -226,9 +230,10 @@ class _Evidence:
         """Take a step into account."""
         self._steps += 1
         self.rows.append(row)
+        self._ratios.append(ratio := row.ratio)
         if self._steps % _NOISE_STEPS == 0 or self._steps == _KNOWN_STEPS + 1:
             self._noise = self._measure_noise()
-        gained = (_SLOW - _EVEN) / self._noise**2 * (row.ratio - (_SLOW + _EVEN) / 2)
+        gained = (_SLOW - _EVEN) / self._noise**2 * (ratio - (_SLOW + _EVEN) / 2)
         gained = np.clip(np.nan_to_num(gained), -_STEP_PROOF, _STEP_PROOF)
         if self._steps <= _KNOWN_STEPS:
             gained[:] = 0.0
@@ -242,7 +247,7 @@ class _Evidence:
 
     def _measure_noise(self) -> Floats:
         """Standard deviation of each rank's ratio from step to step, whatever its level."""
-        changes = np.abs(np.diff(np.array([row.ratio for row in self.rows]), axis=0))
+        changes = np.abs(np.diff(np.array(self._ratios), axis=0))
         noise = np.full(changes.shape[1], _LEAST_NOISE)
         known = np.isfinite(changes).any(axis=0)
         # 1.4826: of a normal distribution's median deviation; a difference has twice the variance.
@@ -251,19 +256,11 @@ class _Evidence:
         return noise
 
 
-def _compare(step: int, times: StepTimes, compute_s: Floats) -> _Compared:
-    """What each rank spent beyond what the others would have spent on its work."""
+def _expected(predicted_s: Floats, compute_s: Floats) -> Floats:
+    """What the others would have spent on each rank's forward and backward, float64 [ranks]."""
     with np.errstate(invalid="ignore", divide="ignore"):
-        price = np.where(times.predicted_s > 0, compute_s / times.predicted_s, np.nan)
-    own_s = np.array([times.data_s, compute_s, times.communication_s])
-    expected_s = np.array(
-        [
-            _others(times.data_s),
-            times.predicted_s * _others(price),
-            _others(times.communication_s),
-        ]
-    )
-    return _Compared(step, own_s - expected_s, expected_s.sum(axis=0))
+        price = np.where(predicted_s > 0, compute_s / predicted_s, np.nan)
+    return predicted_s * _others(price)
 
 
 def _others(values: Floats) -> Floats:

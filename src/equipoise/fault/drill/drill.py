@@ -32,6 +32,8 @@ from equipoise.fault.drill.stage import DrillRun, Stage
 _GONE_S, _LOOK_S = 10.0, 0.05
 """For which the scratch folder is removed again and again, and how often [s]."""
 
+_MOST_REPEATS = 10_000
+
 
 @dataclass(frozen=True, slots=True)
 class DrillRequest:
@@ -63,6 +65,11 @@ class DrillRequest:
                 )
         if self.repeat < 1:
             raise SpecError(f"--repeat {self.repeat} rehearses nothing. Give 1 or more.")
+        if self.repeat > _MOST_REPEATS:
+            raise SpecError(
+                f"--repeat {self.repeat:,} is more than {_MOST_REPEATS:,}, which take days. Give "
+                f"{_MOST_REPEATS:,} or less."
+            )
         if not 0 < self.minutes <= 10_000:
             raise SpecError(f"--minutes {self.minutes:g}: give more than 0, and at most 10,000.")
         if self.out is not None and self.out.exists():

@@ -73,7 +73,7 @@ def _processes(folder: Path, state: str) -> dict[int, int]:
             environment = (entry / "environ").read_bytes().split(b"\0")
         except OSError:  # it ended meanwhile
             continue
-        ranks = [word for word in environment if word.startswith(b"RANK=")]
+        ranks = [word for word in (*words, *environment) if word.startswith(b"RANK=")]
         if ranks and state_of(int(entry.name)) == state:  # the agent has none
             alive[int(ranks[0].removeprefix(b"RANK="))] = int(entry.name)
     return alive
