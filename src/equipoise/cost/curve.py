@@ -17,6 +17,7 @@ Kept true (tests/unit/cost/test_curve.py)
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -71,10 +72,9 @@ class LoadCurve:
         pairs, below the first with their square root, as the length does.
         """
         count = np.asarray(pairs, dtype=np.float64)
-        lengths = np.array(self.doc_tokens)
-        known = lengths * (lengths + 1) / 2
+        known, log_known, log_ns = _points(self.doc_tokens, self.doc_ns)
         inside = np.maximum(count, 1.0)
-        attention = np.exp(np.interp(np.log(inside), np.log(known), np.log(self.doc_ns)))
+        attention = np.exp(np.interp(np.log(inside), log_known, log_ns))
         attention *= np.maximum(inside / known[-1], 1.0)
         attention *= np.sqrt(np.minimum(inside / known[0], 1.0))
         return np.where(count > 0, attention, 0.0)
@@ -115,6 +115,19 @@ class LoadCurve:
             else:
                 high = middle
         return low
+
+
+@functools.lru_cache(maxsize=64)
+def _points(
+    doc_tokens: tuple[float, ...], doc_ns: tuple[float, ...]
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """The pairs of measured lengths, and the logarithms of these and of their times.
+
+    A packer asks for the prices of a few documents thousands of times per step.
+    """
+    lengths = np.array(doc_tokens)
+    known = lengths * (lengths + 1) / 2
+    return known, np.log(known), np.log(doc_ns)
 
 
 @dataclass(frozen=True, slots=True)

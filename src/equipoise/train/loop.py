@@ -8,7 +8,6 @@ What it decides
 """
 
 import dataclasses
-import json
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
@@ -51,8 +50,9 @@ from equipoise.train.folder import RunFolder
 from equipoise.train.health.host import HostWatch
 from equipoise.train.health.slow import SlowWatch
 from equipoise.train.process import StopRequest, return_freed_memory, spare_small_chunks
+from equipoise.train.saving.loads import loads_texts, resume_loads
 from equipoise.train.saving.newest import load_newest
-from equipoise.train.saving.packer import PACKER, resume_packer
+from equipoise.train.saving.packer import packer_texts, resume_packer
 from equipoise.train.saving.saves import RunSaves
 from equipoise.train.saving.trust import set_aside
 from equipoise.train.side import build_sides, run_sides, span_all
@@ -67,6 +67,8 @@ class Position:
 
     step: int = 0
     tokens: int = 0
+    loads: list[list[int]] | None = None
+    """Tokens that chose each expert of each layer in the last step, if there are experts."""
 
 
 class Trainer:
@@ -137,7 +139,8 @@ class Trainer:
             self.journal.write("fault", "torn-checkpoint", message=sentence)
         if not manifest.step:
             self.runner.optimizer.state.clear()  # torch saves no step as one of zero gradients
-        self.position = Position(manifest.step, manifest.position_tokens)
+        loads = resume_loads(path, runner.model.decoder, manifest.step)
+        self.position = Position(manifest.step, manifest.position_tokens, loads)
         self.ground.keep(path)
         self.saves.start(path, manifest.step)
         view.say(f"Resuming after step {manifest.step} from {path}.")
@@ -226,9 +229,10 @@ class Trainer:
                 stop_asked=stop_asked,
                 word=word,
             )
-            self.position = Position(step, self.position.tokens + self.spec.pack.step_tokens)
-            result, loads = results[0], packs[0][1]
-            loss = result.loss
+            result, loads, loss = results[0], packs[0][1], results[0].loss
+            tokens = self.position.tokens + self.spec.pack.step_tokens
+            chosen = None if result.experts is None else result.experts.loads
+            self.position = Position(step, tokens, chosen)
             figures, *_ = [
                 side.write_step(packed, each, step=step, tokens=self.position.tokens)
                 for side, packed, each in zip(self.sides, packs, results, strict=True)
@@ -375,7 +379,6 @@ class Trainer:
             CheckpointError: it could not be written and the run ends here.
         """
         self._watch_saved(at_once=must or self.spec.checkpoint.keep == 1)
-        waiting = self.packer.state_dict()
         manifest = Manifest(
             format=FORMAT,
             version=equipoise.__version__,
@@ -390,8 +393,8 @@ class Trainer:
             run=resume_facts(self.spec),
             engine=self.spec.model.engine,
         )
-        texts = self.runner.model.decoder.texts
-        texts = texts | ({PACKER: json.dumps(waiting)} if waiting else {})
+        texts = self.runner.model.decoder.texts | packer_texts(self.packer)
+        texts |= loads_texts(self.position.loads)
         self.saves.begin(view, manifest, texts, waits=waits, must=must)
         for side in self.sides:
             side.record.beside_bytes = self.saves.saver.arena_bytes

@@ -212,7 +212,7 @@ class StepRunner:
             if made.labels:
                 self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
-            experts = self._settle_experts(max(1, made.labels))
+            experts = self._settle_experts(step, max(1, made.labels))
             await_device(self.ranks.device)
             if self.state is not None:
                 self.state.updated()
@@ -347,12 +347,12 @@ class StepRunner:
         counted, group = self.pipeline.counted, self.pipeline.group
         return global_norm(self.model.decoder, counted=counted, stages=group)
 
-    def _settle_experts(self, labels: int) -> ExpertLoads | None:
+    def _settle_experts(self, step: int, labels: int) -> ExpertLoads | None:
         """Sum what all ranks' routers chose, by which they are balanced in the next step."""
         decoder = self.model.decoder
         if not isinstance(decoder, Decoder) or not decoder.model.experts:
             return None
-        loads, penalty, planned = settle_experts(decoder, self.ranks)
+        loads, penalty, planned = settle_experts(decoder, self.ranks, step=step)
         return ExpertLoads(loads.tolist(), float(penalty) / labels, planned.tolist())
 
     def _turns(self, packed: PackedStep) -> tuple[MicroBatch, ...]:
@@ -374,8 +374,8 @@ class StepRunner:
     def _exchanges(self) -> bool:
         """Whether ranks exchange within micro-batches what the plan says."""
         layout = None if self.model.mesh is None else self.model.mesh.layout
-        is_split = layout is not None and max(layout.cp, layout.tp, layout.pp, layout.ep) > 1
-        return self.model.zero >= 2 or is_split or isinstance(self.sharing, Partners)
+        is_split = layout and (layout.dp < layout.world or layout.ep * layout.etp > 1)
+        return self.model.zero >= 2 or bool(is_split) or isinstance(self.sharing, Partners)
 
     def _meet(
         self,

@@ -10,6 +10,7 @@ from equipoise.comm.local import run_ranks
 from equipoise.nn.moe import balance as moe_balance
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.train.build import build_runner
+from equipoise.train.check.balanced import beside_axes, with_experts
 from equipoise.train.check.case import Case, Verdict, expert_cases, make_case
 from equipoise.train.check.prove import check_cases, run_cases
 from equipoise.train.check.sample import make_decoder
@@ -75,3 +76,15 @@ def test_routers_begin_out_of_balance_and_the_loss_is_divided_by_labels() -> Non
     (balance,) = moe_balance.balances(make_decoder(make_case(SPARSE, 1), 50))
     assert balance.state_X.tolist() == [0, 1, 2, 3, 4]
     assert balance.loss_scale == 1 / 50
+
+
+def test_balanced_experts_equal_one_rank_beside_every_axis() -> None:
+    model = dataclasses.replace(
+        with_experts(SPARSE), experts=8, heads=4, kv_heads=2, head_width=8, shared_ffn=0, layers=1
+    )
+    cases = beside_axes(4, dataclasses.replace(model, dense_layers=0))
+    # `equipoise check --experts` runs all; these are nearly every layout with one policy in turn.
+    verdicts = run_cases(cases[::6])
+    for verdict in verdicts:
+        assert verdict.is_exact, verdict.case
+        assert verdict.error <= FP64, verdict.case

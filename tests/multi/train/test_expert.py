@@ -6,11 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from equipoise.base.errors import LayoutError
 from equipoise.comm.local import run_ranks
 from equipoise.dash.findings import findings
 from equipoise.dash.summary import summarize
 from equipoise.data.cache.store import TokenStore
 from equipoise.observe.reader import read_run
+from equipoise.spec.layout import Layout
 from equipoise.spec.run.resolved import ResolvedFile
 from equipoise.spec.run.spec import ExpertsSpec
 from support.make_run import MODEL, MakeRun
@@ -142,3 +144,17 @@ def test_the_journal_says_what_copies_made_of_the_loads(runs: dict, name: str) -
     report = findings([read_run(folder)], [summarize(read_run(folder), name)])["work"]
     assert "The fullest rank computes experts' rows of 1." in report
     assert "if each expert stayed on its own rank." in report
+
+
+def test_ranks_that_share_units_and_pack_differently_are_stopped_before_they_wait(
+    tmp_path: Path, store: TokenStore
+) -> None:
+    layout = Layout(dp=2, etp=2, zero=1)
+    with pytest.raises(LayoutError) as caught:
+        run_ranks(2, on_ranks.pack_differently, tmp_path, str(store.folder), SPARSE, layout)
+    said = str(caught.value)
+    assert said.startswith("Rank 1 packed step 7 otherwise than rank 0: data-parallel rank 0 has ")
+    assert said.endswith(
+        " Nothing was sent or changed by it. Give every machine the same version of equipoise and "
+        "of NumPy."
+    )

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.base.errors import FitError, LayoutError
+from equipoise.base.errors import FitError, LayoutError, SpecError
 from equipoise.base.units import format_bytes
 from equipoise.launch.doctor.gather import read_machine
 from equipoise.launch.doctor.needs import copy_bytes, needs_of, require_slots
@@ -25,6 +25,60 @@ def test_ranks_that_would_share_no_experts(tmp_path: Path) -> None:
         "The model has no experts that 2 ranks could share. Set ep (layout.ep) = 1 and "
         "etp (layout.etp) = 1, or give the model experts."
     )
+
+
+SPLIT = (
+    'experts.policy = "{}" copies whole experts, but etp = 2 ranks share the hidden units of each. '
+    'Set layout.etp = 1, or experts.policy to "fixed" or "tutel".'
+)
+UNEVEN = (
+    "eplb gives every rank equally many places, but 2 ranks do not divide 7 experts. Give a number "
+    'of ranks that does, or another policy, as "exact".'
+)
+
+
+@pytest.mark.parametrize(
+    ("keys", "sentence"),
+    [
+        *(
+            ({"experts.policy": policy, "layout.etp": "2"}, SPLIT.format(policy))
+            for policy in ("exact", "hecate", "eplb", "auto")
+        ),
+        ({"experts.policy": "exact", "layout.etp": "2", "layout.ep": "2"}, SPLIT.format("exact")),
+        ({"experts.policy": "eplb", "layout.ep": "2", "model.experts": "7"}, UNEVEN),
+    ],
+)
+def test_policies_that_ranks_cannot_obey(
+    tmp_path: Path, keys: dict[str, str], sentence: str
+) -> None:
+    run = read_run(None, [("model.experts", "8"), ("layout.dp", "4"), *keys.items()])
+    missing = dataclasses.replace(run.spec.data, source="text", path="missing")
+    run = dataclasses.replace(run, spec=dataclasses.replace(run.spec, data=missing))
+    with pytest.raises(LayoutError) as caught:
+        prepare(run, out=tmp_path)
+    assert str(caught.value) == sentence
+
+
+@pytest.mark.parametrize(
+    ("keys", "sentence"),
+    [
+        (
+            {},
+            '--experts.policy: "exact" balances experts, but the model has none. Set '
+            'model.experts, or experts.policy = "fixed".',
+        ),
+        (
+            {"model.engine": "transformers", "model.init": "hf:nowhere"},
+            '--experts.policy: "exact" lets ranks compute each other\'s experts, but model.engine '
+            '= "transformers" (--model.engine) computes the model with transformers\' own modules, '
+            'which keep all experts on each rank. Set experts.policy = "fixed".',
+        ),
+    ],
+)
+def test_policies_of_models_whose_experts_cannot_move(keys: dict[str, str], sentence: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        read_run(None, [("experts.policy", "exact"), *keys.items()])
+    assert sentence in str(caught.value).splitlines()
 
 
 def test_slots_that_memory_does_not_hold() -> None:
@@ -59,3 +113,10 @@ def test_as_many_ranks_share_experts_as_can(policy: str, ranks: int, ep: int) ->
     assert run.spec.layout.ep == ep
     given = share_experts(read_run(None, [*flags, ("layout.ep", "2")]), ranks)
     assert given.spec.layout.ep == 2
+
+
+def test_a_model_that_cannot_be_read_is_not_said_to_have_no_experts() -> None:
+    with pytest.raises(SpecError) as caught:
+        read_run(None, [("experts.policy", "exact"), ("model.init", "hf:nowhere")])
+    assert str(caught.value).startswith("--model.init: cannot read nowhere/config.json")
+    assert "experts.policy" not in str(caught.value)

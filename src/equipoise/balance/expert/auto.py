@@ -76,7 +76,7 @@ def trial_of(step: int, policies: list[str]) -> str:
     """The policy that a step tries; empty for most steps.
 
     Args:
-        step: Since the run began or resumed, from 0.
+        step: How many the run has done before.
         policies: By name.
 
     >>> [trial_of(step, ["fixed", "exact"]) for step in (0, 1, 2, 3, 4, 102)]

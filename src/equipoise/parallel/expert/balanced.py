@@ -14,8 +14,8 @@ What it decides
        copies with weights that it fetches (``copies``).
     5. Outputs go back the same way, into the order in which rows came.
 
-    Policies that plan from earlier loads get those of the last step, summed over all ranks; they
-    are not part of a checkpoint, so the first step of a run, and of one that resumes, has none.
+    Policies that plan from earlier loads get those of the last step, summed over all ranks
+    (``expert.loads``); the first step of a run has none.
 
 Kept true (tests/multi/parallel/test_balanced.py)
     Loss, every gradient and one step of SGD equal one rank's, in fp32 and fp64, for every policy
@@ -75,7 +75,7 @@ class BalancedExchange:
     row_cost: float = 0.0
     """As in ``ExpertRequest``."""
     step: int = 0
-    """Steps since the run began or resumed; some of them try a policy under ``auto``."""
+    """Steps that the run has done; after some it tries a policy under ``auto``."""
     planned: PlannedLoads = field(default_factory=PlannedLoads)
 
     def __call__(self, x_RD: Tensor, counts_X: Tensor, experts: Experts) -> Tensor:
@@ -102,7 +102,6 @@ class BalancedExchange:
     def take(self) -> list[int]:
         """``PlannedLoads.numbers`` since this was last called, the end of a step."""
         taken, self.planned = self.planned, PlannedLoads()
-        self.step += 1
         return taken.numbers()
 
     def expert_bytes(self, gate: Tensor) -> int:

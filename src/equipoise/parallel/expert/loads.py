@@ -9,27 +9,34 @@ What it decides
     One table of all sparse layers of the model; a rank has zeros in rows of layers that it does
     not hold. Counts are integers, so one sum over all ranks is exact whatever the layout. Beside
     them stands what schedules of experts did, which one rank of each that share experts adds.
+    Policies plan the next step by the same table, which a checkpoint holds for a run that resumes.
 
-Kept true (tests/multi/parallel/test_pipeline_experts.py)
-    Counts, balance and auxiliary loss of stages are those of one rank.
+Kept true (tests/multi/parallel/test_pipeline_experts.py, tests/multi/parallel/test_expert_life.py)
+    Counts, balance and auxiliary loss of stages are those of one rank; a resumed run plans as one
+    that was never interrupted.
 """
 
-import torch
-from torch import Tensor
+from collections.abc import Iterator
 
+import torch
+from torch import Tensor, nn
+
+from equipoise.base.arrays import Ints
 from equipoise.comm.group import Ranks
 from equipoise.nn.decoder import Decoder
 from equipoise.nn.moe.balance import balances
 from equipoise.parallel.expert.balanced import balanced_exchanges
 from equipoise.parallel.expert.planned import PLANNED
+from equipoise.spec.model.presets import ModelSpec
 
 
-def settle_experts(decoder: Decoder, ranks: Ranks) -> tuple[Tensor, Tensor, Tensor]:
+def settle_experts(decoder: Decoder, ranks: Ranks, *, step: int) -> tuple[Tensor, Tensor, Tensor]:
     """Sum the counts of all ranks, and balance the next step by them; every rank calls it.
 
     Args:
         decoder: The whole, or a part of it, sharded or not.
         ranks: All of them.
+        step: The number of the step that has ended, from 1.
 
     Returns:
         Tokens that chose each expert of each sparse layer of the model, int64 [layers, X], those
@@ -37,12 +44,9 @@ def settle_experts(decoder: Decoder, ranks: Ranks) -> tuple[Tensor, Tensor, Tens
         auxiliary loss, summed over tokens and layers, a float64 scalar; and ``PlannedLoads`` of
         each layer, int64 [layers, PLANNED], zeros where every expert stays on its own rank.
     """
-    model = decoder.model
-    sparse = [at for at in range(model.layers) if model.is_sparse(at)]
-    held = [(row, decoder.layers[at]) for row, at in enumerate(sparse)]
-    held = [(row, layer) for row, layer in held if balances(layer)]
+    model, held = decoder.model, list(_held_layers(decoder))
     width = model.choices + PLANNED
-    table = torch.zeros(len(sparse), width, dtype=torch.int64, device=ranks.device)
+    table = torch.zeros(len(_sparse(model)), width, dtype=torch.int64, device=ranks.device)
     penalty = torch.zeros((), dtype=torch.float64, device=ranks.device)
     for row, layer in held:
         (each,) = balances(layer)
@@ -56,6 +60,31 @@ def settle_experts(decoder: Decoder, ranks: Ranks) -> tuple[Tensor, Tensor, Tens
     loads = table[:, : model.choices].contiguous()
     for row, layer in held:
         balances(layer)[0].settle(loads[row])
-        for exchange in balanced_exchanges(layer):
-            exchange.seen = loads[row, : model.experts].numpy(force=True).copy()
+    remember_loads(decoder, loads.numpy(force=True), step=step)
     return loads, penalty, table[:, model.choices :]
+
+
+def remember_loads(decoder: Decoder, loads: Ints | None, *, step: int) -> None:
+    """Let policies plan as after this step.
+
+    Args:
+        decoder: The whole, or a part of it.
+        loads: Tokens that chose each expert of each sparse layer of the model in that step, int64
+            [layers, X]; None where nobody knows.
+        step: Its number, from 1.
+    """
+    for row, layer in _held_layers(decoder):
+        for exchange in balanced_exchanges(layer):
+            exchange.step = step
+            exchange.seen = None if loads is None else loads[row, : decoder.model.experts].copy()
+
+
+def _sparse(model: ModelSpec) -> list[int]:
+    return [at for at in range(model.layers) if model.is_sparse(at)]
+
+
+def _held_layers(decoder: Decoder) -> Iterator[tuple[int, nn.Module]]:
+    """The sparse layers that this rank has, each with its number among those of the model."""
+    for row, at in enumerate(_sparse(decoder.model)):
+        if balances(decoder.layers[at]):
+            yield row, decoder.layers[at]

@@ -7,11 +7,10 @@ Kept true (tests/multi/parallel/test_balanced.py, tests/multi/parallel/test_tute
     A policy that these ranks cannot obey is refused before the first step.
 """
 
-import numpy as np
 from torch import nn
 
+from equipoise.balance.expert.policies import require_balanced
 from equipoise.balance.expert.price import RowPrices
-from equipoise.base.errors import LayoutError
 from equipoise.parallel.expert.balanced import BalancedExchange
 from equipoise.parallel.expert.exchange import ExpertExchange, sparse_layers
 from equipoise.parallel.expert.parted import PartedExchange
@@ -42,17 +41,11 @@ def balance_experts(module: nn.Module, wish: ExpertsSpec, *, parts: int = 1) -> 
             continue
         ffn = layer.experts.gate.weight.shape[1]  # of all ranks: the weight is a DTensor
         row_cost = RowPrices.of_width(wish.least_rows, ffn).row_cost
+        etp = 1 if base.split is None else base.split.peers.count
+        require_balanced(wish, sum(base.experts), ep=base.peers.count, etp=etp)
         if base.split is not None:
-            if wish.policy != "tutel":
-                raise LayoutError(
-                    f'experts.policy = "{wish.policy}" copies whole experts, but etp = '
-                    f"{base.split.peers.count} ranks share the hidden units of each. Set "
-                    f'layout.etp = 1, or experts.policy to "fixed" or "tutel".'
-                )
             layer.exchange = SwitchedExchange(
                 base, wish, row_cost=row_cost, split=base.split, ffn=ffn
             )
             continue
-        balanced = BalancedExchange(base, wish, row_cost=row_cost)
-        balanced.plan(np.zeros((base.peers.count, sum(base.experts)), dtype=np.int64))
-        layer.exchange = balanced
+        layer.exchange = BalancedExchange(base, wish, row_cost=row_cost)

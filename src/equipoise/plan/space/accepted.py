@@ -5,10 +5,11 @@ Why
     made or a rank started. So both ask here.
 
 What it decides
-    Degrees make up the ranks and divide the model, each stage has a layer, experts fold, and the
-    packer's documents are divided in at most one way. What a pipeline's schedule refuses, it says
-    itself, of a step of like prices: the schedule is written as ranks would write it.
-    ``require_step`` asks the packer and the schedule about the documents of the first step.
+    Degrees make up the ranks and divide the model, each stage has a layer, experts fold and their
+    policy can be obeyed, and the packer's documents are divided in at most one way. What a
+    pipeline's schedule refuses, it says itself, of a step of like prices: the schedule is written
+    as ranks would write it. ``require_step`` asks the packer and the schedule about the documents
+    of the first step.
 
 Kept true (tests/unit/cli/test_verbs.py, tests/unit/plan/space/test_trainable.py)
     Every choice of a plan and of a measured search is accepted.
@@ -16,6 +17,7 @@ Kept true (tests/unit/cli/test_verbs.py, tests/unit/plan/space/test_trainable.py
 
 from collections.abc import Sequence
 
+from equipoise.balance.expert.policies import require_balanced
 from equipoise.balance.packing.pack import make_packer
 from equipoise.balance.packing.turns import require_policy
 from equipoise.base.arrays import Ints
@@ -55,6 +57,7 @@ def require_accepted(spec: RunSpec, model: ModelSpec, ranks: int) -> None:
         )
     if max(layout.ep, layout.etp) > 1:
         split_experts(model.experts, ranks=layout.ep)
+        require_balanced(spec.experts, model.experts, ep=layout.ep, etp=layout.etp)
     # As many micro-batches as every schedule can run, two of them slices of a document where
     # the policy makes such.
     batches = 2 * layout.pp

@@ -19,7 +19,9 @@ import math
 from collections.abc import Callable, Mapping
 
 import numpy as np
+from numpy.typing import NDArray
 
+from equipoise.balance.expert.policies import require_balanced
 from equipoise.base.errors import LayoutError, SpecError
 from equipoise.cost.step.request import StepOptions
 from equipoise.plan.space.choice import Choice
@@ -140,7 +142,7 @@ def list_with(
         kept &= listed["cp"] % per_node == 0
     batches = {dp: _batches(count_batches, dp) for dp in np.unique(listed["dp"]).tolist()}
     own = np.array([batches[dp] for dp in listed["dp"].tolist()], dtype=np.int64)
-    kept &= own > 0
+    kept &= (own > 0) & _obeys_policy(run, listed)
     with_batches = listed.columns | {"micro_batches": own}
     if zero is None:
         kept &= (listed["zero"] != 2) | (own == 1)
@@ -171,6 +173,22 @@ def _list(
         return None
     names = spaces[0].columns
     return Space({name: np.concatenate([each[name] for each in spaces]) for name in names}, base)
+
+
+def _obeys_policy(run: ResolvedRun, listed: Space) -> NDArray[np.bool_]:
+    """Which choices the policy of experts can be obeyed with, as train asks."""
+    shares = np.stack((listed["ep"], listed["etp"]), axis=1)
+    kinds, inverse = np.unique(shares, axis=0, return_inverse=True)
+
+    def is_obeyed(ep: int, etp: int) -> bool:
+        try:
+            require_balanced(run.spec.experts, run.model.experts, ep=ep, etp=etp)
+        except LayoutError:
+            return False
+        return True
+
+    obeyed = np.array([is_obeyed(int(ep), int(etp)) for ep, etp in kinds], dtype=np.bool_)
+    return obeyed[inverse.reshape(-1)]
 
 
 def _batches(count_batches: Callable[[int], int], dp: int) -> int:

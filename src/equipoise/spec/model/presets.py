@@ -196,8 +196,8 @@ def preset(name: str) -> ModelSpec:
     """
     try:
         return PRESETS[name]
-    except KeyError:
+    except (KeyError, TypeError):
         raise SpecError(
-            f'No model preset is called "{name}". Nearest: {nearest(name, PRESETS)}. '
+            f'No model preset is called "{name}". Nearest: {nearest(str(name), PRESETS)}. '
             f"All: {', '.join(PRESETS)}."
         ) from None

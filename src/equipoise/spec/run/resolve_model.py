@@ -234,6 +234,12 @@ def _judge_engine(wish: Wish) -> None:
                 f"{wish[f'layout.{axis}']} ranks, but {said}, which {what}. Set layout.{axis} = 1 "
                 "and use layout.dp, layout.zero and layout.cp.",
             )
+    if wish.is_sound("experts.policy") and wish["experts.policy"] != "fixed":
+        wish.tell(
+            "experts.policy",
+            f"{toml(wish['experts.policy'])} lets ranks compute each other's experts, but {said}, "
+            'which keep all experts on each rank. Set experts.policy = "fixed".',
+        )
     if wish["train.recompute"] in ("attention", "selective"):
         wish.tell(
             "train.recompute",

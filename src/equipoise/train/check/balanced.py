@@ -1,4 +1,4 @@
-"""Cases of balanced experts: every policy under every kind of workload, each twice.
+"""Cases of balanced experts: every policy under every workload and beside every axis, each twice.
 
 What it decides
     A router that has just begun spreads its choices evenly, and nothing would be copied. So each
@@ -6,20 +6,30 @@ What it decides
     that a kind of ``balance.expert.workload`` makes popular, -1 for those that it leaves empty.
     ``W4`` is what the sample's uneven documents make of even routers. Copies are made for any row.
 
-Kept true (tests/unit/train/check/test_case.py)
-    Every policy and every kind is in some case; eplb only where ranks divide the experts, and tutel
-    also where ranks share hidden units; some models have experts without weights.
+    Policies that plan from earlier loads are given some, or they would copy nothing either: those
+    of the same kind, under which other experts are popular where popularity moves.
+
+Kept true (tests/unit/train/check/test_balanced.py)
+    Every policy is in some case with every kind, and beside every axis; eplb only where ranks
+    divide the experts, and tutel also where ranks share hidden units; some models have experts
+    without weights, frozen ones, or adapters.
 """
 
 import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
 
 from equipoise.balance.expert.auto import most_copies
 from equipoise.balance.expert.workload import WORKLOADS
+from equipoise.base.arrays import Ints
 from equipoise.spec.model.experts import split_experts
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.run.layout import ExpertPolicyName
+from equipoise.spec.run.lora import LoraSpec
 from equipoise.spec.run.spec import ExpertsSpec
-from equipoise.train.check.case import Case, make_case, shares_experts
+from equipoise.train.check.case import Case, divisors, make_case, shares_experts
 
 _POLICIES: tuple[ExpertPolicyName, ...] = ("exact", "hecate", "eplb", "tutel", "auto")
 
@@ -36,7 +46,7 @@ def with_experts(model: ModelSpec) -> ModelSpec:
 
 
 def balanced_cases(ranks: int, model: ModelSpec) -> list[Case]:
-    """Every policy with every kind of workload, at ZeRO stages in turn, repeated.
+    """Every policy with every kind of workload, at ZeRO stages in turn, and on every axis.
 
     Args:
         ranks: In all; they share the experts.
@@ -68,7 +78,79 @@ def balanced_cases(ranks: int, model: ModelSpec) -> list[Case]:
             # The price of weights decides the sharing: both ends, and one between.
             wish = ExpertsSpec("tutel", least_rows=(1, 1000)[turn])
             cases.append(dataclasses.replace(case, experts=wish, router=kind, repeats=True))
+    return cases + beside_axes(ranks, model) + _partly_trained(ranks, model)
+
+
+def beside_axes(ranks: int, model: ModelSpec) -> list[Case]:
+    """Every policy on layouts of every axis, where some share experts; hot ones, and empty ones."""
+    cases: list[Case] = []
+    for shape in _shapes(ranks, model):
+        ep, etp = shape["ep"], shape.get("etp", 1)
+        for policy in _POLICIES if etp == 1 else ("tutel",):
+            if policy == "eplb" and model.experts % ep:
+                continue
+            shape = {"zero": len(cases) % (2 if shape.get("pp", 1) > 1 else 4)} | shape
+            slots = most_copies(model.experts, ep) if policy == "auto" else 1
+            wish = ExpertsSpec(policy, slots=max(1, slots), least_rows=1)
+            kind = ("W1", "W5")[len(cases) % 2]
+            case = make_case(model, ranks, **shape)
+            cases.append(dataclasses.replace(case, experts=wish, router=kind, repeats=True))
     return cases
+
+
+def _shapes(ranks: int, model: ModelSpec) -> Iterator[dict[str, Any]]:
+    """Layouts where some ranks share experts, beside each other axis."""
+    pipeline = {"pp": 2, "policy": "in-order", "context_tokens": 64}
+    shapes: list[dict[str, Any]] = [{"cp": ranks, "ep": ranks}, {"ep": ranks, "policy": "divided"}]
+    shapes += [{"tp": ranks, "ep": ranks}] if model.heads % ranks == 0 else []
+    for half in divisors(ranks)[:-1]:  # as many groups as they leave
+        shapes += [{"cp": half, "ep": ranks}, {"ep": half, "replicas": ranks // half, "zero": 1}]
+        shapes += [
+            {"ep": half, "recompute": "full"},
+            {"ep": half, "etp": ranks // half, "cp": half},
+        ]
+        if model.heads % half == 0:
+            shapes += [{"tp": half, "ep": ranks}, {"tp": half, "ep": half, "etp": ranks // half}]
+        if half == ranks // 2:
+            names = ("1f1b", "zb-h1", "zb-v", "interleaved")
+            shapes += [pipeline | {"schedule": each, "ep": half} for each in names]
+            shapes += [pipeline | {"cp": half, "ep": half}, pipeline | {"etp": half, "ep": 1}]
+            shapes += [pipeline | {"tp": half, "ep": half}] if model.heads % half == 0 else []
+    for shape in shapes:
+        is_shared = shape["ep"] == 1 or shares_experts(model.experts, shape["ep"])
+        if is_shared and model.expert_ffn >= shape.get("etp", 1):
+            yield shape
+
+
+def _partly_trained(ranks: int, model: ModelSpec) -> list[Case]:
+    """Experts that stay as they are: frozen, and beside adapters of attention."""
+    cases: list[Case] = []
+    wishes: tuple[tuple[ExpertPolicyName, int], ...] = (("exact", 1), ("tutel", 1), ("tutel", 2))
+    for policy, etp in wishes:
+        if ranks % etp or not (etp == ranks or shares_experts(model.experts, ranks // etp)):
+            continue
+        case = make_case(model, ranks, ep=ranks // etp, etp=etp, zero=3)
+        wish = ExpertsSpec(policy, slots=most_copies(model.experts, ranks // etp), least_rows=1)
+        case = dataclasses.replace(case, experts=wish, router="W1", repeats=True)
+        adapted = LoraSpec(rank=4, targets=("query", "key", "value", "output"))
+        frozen = dataclasses.replace(case.train, freeze=("*.experts",))
+        cases += [
+            dataclasses.replace(case, lora=adapted),
+            dataclasses.replace(case, train=frozen),
+        ]
+    return cases
+
+
+def earlier_loads(case: Case) -> Ints | None:
+    """What the step before is said to have chosen, int64 [layers, X]; None without a workload."""
+    model = case.model
+    if not case.router:
+        return None
+    states = np.array(router_state(case.router, model.experts, case.ranks))
+    # W6 and W7 are popularity that has moved since.
+    states = np.roll(states, 2 if case.router in ("W6", "W7") else 0)
+    loads = np.append(8 + 56 * (states > 0) - 8 * (states < 0), [8] * model.identity_experts)
+    return np.tile(loads.astype(np.int64), (model.sparse_layers, 1))
 
 
 def router_state(kind: str, experts: int, ranks: int) -> list[int]:

@@ -33,12 +33,15 @@ from equipoise.cost.curve import LoadCurve, counted_curve
 from equipoise.data.batch import make_batch
 from equipoise.data.progress import Progress, SilentProgress
 from equipoise.data.stream import DocumentStream
+from equipoise.nn.decoder import Decoder
 from equipoise.nn.packed import PackedModel
 from equipoise.observe.journal import EventSink
+from equipoise.parallel.expert.loads import remember_loads
 from equipoise.schedule.pipeline.instruction import Op
 from equipoise.spec.catalog import POLICIES
 from equipoise.spec.pack import PackedStep
 from equipoise.train.build import build_packer, build_runner, join_sharing
+from equipoise.train.check.balanced import earlier_loads
 from equipoise.train.check.case import Case, Verdict
 from equipoise.train.check.progress import growing_file, tell
 from equipoise.train.check.sample import (
@@ -80,6 +83,8 @@ def prove_case(
     whole = references.decoder(case)
     runner = build(resolved, ranks, sample.store, EventSink(), sharing, whole=whole, small_bytes=0)
     decoder, packed = runner.model.decoder, _pack(case, sample, curve)
+    if isinstance(decoder, Decoder) and (earlier := earlier_loads(case)) is not None:
+        remember_loads(decoder, earlier, step=1)
     reference = references.of(case, packed)
     logits = _LogitsWatch(decoder, _expect_logits(sharing, sample, packed, reference))
     made = runner.gradients(packed, step=1)

@@ -16,6 +16,12 @@ PACKER = "packer.json"
 """File of a checkpoint with the documents that a packer lets wait."""
 
 
+def packer_texts(packer: StepPacker) -> dict[str, str]:
+    """The file with the documents that wait, if the packer lets any wait."""
+    waiting = packer.state_dict()
+    return {PACKER: json.dumps(waiting)} if waiting else {}
+
+
 def resume_packer(checkpoint: Path, packer: StepPacker, spec: RunSpec, world: int) -> str:
     """Take up the documents that were left waiting; a sentence if they will be packed otherwise.
 

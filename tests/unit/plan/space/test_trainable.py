@@ -23,6 +23,7 @@ def listed(run: ResolvedRun, ranks: int):
         (2, {}),
         (8, {}),
         (4, {"model.experts": "4"}),
+        (4, {"model.experts": "6", "experts.policy": "eplb"}),
         (4, {"layout.zero": "3"}),
         (4, {"layout.schedule": "v-half"}),
     ],

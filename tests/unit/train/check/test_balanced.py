@@ -1,8 +1,17 @@
-"""Cases of balanced experts: every policy and kind is there, is exact, and copies something."""
+"""Cases of balanced experts: every policy, kind and axis is there, exact, and copies something."""
 
+import numpy as np
+
+from equipoise.balance.expert.policies import plan_experts
+from equipoise.balance.expert.request import ExpertRequest
 from equipoise.balance.expert.workload import WORKLOADS
 from equipoise.spec.model.presets import ModelSpec, preset
-from equipoise.train.check.balanced import balanced_cases, with_experts
+from equipoise.train.check.balanced import (
+    balanced_cases,
+    beside_axes,
+    earlier_loads,
+    with_experts,
+)
 from equipoise.train.check.case import scaled_down
 from equipoise.train.check.prove import run_cases
 
@@ -18,7 +27,33 @@ def test_every_policy_and_kind_is_in_some_case() -> None:
     assert {case.layout.zero for case in cases} == {0, 1, 2, 3}
     policies = {case.experts.policy for case in balanced_cases(3, with_experts(MODEL))}
     assert policies == {*POLICIES, "fixed"} - {"eplb"}
-    assert len(balanced_cases(2, with_experts(MODEL))) == 45 and not balanced_cases(1, MODEL)
+    assert not balanced_cases(1, MODEL)
+    assert any(case.lora.rank for case in cases) and any(case.train.freeze for case in cases)
+
+
+def test_every_policy_is_beside_every_axis() -> None:
+    cases = beside_axes(4, scaled_down(with_experts(preset("2m"))))
+    for policy in POLICIES:
+        layouts = [case.layout for case in cases if case.experts.policy == policy]
+        for axis in ("dp", "cp", "tp", "pp", "ep", "replicas"):
+            assert any(getattr(layout, axis) > 1 for layout in layouts), (policy, axis)
+        schedules = {layout.schedule for layout in layouts if layout.pp > 1}
+        assert schedules == {"1f1b", "zb-h1", "zb-v", "interleaved"}
+        assert {layout.zero for layout in layouts} == {0, 1, 2, 3}
+    split = [case for case in cases if case.layout.etp > 1]
+    assert {case.experts.policy for case in split} == {"tutel"}
+    assert {"cp", "tp", "pp", "ep"} == {
+        axis for axis in ("cp", "tp", "pp", "ep") for c in split if getattr(c.layout, axis) > 1
+    }
+
+
+def test_policies_that_plan_from_earlier_loads_have_some_to_copy_by() -> None:
+    (case, *_) = [each for each in balanced_cases(2, with_experts(MODEL)) if each.router == "W1"]
+    loads = earlier_loads(case)
+    assert loads is not None and loads.shape == (1, 16)
+    rows = np.full((2, 16), 6)
+    assert plan_experts("eplb", ExpertRequest(rows)).copies == 0
+    assert plan_experts("eplb", ExpertRequest(rows, seen=loads[0])).copies > 0
 
 
 def test_cases_are_exact_and_say_what_they_are() -> None:
