@@ -1,10 +1,12 @@
-"""Tables of the page "Foresight", from what the benches wrote.
+"""Tables of the pages "Foresight" and "Packing policies compared", from what the benches wrote.
 
 {foresight} goals          each goal: how near, how many rows, in which file
 {foresight} peers          peers on published steps, and ours on the same rows
 {foresight} collectives    peers on one node's collectives
 {foresight} intervals      published steps that lie in their intervals
 {foresight} plans          the planner beside published choices
+{foresight} policies       gains of packing policies at WLB-LLM's configurations
+{foresight} dynamic        published gains of dynamic context parallelism, and forecast ones
 {foresight} here           plans of this machine as a picture, if they were measured
 """
 
@@ -204,12 +206,52 @@ def _plans() -> tuple[Line, list[Line]]:
     return ("", "steps"), lines
 
 
+_GAINS = ("by-work", "delayed", "divided-in-time", "divided", "gangs", "flexsp")
+
+
+def _policies() -> tuple[Line, list[Line]]:
+    lines = []
+    for each in read("published/wlb")["rows"]:
+        gains = {row["policy"]: row["gain"] for row in each["rows"]}
+        lines.append(
+            (
+                f"{each['configuration']}, {each['devices']}",
+                *(f"{gains[policy]:.2f}" for policy in _GAINS),
+                f"{each['bound_of_gain']:.2f}",
+            )
+        )
+    return ("configuration, H100", *(f"`{policy}`" for policy in _GAINS), "bound"), lines
+
+
+def _dynamic() -> tuple[Line, list[Line]]:
+    policies = ("bytescale", "gangs", "divided", "flexsp")
+    lines = []
+    for each in read("published/wlb")["dynamic context parallelism"]:
+        said, rates, gains = each["published"], each["tokens_per_s"], each["gain"]
+        fixed, moved = (said.get(f"{way}_tokens_per_s") for way in ("fixed", "dynamic"))
+        lines.append(
+            (
+                each["configuration"],
+                f"{fixed:,.0f}" if fixed else "",
+                f"{moved:,.0f} ({said['gain']})" if moved else f"({said['gain']})",
+                f"{rates['plain']:,.0f}",
+                *(f"{rates[policy]:,.0f} ({gains[policy]:.2f})" for policy in policies),
+                f"({max(each['bound_of_gain'].values()):.2f})",
+            )
+        )
+    names = (f"`{policy}`" for policy in policies)
+    head = ("", "published, fixed", "published, dynamic", "forecast, fixed", *names, "bound")
+    return head, lines
+
+
 _TABLES = {
     "goals": (_goals, (61, 11, 14, 14), (1, 2, 3)),
     "peers": (_peers, (40, 10, 10, 12, 10, 18), (1, 2, 3, 4, 5)),
     "collectives": (_collectives, (36, 20, 12, 16, 16), (2, 3, 4)),
     "intervals": (_intervals, (40, 14, 28, 18), (1, 2, 3)),
     "plans": (_plans, (80, 20), (1,)),
+    "policies": (_policies, (20, 11, 11, 15, 11, 11, 11, 10), range(1, 8)),
+    "dynamic": (_dynamic, (16, 10, 14, 10, 13, 13, 12, 12, 7), range(1, 9)),
 }
 
 
