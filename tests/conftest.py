@@ -20,8 +20,21 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A test asserts what is so, never how fast: a slow machine is no counterexample.
 settings.register_profile("unhurried", deadline=None)
-settings.register_profile("quick", deadline=None, max_examples=20)  # for make quick alone
+settings.register_profile("quick", deadline=None, max_examples=10)  # for make quick alone
 settings.load_profile("unhurried")
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Let the quick profile bound a test's own ``max_examples``, too, which would else win."""
+    test = getattr(item, "function", None)
+    # Hypothesis has no public way to read or change what a test was decorated with.
+    asked = getattr(test, "_hypothesis_internal_use_settings", None)
+    if asked is None or settings.get_current_profile_name() != "quick":
+        return
+    most = settings.get_profile("quick").max_examples
+    if asked.max_examples > most:
+        vars(test)["_hypothesis_internal_use_settings"] = settings(asked, max_examples=most)
+
 
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "seven", "wizards", "boxing", "jugs"]
 SIZES = (4, 12, 20, 40, 40, 80, 160, 420)

@@ -166,6 +166,16 @@ def test_text_from_stdin_streams_after_its_prompt(
     assert capsys.readouterr() == (f"{whole.text}\n", "")
 
 
+def test_a_prompt_that_is_not_text_is_refused(
+    llama: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\xff"), encoding="utf-8"))
+    assert main(["generate", str(llama)]) == 2
+    assert capsys.readouterr().err == (
+        "The prompt on stdin is not UTF-8 text: byte 0xff. Convert it.\n"
+    )
+
+
 def test_draws_depend_on_the_seed_alone(llama: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["some ", "--tokens", 15, "--top-k", 40, "--temperature", 1.5]
     first = answer(capsys, llama, *flags, "--seed", 1)

@@ -16,6 +16,7 @@ DOCS = ROOT / "docs"
 SOURCE = ROOT / "src" / "equipoise"
 
 
+@pytest.mark.long
 def test_the_pages_build_without_a_warning(tmp_path: Path) -> None:
     build = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-E", "-b", "html"]
     done = subprocess.run(

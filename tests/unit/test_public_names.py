@@ -57,7 +57,9 @@ def test_importing_the_package_loads_nothing() -> None:
 
 def test_a_star_brings_all_names_and_without_torch_those_that_need_none() -> None:
     everything = "from equipoise import *; print('simulate' in dir(), 'PackedLoader' in dir())"
-    assert run(everything) == "True True"
+    names: dict[str, object] = {}
+    exec("from equipoise import *", names)
+    assert {"simulate", "PackedLoader"} <= set(names)
     hidden = (
         "import sys, importlib.util as u; find = u.find_spec\n"
         "u.find_spec = lambda name, *rest: None if name == 'torch' else find(name, *rest)\n"

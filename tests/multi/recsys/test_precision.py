@@ -9,9 +9,8 @@ import pytest
 
 from equipoise.base.errors import SpecError
 from equipoise.cli.main import main
-from equipoise.comm.local import run_ranks
-from equipoise.spec.recommend import RecommendSpec, read_recommend
-from support.recsys.clicks import train_part
+from equipoise.spec.recommend import read_recommend
+from support.recsys.clicks import run_part, write_parity_clicks
 
 RUN = """\
 name = "coarse"
@@ -44,19 +43,7 @@ every_steps = 7
 @pytest.fixture(scope="module")
 def run_toml(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("coarse")
-    source = np.random.default_rng(0)
-    rows = ["user,ad,click"]
-    for _ in range(300):
-        user, ad = int(200 * source.random() ** 2), int(source.integers(60))
-        rows.append(f"u{user},a{ad},{(user + ad) % 2}")
-    (folder / "clicks.csv").write_text("\n".join(rows) + "\n")
-    (folder / "run.toml").write_text(RUN)
-    return folder / "run.toml"
-
-
-def part(run_toml: Path, folder: Path, spec: RecommendSpec, stop_at: int | None = None) -> list:
-    folder.mkdir(exist_ok=True)
-    return run_ranks(spec.layout.dp, train_part, folder, spec, run_toml.parent, stop_at)
+    return write_parity_clicks(folder, RUN, rows=300, users=200, ads=60)
 
 
 @pytest.mark.parametrize("policy", ["trace", "lfu"])
@@ -65,18 +52,18 @@ def test_a_resumed_run_equals_one_that_was_not_interrupted(
 ) -> None:
     """Stopped inside an epoch: slots, stamps, draws and coming steps go on, to the bit."""
     spec = read_recommend(run_toml, [("tables.cache_policy", policy)])[0]
-    whole = part(run_toml, tmp_path / "whole", spec)
-    part(run_toml, tmp_path / "parts", spec, 7)
-    gone_on = part(run_toml, tmp_path / "parts", spec)
+    whole = run_part(run_toml, tmp_path / "whole", spec)
+    run_part(run_toml, tmp_path / "parts", spec, 7)
+    gone_on = run_part(run_toml, tmp_path / "parts", spec)
     assert gone_on[0]["measured"]["steps"] == len(whole[0]["losses"]) - 7
     assert gone_on[0]["losses"] == whole[0]["losses"]
     assert gone_on[0]["best"] == whole[0]["best"]
     if policy == "lfu":
         return
     # On other ranks, rows that lay in slots are rounded first; the run goes on near by.
-    part(run_toml, tmp_path / "moved", spec, 7)
+    run_part(run_toml, tmp_path / "moved", spec, 7)
     two = dataclasses.replace(spec, layout=dataclasses.replace(spec.layout, dp=2))
-    moved = part(run_toml, tmp_path / "moved", two)
+    moved = run_part(run_toml, tmp_path / "moved", two)
     assert np.abs(np.subtract(moved[0]["losses"], whole[0]["losses"])).max() < 0.05
 
 

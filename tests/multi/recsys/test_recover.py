@@ -31,7 +31,7 @@ def process_of(folder: Path, rank: int) -> int:
             variables = (entry / "environ").read_bytes().split(b"\0")
         except OSError:  # it has ended
             continue
-        if str(folder).encode() in words and f"RANK={rank}".encode() in variables:
+        if str(folder).encode() in words and f"RANK={rank}".encode() in (*words, *variables):
             return int(entry.name)
     return 0
 

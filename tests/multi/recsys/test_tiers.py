@@ -4,14 +4,12 @@ import dataclasses
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from equipoise.base.errors import CheckpointError, SpecError
-from equipoise.comm.local import run_ranks
 from equipoise.recsys import request
-from equipoise.spec.recommend import RecommendSpec, read_recommend
-from support.recsys.clicks import train_part
+from equipoise.spec.recommend import read_recommend
+from support.recsys.clicks import run_part, write_parity_clicks
 
 RUN = """\
 name = "large"
@@ -41,31 +39,19 @@ every_steps = 7
 @pytest.fixture(scope="module")
 def run_toml(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("large")
-    source = np.random.default_rng(0)
-    rows = ["user,ad,hour,click"]
-    for _ in range(500):
-        user, ad = int(900 * source.random() ** 2), int(source.integers(300))
-        rows.append(f"u{user},a{ad},{int(source.integers(24))},{(user + ad) % 2}")
-    (folder / "clicks.csv").write_text("\n".join(rows) + "\n")
-    (folder / "run.toml").write_text(RUN)
-    return folder / "run.toml"
-
-
-def part(run_toml: Path, folder: Path, spec: RecommendSpec, stop_at: int | None = None) -> list:
-    folder.mkdir(exist_ok=True)
-    return run_ranks(spec.layout.dp, train_part, folder, spec, run_toml.parent, stop_at)
+    return write_parity_clicks(folder, RUN, rows=500, users=900, ads=300)
 
 
 def test_a_run_in_files_equals_one_in_memory(run_toml: Path, tmp_path: Path) -> None:
     in_memory = read_recommend(run_toml, [])[0]
     filed = read_recommend(run_toml, [("tables.memory_mib", "0.012")])[0]
-    plain = part(run_toml, tmp_path / "plain", in_memory)
-    whole = part(run_toml, tmp_path / "whole", filed)
+    plain = run_part(run_toml, tmp_path / "plain", in_memory)
+    whole = run_part(run_toml, tmp_path / "whole", filed)
     assert whole[0]["losses"] == plain[0]["losses"]
     assert whole[0]["best"] == plain[0]["best"]
     # Stopped two steps after a checkpoint, with rows of those two written back already.
-    part(run_toml, tmp_path / "parts", filed, 9)
-    gone_on = part(run_toml, tmp_path / "parts", filed)
+    run_part(run_toml, tmp_path / "parts", filed, 9)
+    gone_on = run_part(run_toml, tmp_path / "parts", filed)
     assert gone_on[0]["measured"]["steps"] == len(plain[0]["losses"]) - 7
     assert gone_on[0]["losses"] == plain[0]["losses"]
     assert gone_on[0]["best"] == plain[0]["best"]

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -9,10 +11,9 @@ import pytest
 
 from equipoise.base.errors import DataError
 from equipoise.cli.main import main
-from equipoise.comm.local import run_ranks
 from equipoise.recsys import request
 from equipoise.spec.recommend import RecommendSpec, read_recommend
-from support.recsys.clicks import train_part, write_clicks
+from support.recsys.clicks import run_part, write_clicks
 
 
 @pytest.fixture(scope="module")
@@ -24,23 +25,18 @@ def spec_of(run_toml: Path, *flags: tuple[str, str]) -> RecommendSpec:
     return read_recommend(run_toml, flags)[0]
 
 
-def part(run_toml: Path, folder: Path, spec: RecommendSpec, stop_at: int | None = None) -> list:
-    """A run, or its first steps, on as many ranks as it asks for."""
-    return run_ranks(spec.layout.dp, train_part, folder, spec, run_toml.parent, stop_at)
-
-
 def test_two_ranks_equal_one_and_a_run_goes_on_under_another_plan(
     run_toml: Path, tmp_path: Path
 ) -> None:
     two, one = (spec_of(run_toml, ("layout.dp", ranks)) for ranks in ("2", "1"))
-    whole = part(run_toml, tmp_path / "two", two)
-    alone = part(run_toml, tmp_path / "one", one)
+    whole = run_part(run_toml, tmp_path / "two", two)
+    alone = run_part(run_toml, tmp_path / "one", one)
     assert np.abs(np.subtract(whole[0]["losses"], alone[0]["losses"])).max() < 1e-5
     assert whole[0]["best"]["test_auc"] == pytest.approx(alone[0]["best"]["test_auc"], abs=1e-3)
     # Five steps on two ranks by rows, the rest on one: as if nothing had happened.
     rows = spec_of(run_toml, ("tables.kinds", '["row"]'))
-    part(run_toml, tmp_path / "moved", rows, 5)
-    moved = part(run_toml, tmp_path / "moved", one)
+    run_part(run_toml, tmp_path / "moved", rows, 5)
+    moved = run_part(run_toml, tmp_path / "moved", one)
     assert moved[0]["measured"]["steps"] == len(alone[0]["losses"]) - 5
     assert np.abs(np.subtract(moved[0]["losses"], alone[0]["losses"])).max() < 1e-5
 
@@ -73,3 +69,54 @@ def test_what_is_wrong_is_said_once(run_toml: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match='has no column "adv" among its 6'):
         request.run(dataclasses.replace(spec, data=data), run_toml.parent, out=tmp_path / "bad")
     assert not (tmp_path / "bad").exists()
+
+
+def _halve(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+TORN = {
+    "checkpoint/{}/rank-00001.safetensors": (_halve, "it is damaged"),
+    "checkpoint/{}/rank-00000.safetensors": (Path.unlink, "no such file or directory"),
+    "checkpoint/{}/dense.pt": (_halve, "it is damaged"),
+    "checkpoint/{}/recommend.json": (
+        lambda file: file.write_text("[]"),
+        "it does not say step as a checkpoint does",
+    ),
+}
+RECORDS = {
+    "recommend.json": ("[]", "it does not hold a JSON object"),
+    "spec.json": ("{}", "it does not hold a run's tables"),
+}
+
+
+def test_a_run_that_is_torn_is_refused_before_ranks_start(
+    run_toml: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = tmp_path / "whole"
+    flags = ["--checkpoint.every_steps=5", "--train.epochs=1", "--json"]
+    assert main(["train", str(run_toml), "--out", str(whole), *flags]) == 0
+    newest = max(each.name for each in (whole / "checkpoint").iterdir())
+    capsys.readouterr()
+
+    def said(place: str, damage: Callable[[Path], object]) -> tuple[int, str, Path]:
+        folder = tmp_path / f"{len(list(tmp_path.iterdir()))}"
+        shutil.copytree(whole, folder)
+        damage(folder / place)
+        again = ["train", str(run_toml), "--out", str(folder), *flags, "--train.epochs=2"]
+        return main(again), capsys.readouterr().err, folder / place
+
+    for place, (damage, why) in TORN.items():
+        code, err, file = said(place.format(newest), damage)
+        assert (code, err) == (
+            4,
+            f"{file} cannot be read: {why}. Remove its folder, so that the run goes on from the "
+            "checkpoint before.\n",
+        )
+    for place, (text, why) in RECORDS.items():
+        code, err, file = said(place, lambda file, text=text: file.write_text(text))
+        assert (code, err) == (
+            4,
+            f"{file} cannot be read: {why}. Copy it from a backup, or choose another folder with "
+            "--out.\n",
+        )

@@ -178,7 +178,7 @@ def _loads_agree(part: DecoderPart, whole: Decoder, ranks: Ranks) -> bool:
     penalty = sum(float(each.penalty) for each in every)
     for each in every:
         each.settle(each.loads_X.clone())
-    loads, settled, _ = settle_experts(part, ranks)
+    loads, settled, _ = settle_experts(part, ranks, step=1)
     here = {name: each for name, each in part.named_buffers() if name.endswith("state_X")}
     states = dict(whole.named_buffers())
     same = all(torch.equal(each, states[name]) for name, each in here.items())

@@ -33,6 +33,7 @@ from equipoise.nn.decoder import Decoder, initialize
 from equipoise.nn.project import PLAIN
 from equipoise.observe.journal import Journal
 from equipoise.optim.adamw import clip, global_norm, make_adamw
+from equipoise.parallel.apply import apply_axes
 from equipoise.parallel.zero.shard import ShardedDecoder
 from equipoise.sim.rank_loads import ContextPlanner
 from equipoise.spec.layout import Layout
@@ -227,6 +228,13 @@ def train_all(ranks: Ranks, runs: dict[Path, ResolvedFile]) -> None:
         train(ranks, folder, run, {})
 
 
+def train_turns(
+    ranks: Ranks, turns: list[tuple[Path, ResolvedFile, dict[str, Any]]]
+) -> list[Ended]:
+    """Runs one after another on the same ranks, some in the folder of one before."""
+    return [train(ranks, *each) for each in turns]
+
+
 def train_each(ranks: Ranks, folder: Path, runs: dict[str, ResolvedFile]) -> dict[str, Ended]:
     """Runs one after another on the same ranks, each in a folder of its own."""
     return {name: train(ranks, folder / name, run, {}) for name, run in runs.items()}
@@ -309,15 +317,20 @@ def sharers_of(ranks: Ranks, context: int) -> list[int]:
     return torch.distributed.get_process_group_ranks(group or torch.distributed.group.WORLD)
 
 
-def pack_differently(ranks: Ranks, folder: Path, corpus: str, model: ModelSpec) -> None:
-    """A step whose pack differs on the last rank."""
+def pack_differently(
+    ranks: Ranks, folder: Path, corpus: str, model: ModelSpec, layout: Layout | None = None
+) -> None:
+    """A step whose pack differs on the last rank; on a layout, by a micro-batch for which ranks
+    would wait."""
     store = open_store(Path(corpus))
     last = ranks.rank == ranks.world - 1
-    pieces = np.array([[0, 0, int(store.doc_tokens[0]) - last]])
-    packed = PackedStep("by-hand", tuple((MicroBatch(pieces),) for _ in range(ranks.world)))
+    pieces = np.array([[0, 0, int(store.doc_tokens[0]) - (last and layout is None)]])
+    turns = (MicroBatch(pieces),) * (2 if last and layout else 1)
+    packed = PackedStep("by-hand", (turns,) * ranks.world)
     decoder = Decoder(model)
     initialize(decoder, 0)
-    sharded = ShardedDecoder(decoder, ranks, zero=1, precision="fp32")
+    mesh = None if layout is None else Mesh.join(ranks, layout)
+    sharded = apply_axes(decoder, ranks, zero=1, precision="fp32", mesh=mesh)
     with Journal(folder, ranks.rank) as journal:
         runner = StepRunner(sharded, make_adamw(decoder, TrainSpec()), store, ranks, journal)
         runner.run(

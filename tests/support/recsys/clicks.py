@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from equipoise.comm.group import Ranks
+from equipoise.comm.local import run_ranks
 from equipoise.observe.journal import Journal
 from equipoise.recsys.place import plan_samples
 from equipoise.recsys.samples import read_samples
@@ -52,6 +53,19 @@ def write_clicks(folder: Path) -> Path:
     return folder / "run.toml"
 
 
+def write_parity_clicks(folder: Path, run: str, rows: int, users: int, ads: int) -> Path:
+    """Clicks of users and ads, the first of them frequent, where the sum of both is odd; and
+    ``run`` as their run.toml. The column ``hour`` says nothing."""
+    source = np.random.default_rng(0)
+    lines = ["user,ad,hour,click"]
+    for _ in range(rows):
+        user, ad = int(users * source.random() ** 2), int(source.integers(ads))
+        lines.append(f"u{user},a{ad},{int(source.integers(24))},{(user + ad) % 2}")
+    (folder / "clicks.csv").write_text("\n".join(lines) + "\n")
+    (folder / "run.toml").write_text(run)
+    return folder / "run.toml"
+
+
 def train_part(
     ranks: Ranks, folder: Path, spec: RecommendSpec, base: Path, stop_at: int | None = None
 ) -> dict:
@@ -60,3 +74,9 @@ def train_part(
     plan = plan_samples(spec, samples).plan
     with Journal(folder / "journal", ranks.rank) as journal:
         return train_rank(ranks, folder, spec, samples, plan, journal, True, stop_at)
+
+
+def run_part(run_toml: Path, folder: Path, spec: RecommendSpec, stop_at: int | None = None) -> list:
+    """That run over its own ranks, or its first ``stop_at`` steps: what each rank returned."""
+    folder.mkdir(exist_ok=True)
+    return run_ranks(spec.layout.dp, train_part, folder, spec, run_toml.parent, stop_at)

@@ -9,7 +9,8 @@ What it decides
     of it, and a few sums have other bits; a server's first start would differ from its second.
 
 Kept true (tests/unit/serve/engine/test_kernel.py)
-    A process that had the code compiled gets the bits that one gets which found it.
+    A process that had the code compiled gets the bits that one gets which found it; the first
+    kernel leaves torch the threads that it had.
 
 Sources
     exp: Cephes' ``expf``, https://www.netlib.org/cephes.
@@ -25,6 +26,7 @@ from typing import Any
 
 import numba
 import numpy as np
+import torch
 from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
@@ -163,7 +165,12 @@ def exp(x: Any) -> Any:
 
 def use_threads(threads: int) -> None:
     """Run kernels that this thread calls on this many threads, at most one per core."""
+    before = torch.get_num_threads()
     numba.set_num_threads(min(threads, _CORES))
+    # Its first call in a process makes the pool, and gives the caller's OpenMP, which torch
+    # shares, a thread per core.
+    if torch.get_num_threads() != before:
+        torch.set_num_threads(before)
 
 
 def can_run_together() -> bool:

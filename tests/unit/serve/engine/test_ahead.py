@@ -29,6 +29,7 @@ assert compile_ahead(sys.argv[1]) is None
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_what_was_compiled_ahead_is_what_an_engine_calls(dtype: str, tmp_path: Path) -> None:
     # Compiling takes about ten seconds; there is no shorter way to see an empty cache filled.

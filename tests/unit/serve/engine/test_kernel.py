@@ -174,6 +174,7 @@ print(o.tobytes().hex())
 """
 
 
+@pytest.mark.long
 def test_bits_are_the_same_where_it_was_just_compiled_and_where_it_was_kept(tmp_path: Path) -> None:
     """Two processes, the first of which has it compiled: 8 s."""
     command = [sys.executable, "-c", _PRINT_BITS]
@@ -181,3 +182,22 @@ def test_bits_are_the_same_where_it_was_just_compiled_and_where_it_was_kept(tmp_
     first, second = (subprocess.check_output(command, env=environment) for _ in range(2))
     assert first == second
     assert [*tmp_path.rglob("*attend_rows*.nbi")]
+
+
+_COUNT_THREADS = """
+import torch
+from equipoise.serve.engine.jit import use_threads
+counts = [torch.get_num_threads()]
+for _ in range(2):
+    use_threads(torch.get_num_threads())
+    counts.append(torch.get_num_threads())
+print(*counts)
+"""
+
+
+def test_torch_keeps_its_threads_when_the_pool_is_made() -> None:
+    """Only the first call in a process makes it."""
+    command = [sys.executable, "-c", _COUNT_THREADS]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "2"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("1 1 1\n", "")
