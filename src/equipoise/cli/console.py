@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
 from equipoise.base.units import format_seconds
+from equipoise.base.whole import whole_number
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -103,7 +104,8 @@ def make_console(quiet: bool = False, file: TextIO | None = None) -> "Console":
 def width_off_terminal(otherwise: int = _WIDTH_OFF_TERMINAL) -> int:
     """Columns of what is piped or written to a file: what COLUMNS says, else ``otherwise``."""
     said = os.environ.get("COLUMNS", "")
-    return int(said) if said.isdecimal() and 0 < int(said) <= _MOST_COLUMNS else otherwise
+    columns = whole_number(said) or 0
+    return columns if 0 < columns <= _MOST_COLUMNS else otherwise
 
 
 class StageProgress:

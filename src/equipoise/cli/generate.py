@@ -142,7 +142,13 @@ def _text(args: argparse.Namespace) -> str | None:
         if args.json:
             raise SpecError("--json answers one text. Give it after the model, or on stdin.")
         return None
-    return sys.stdin.read().removesuffix("\n")
+    try:
+        return sys.stdin.read().removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise SpecError(
+            f"The prompt on stdin is not {error.encoding.upper()} text: byte "
+            f"0x{error.object[error.start]:02x}. Convert it."
+        ) from None
 
 
 def _sampling(args: argparse.Namespace) -> "Sampling":

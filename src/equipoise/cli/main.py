@@ -26,6 +26,7 @@ from equipoise import __version__
 from equipoise.base.errors import EquipoiseError, SpecError
 from equipoise.base.nearest import nearest
 from equipoise.base.shown import shorten, shown
+from equipoise.base.whole import whole_number
 from equipoise.cli.console import OutputError, guard_stdout
 from equipoise.cli.run_arguments import nearest_run_flag, split_overrides
 
@@ -77,6 +78,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     if sys.stderr is None:  # closed: whoever did so wants no word
         sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
+    if whole_number(os.environ.get("COLUMNS", "")) is None:
+        os.environ.pop("COLUMNS", None)  # rich reads it as a number, however many digits it has
     try:
         with guard_stdout():
             return _answer(sys.argv[1:] if argv is None else list(argv))

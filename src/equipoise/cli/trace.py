@@ -2,11 +2,11 @@
 
 import argparse
 import json
-import re
 import sys
 from pathlib import Path
 
 from equipoise.base.errors import SpecError
+from equipoise.base.whole import whole_number
 from equipoise.cli.written import require_not_of_run
 
 HELP = "write steps of a run as a trace for Perfetto, predicted beneath measured"
@@ -24,6 +24,8 @@ are the halves of a backward, B is a whole one.
 
 --json prints {"trace", "run", "steps"}.
 """
+
+_MOST_STEPS = 10_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,8 +62,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _steps(text: str) -> list[int]:
-    span = re.fullmatch(r"(\d+)(?:-(\d+))?", text)
-    first, last = (int(span[1]), int(span[2] or span[1])) if span else (1, 0)
-    if first > last:
+    begins, dash, ends = text.partition("-")
+    first = whole_number(begins)
+    last = whole_number(ends) if dash else first
+    if first is None or last is None or first > last:
         raise SpecError(f'--steps "{text}" is not a step, as in 12, or a range, as in 3-5.')
+    if last - first >= _MOST_STEPS:
+        raise SpecError(
+            f'--steps "{text}" is {last - first + 1:,} steps, which no browser shows. Give at most '
+            f"{_MOST_STEPS:,}."
+        )
     return list(range(first, last + 1))

@@ -22,6 +22,7 @@ import numpy as np
 from equipoise.base.disk import explain_refusal
 from equipoise.base.durable import write_whole
 from equipoise.base.errors import SpecError
+from equipoise.base.shown import listed
 from equipoise.dash.predicted import PredictedSpan, predict_spans
 from equipoise.dash.summary import steady_steps
 from equipoise.observe.run_record import RunRecord, Spans
@@ -90,8 +91,7 @@ def _trace_run(record: RunRecord, steps: Sequence[int]) -> tuple[list[dict[str, 
     if not starts:
         known = f"{record.step[0]} to {record.step[-1]}" if record.step.size else "none"
         raise SpecError(
-            f"{record.folder} has no span of step {', '.join(map(str, steps))}. Its steps are "
-            f"{known}."
+            f"{record.folder} has no span of step {listed(steps)}. Its steps are {known}."
         )
     origin = min(starts)
     events = [_process(MEASURED, "measured")]

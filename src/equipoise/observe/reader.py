@@ -41,7 +41,7 @@ from equipoise.observe.run_record import (
 from equipoise.spec.run.keys import RENAMED, rename_keys
 
 
-def read_run(folder: Path) -> RunRecord:
+def read_run(folder: Path | str) -> RunRecord:
     """Read every journal of a run folder.
 
     Returns:
@@ -54,6 +54,7 @@ def read_run(folder: Path) -> RunRecord:
 
     Cost: O(bytes); about 10 s for a million lines.
     """
+    folder = Path(folder)
     return make_record(folder, read_journals(folder))
 
 

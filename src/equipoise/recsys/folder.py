@@ -17,6 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from equipoise.base.durable import write_whole
 from equipoise.base.errors import CheckpointError, SpecError
+from equipoise.base.read import read_json, reason
 from equipoise.spec.names import RECOMMEND
 from equipoise.spec.recommend import RecommendSpec
 
@@ -36,6 +37,7 @@ _SAME = (
 )
 """What a run that goes on must not change."""
 _SPEC = "spec.json"
+_TABLES = tuple(each.name for each in dataclasses.fields(RecommendSpec) if each.name != "name")
 
 
 def prepare(folder: Path, spec: RecommendSpec, base: Path) -> None:
@@ -43,18 +45,18 @@ def prepare(folder: Path, spec: RecommendSpec, base: Path) -> None:
 
     Raises:
         CheckpointError: the folder holds a run of other data, another model or another order of
-            samples.
+            samples, or one whose file is damaged.
     """
     ours = json.loads(json.dumps(dataclasses.asdict(spec)))
     file = folder / _SPEC
     if file.is_file():
-        theirs = json.loads(file.read_text("utf-8"))
+        theirs = _tables_of(file)
         unset = json.loads(json.dumps(dataclasses.asdict(RecommendSpec())))
         in_files = ("layout", "tables.kinds") if spec.tables.memory_mib else ()
         for name in (*_SAME, *in_files):
             section, _, key = name.partition(".")
             # A key that the run's version did not have had the effect of its default.
-            old, new = unset[section] | theirs[section], ours[section]
+            old, new = unset[section] | theirs.get(section, {}), ours[section]
             if (old[key] != new[key]) if key else (old != new):
                 changed = (
                     name
@@ -87,7 +89,38 @@ def read_prepared(folder: Path) -> tuple[RecommendSpec, Path]:
 
 
 def read_trained(folder: Path) -> dict[str, Any]:
-    """The record of a run; empty before its ranks have ended once."""
+    """The record of a run; empty before its ranks have ended once.
+
+    Raises:
+        CheckpointError: the file is damaged.
+    """
     file = folder / RECOMMEND
-    record: dict[str, Any] = json.loads(file.read_text("utf-8")) if file.is_file() else {}
+    try:
+        record = read_json(file) if file.is_file() else {}
+    except (OSError, ValueError) as error:
+        raise _damaged(file, reason(error)) from None
+    if not isinstance(record, dict):
+        raise _damaged(file, "it does not hold a JSON object")
     return record
+
+
+def _tables_of(file: Path) -> dict[str, Any]:
+    """The tables of a run that a folder holds.
+
+    Raises:
+        CheckpointError: the file is damaged.
+    """
+    try:
+        spec = read_json(file)
+    except (OSError, ValueError) as error:
+        raise _damaged(file, reason(error)) from None
+    tables = {} if not isinstance(spec, dict) else {k: v for k, v in spec.items() if k in _TABLES}
+    if not tables or not all(isinstance(table, dict) for table in tables.values()):
+        raise _damaged(file, "it does not hold a run's tables")
+    return tables
+
+
+def _damaged(file: Path, why: str) -> CheckpointError:
+    return CheckpointError(
+        f"{file} cannot be read: {why}. Copy it from a backup, or choose another folder with --out."
+    )

@@ -15,6 +15,7 @@ Kept true (tests/unit/recsys/test_samples.py)
 
 import csv
 import importlib.util
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,8 @@ from torch import Tensor
 from equipoise.base.arrays import Floats, Ints
 from equipoise.base.errors import DataError
 from equipoise.base.nearest import nearest
+from equipoise.base.read import read_text, reason
+from equipoise.base.shown import listed, shown
 from equipoise.data.columns import open_parquet
 from equipoise.recsys.jagged import KeyedJagged
 from equipoise.recsys.sessions.order import find_sessions, shuffle_sessions
@@ -126,7 +129,7 @@ def make_samples(columns: Mapping[str, np.ndarray], spec: ColumnsSpec, label: st
         if name not in columns:
             raise DataError(
                 f'{label} has no column "{name}" among its {len(columns)} '
-                f'({", ".join(columns)}). Nearest: "{nearest(name, list(columns))}".'
+                f'({listed(columns)}). Nearest: "{nearest(name, list(columns))}".'
             )
     stamps = _numbers(columns, spec.time, label) if spec.time else None
     count = len(columns[spec.label])
@@ -212,11 +215,11 @@ def _numbers(columns: Mapping[str, np.ndarray], name: str, label: str) -> Floats
             f'{label}, column {name}, row {at + 1:,}: "{values[at]}" is not a number. Fix it, or '
             "list the column under data.ids."
         ) from None
-    bad = np.flatnonzero(~np.isfinite(numbers))
+    bad = np.flatnonzero(~(np.abs(numbers) <= np.finfo(np.float32).max))
     if len(bad):
         raise DataError(
-            f"{label}, column {name}: {len(bad):,} of {len(numbers):,} rows are NaN or infinite, "
-            f"the first is row {int(bad[0]) + 1:,}. Fill them or leave these rows out."
+            f"{label}, column {name}: {len(bad):,} of {len(numbers):,} rows are NaN or beyond "
+            f"float32, the first is row {int(bad[0]) + 1:,}. Fill them or leave these rows out."
         )
     return numbers
 
@@ -240,25 +243,43 @@ def read_columns(path: Path) -> Columns:
     if path.suffix == ".parquet":
         with open_parquet(path) as parquet:
             table = parquet.read()
+            _require_distinct(path, table.column_names)
             return {
                 name: np.array([_cell(value) for value in table.column(name).to_pylist()])
                 for name in table.column_names
             }
     delimiter = "," if path.suffix == ".csv" else "\t"
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = csv.reader(file, delimiter=delimiter)
+    try:
+        rows = csv.reader(io.StringIO(read_text(path), newline=""), delimiter=delimiter)
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"{path} cannot be read: {reason(error)}. Set data.path to a Parquet, CSV or TSV file."
+        ) from None
+    body: list[list[str]] = []
+    try:
         head = [name.partition(":")[0].strip() for name in next(rows, [])]
-        body = []
-        for number, row in enumerate(rows, 2):
+        _require_distinct(path, head)
+        for row in rows:
             if len(row) != len(head):
                 raise DataError(
-                    f"{path.name}:{number}  {len(row)} values under {len(head)} columns. Write one "
-                    "for each."
+                    f"{path.name}:{rows.line_num}  {len(row)} values under {len(head)} columns. "
+                    "Write one for each."
                 )
             body.append(row)
+    except csv.Error as error:
+        raise DataError(
+            f"{path.name}:{rows.line_num}  is not CSV: {error}. Correct the line."
+        ) from None
     if not body:
         raise DataError(f"{path} holds no rows below its line of column names. Give it some.")
     return {name: np.array([row[at] for row in body]) for at, name in enumerate(head)}
+
+
+def _require_distinct(path: Path, names: Sequence[str]) -> None:
+    """Refuse a name of two columns: nothing says which of them a key means."""
+    doubled = [name for name in names if names.count(name) > 1]
+    if doubled:
+        raise DataError(f"{path.name} has two columns {shown(doubled[0])}. Rename one.")
 
 
 def _cell(value: Any) -> Any:

@@ -15,22 +15,25 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 from torch import nn
 
 from equipoise.base.errors import CheckpointError
+from equipoise.base.read import read_json, reason, require_file
 from equipoise.recsys.embedding import ShardedTables
 from equipoise.recsys.shard import TableShard
 from equipoise.spec.names import CHECKPOINTS
 
 _KEEP = 2
 _MANIFEST = "recommend.json"
+_DENSE = "dense.pt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,7 @@ def save(
     save_file(arrays, unfinished / f"rank-{exchange.rank:05d}.safetensors")
     if exchange.rank == 0:
         state = {"dense": dense.state_dict(), "optimizer": optimizer.state_dict()}
-        torch.save(state, unfinished / "dense.pt")
+        torch.save(state, unfinished / _DENSE)
         facts = asdict(saved) | {
             "optimizer": tables.optimizer.name,
             "number": tables.number,
@@ -106,6 +109,65 @@ def newest_step(folder: Path) -> int | None:
     return int(checkpoints[-1].name.removeprefix("step-")) if checkpoints else None
 
 
+def require_readable(folder: Path) -> None:
+    """Refuse a newest checkpoint that is torn, before ranks start that would all fail on it.
+
+    Raises:
+        CheckpointError: names the file, and what is wrong with it.
+    """
+    for newest in _checkpoints(folder)[-1:]:
+        file = newest / _MANIFEST
+        try:
+            ranks = _facts(file)["ranks"]
+            for rank in range(ranks):
+                file = newest / f"rank-{rank:05d}.safetensors"
+                require_file(file)
+                with safe_open(file, framework="numpy"):
+                    pass
+            file = newest / _DENSE
+            require_file(file)
+            torch.load(file, weights_only=True)
+        except (OSError, *_TORN) as error:
+            # torch says "invalid argument" of a file that was cut.
+            says_why = isinstance(error, ValueError | FileNotFoundError)
+            why = reason(error) if says_why else "it is damaged"
+            raise CheckpointError(
+                f"{file} cannot be read: {why}. Remove its folder, so that the run goes on from "
+                "the checkpoint before."
+            ) from None
+
+
+_TORN = (ValueError, RuntimeError, EOFError, UnpicklingError, SafetensorError)
+"""What readers raise of a file that was cut or written over."""
+
+
+def _facts(file: Path) -> dict[str, Any]:
+    """What the manifest of a checkpoint says.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is not what ``save`` writes.
+    """
+    facts = read_json(file)
+    kinds = {
+        "step": int,
+        "losses": list,
+        "best": dict | None,
+        "optimizer": str,
+        "number": int,
+        "ranks": int,
+        "tables": dict,
+    }
+    wrong = [
+        name
+        for name, kind in kinds.items()
+        if not isinstance(facts, dict) or name not in facts or not isinstance(facts[name], kind)
+    ]
+    if wrong:
+        raise ValueError(f"it does not say {wrong[0]} as a checkpoint does")
+    return dict(facts)
+
+
 def load_newest(
     folder: Path, tables: ShardedTables, dense: nn.Module, optimizer: torch.optim.Optimizer
 ) -> RankSaved | None:
@@ -118,7 +180,7 @@ def load_newest(
     if not checkpoints:
         return None
     newest = checkpoints[-1]
-    facts = json.loads((newest / _MANIFEST).read_text(encoding="utf-8"))
+    facts = _facts(newest / _MANIFEST)
     ours = {p.table.name: [p.table.rows, p.table.width] for p in tables.plan.placements}
     if facts["tables"] != ours or facts["optimizer"] != tables.optimizer.name:
         raise CheckpointError(
@@ -136,7 +198,7 @@ def load_newest(
                 f"{newest} lacks rows of table {shard.table.name}. Remove this folder, so that the "
                 "run goes on from the one before."
             )
-    state = torch.load(newest / "dense.pt", weights_only=True)
+    state = torch.load(newest / _DENSE, weights_only=True)
     dense.load_state_dict(state["dense"])
     optimizer.load_state_dict(state["optimizer"])
     tables.number = int(facts["number"])

@@ -22,6 +22,7 @@ from typing import Any, Literal, get_args
 
 from equipoise.base.errors import LayoutError, SpecError
 from equipoise.base.nearest import nearest
+from equipoise.base.shown import shown
 from equipoise.cost.step.request import Precision, StepOptions, residuals_of
 from equipoise.sim.answer import StepAnswer, fitting_changes
 from equipoise.sim.divided import DividedStep
@@ -185,6 +186,7 @@ def read_step(request: StepRequest) -> AskedStep:
         ModelError: the config.json is not one, or describes a model that the decoder is not.
         LayoutError: degrees do not go with the cluster.
     """
+    _require_kinds(request)
     program = read_program(request.program)
     model, words = _model_of(request), _layout_of(request, program)
     require_used(request, experts=model.experts, cp=words.layout.cp)
@@ -263,6 +265,17 @@ def require_used(request: StepRequest, *, experts: int, cp: int | None) -> None:
             f"expert_skew = {request.expert_skew:g} needs a model with experts, and this one has "
             f"none. Leave expert_skew out."
         )
+
+
+def _require_kinds(request: StepRequest) -> None:
+    """Refuse what is neither words nor a spec, which no annotation keeps a notebook from giving."""
+    for name, kind in _KINDS.items():
+        value = getattr(request, name)
+        if not isinstance(value, str | kind):
+            raise SpecError(f"{name} is {shown(value)}. Give text, or a {kind.__name__}.")
+
+
+_KINDS = {"model": ModelSpec, "cluster": ClusterSpec, "layout": Layout, "program": ProgramSpec}
 
 
 def _model_of(request: StepRequest) -> ModelSpec:

@@ -15,7 +15,8 @@ from pydantic import BaseModel
 
 from equipoise.base.nearest import nearest
 from equipoise.base.shown import shorten
-from equipoise.spec.run.load import TomlPath, explain_fault
+from equipoise.spec.run.faults import explain_fault
+from equipoise.spec.run.toml_lines import TomlPath
 
 _KINDS = {"string_type": str, "int_type": int, "float_type": float, "bool_type": bool}
 

@@ -20,7 +20,9 @@ from equipoise.base import read
 from equipoise.base.errors import SpecError
 from equipoise.base.nearest import nearest
 from equipoise.base.read import read_bytes
+from equipoise.base.shown import printable
 from equipoise.spec.architectures import Architecture, DhenModule, Ensemble, readers_of
+from equipoise.spec.run.faults import describe, explain_refusal, refuse_text
 from equipoise.spec.run.load import parse_toml
 from equipoise.spec.run.spec import FaultKind, FaultSpec, SpareRanks
 from equipoise.spec.tables.table import SparseOptimizer
@@ -204,11 +206,17 @@ def read_recommend(
     if path is not None:
         table, lines = parse_toml(read_bytes(path), path.name)
         for name, value in table.items():
+            if name in _sections() and not isinstance(value, dict):
+                line = lines[(name,)]
+                faults.append(
+                    (line, f"{path.name}:{line}  {name}: needs a table, got {describe(value)}.")
+                )
+                continue
             entries = value.items() if isinstance(value, dict) else [("", value)]
             for key, item in entries:
                 dotted = f"{name}.{key}" if key else name
                 line = lines[(name, key) if key else (name,)]
-                given[dotted] = (item, f"{path.name}:{line}  {dotted}", line)
+                given[dotted] = (item, f"{path.name}:{line}  {printable(dotted)}", line)
     for place, (name, text) in enumerate(overrides):
         given[name] = (_value(name, text), f"--{name}", 1_000_000 + place)
     read_only: list[tuple[int, str, tuple[str, ...]]] = []
@@ -223,9 +231,10 @@ def read_recommend(
         try:
             judged = TypeAdapter(hints[key], config=_STRICT).validate_python(_frozen(value))
         except ValidationError as error:
-            message = error.errors(include_url=False)[0]["msg"]
-            words = message[0].lower() + message[1:].replace("Input", "input")
-            faults.append((line, f"{label}: {words}, got {value!r}."))
+            faults.append((line, f"{label}: {explain_refusal(hints[key], error)}"))
+            continue
+        if (words := _refuse_texts(judged)) is not None:
+            faults.append((line, f"{label}: {words}"))
             continue
         sections[section][key] = judged
         if section == "model" and (readers := readers_of(key)):
@@ -252,6 +261,13 @@ def read_recommend(
 
 def _frozen(value: Any) -> Any:
     return tuple(map(_frozen, value)) if isinstance(value, list) else value
+
+
+def _refuse_texts(value: Any) -> str | None:
+    """What is wrong with a text, or with the first such text of a list."""
+    if isinstance(value, tuple):
+        return next((words for each in value if (words := _refuse_texts(each)) is not None), None)
+    return refuse_text(value) if isinstance(value, str) else None
 
 
 def _require(spec: RecommendSpec) -> None:

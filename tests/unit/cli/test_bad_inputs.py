@@ -132,6 +132,29 @@ BAD_FLAGS = {
     ("explain", "attention", "--plot="): (
         '--plot .: a picture\'s name ends in .png, .svg or .pdf, not "". Try picture.png.'
     ),
+    ("explain", "tables", "synthetic:" + "9" * 5000): (
+        f'"synthetic:{"9" * 13}...{"9" * 22}": (5,013 characters) synthetic needs a count from 1 '
+        "to 100,000, as in synthetic:1000."
+    ),
+    ("explain", "boxing", "S(0) -> B", "--mesh", "9" * 5000): (
+        f'--mesh: "{"9" * 23}...{"9" * 23}" (5,002 characters) is not sizes with x between them, '
+        "as in 2x4."
+    ),
+    ("explain", "boxing", f"S({'9' * 5000}) -> B"): (
+        f'"S({"9" * 21}...{"9" * 22})" (5,005 characters) is not a placement. Give S(dim), '
+        "S(dim: 3+1) with the share of each rank, B, P or P(max), one for each mesh axis, as in "
+        "S(0), B."
+    ),
+    ("explain", "attention", "--mask", "window:\u00b2"): (
+        '--mask: "window:\u00b2" is not causal, full, or a window as in window:4096.'
+    ),
+    ("dash", "--port", "9" * 5000): (
+        f'equipoise dash: --port: "{"9" * 23}...{"9" * 23}" (5,002 characters) is not a port: 0 to '
+        '65,535. See "equipoise dash --help".'
+    ),
+    ("serve", "nowhere", "--layout.context", "5000"): (
+        "--layout.context 5,000 is more than 64 processes of one machine. Give 64 or less."
+    ),
     ("launch", "--cluster=" + "x" * 5000): None,
     ("config", "--model.preset=" + "x" * 5000): None,
     ("config", "--data.path=" + "x" * 5000): None,
@@ -215,6 +238,16 @@ def test_a_pipe_that_nobody_reads(tmp_path: Path, capsys: pytest.CaptureFixture[
         "",
         f"--out {pipe} is a pipe, which may have no reader. Give a file.\n",
     )
+
+
+def test_columns_that_no_terminal_has(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for columns in ("9" * 5000, "\u00b2", "x", "-5", ""):
+        monkeypatch.setenv("COLUMNS", columns)
+        code, out, err = run(capsys, "systems", "1")
+        assert (code, err) == (0, ""), columns
+        assert out
 
 
 def test_a_host_with_a_line_break(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

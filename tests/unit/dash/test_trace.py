@@ -142,6 +142,12 @@ def test_what_is_not_there(
         "7": f"{run} has no span of step 7. Its steps are 1 to 3.\n",
         "5-3": '--steps "5-3" is not a step, as in 12, or a range, as in 3-5.\n',
         "two": '--steps "two" is not a step, as in 12, or a range, as in 3-5.\n',
+        "1-10001": '--steps "1-10001" is 10,001 steps, which no browser shows. Give at most '
+        "10,000.\n",
+        "9" * 5000: f'--steps "{"9" * 23}...{"9" * 23}" (5,002 characters) is not a step, as in '
+        "12, or a range, as in 3-5.\n",
+        "4-99": f"{run} has no span of step 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15 and 84 more. "
+        "Its steps are 1 to 3.\n",
     }.items():
         assert main(["trace", str(run), "--steps", steps]) == 2
         assert capsys.readouterr().err == message

@@ -266,14 +266,22 @@ store.prepare({spec!r}, Path("/"), progress=SilentProgress(), workers=1)
 """
 
 
-@pytest.fixture
-def left(corpus: Path, store: TokenStore, tmp_path: Path) -> tuple[DataSpec, Path]:
-    """All shards of a build that was killed before they were put together."""
-    spec = spec_of(corpus, tmp_path / "cache", store.tokenizer_file)
+@pytest.fixture(scope="module")
+def killed(corpus: Path, store: TokenStore, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache with all shards of a build that was killed before they were put together."""
+    cache = tmp_path_factory.mktemp("killed") / "cache"
+    spec = spec_of(corpus, cache, store.tokenizer_file)
     done = subprocess.run([sys.executable, "-c", KILLED.format(spec=spec)])
     assert done.returncode == -signal.SIGKILL
-    (parts,) = (tmp_path / "cache").glob("*.parts")
-    return spec, parts
+    return cache
+
+
+@pytest.fixture
+def left(killed: Path, corpus: Path, store: TokenStore, tmp_path: Path) -> tuple[DataSpec, Path]:
+    """A copy of what the killed build left: its cache, and the folder of its shards."""
+    cache = Path(shutil.copytree(killed, tmp_path / "cache"))
+    (parts,) = cache.glob("*.parts")
+    return spec_of(corpus, cache, store.tokenizer_file), parts
 
 
 @pytest.mark.parametrize("damage", ["flip", "swap", "cut", "other-place"])

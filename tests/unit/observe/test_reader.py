@@ -361,3 +361,8 @@ def test_a_journal_that_is_no_file_is_refused(tmp_path: Path) -> None:
         f"{journal} cannot be read: Too many levels of symbolic links. Make it readable, or copy "
         f"it again from where the run was written."
     )
+
+
+def test_a_folder_may_be_text(tmp_path: Path) -> None:
+    folder = write(tmp_path, [start(), scalar(1)])
+    assert read_run(str(folder)).folder == folder

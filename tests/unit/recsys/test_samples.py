@@ -55,8 +55,14 @@ def test_batches_hold_the_bags_of_their_samples() -> None:
         (
             "age",
             ["nan", *"123456789"],
-            "x.csv, column age: 1 of 10 rows are NaN or infinite, the first is row 1. Fill them or "
-            "leave these rows out.",
+            "x.csv, column age: 1 of 10 rows are NaN or beyond float32, the first is row 1. Fill "
+            "them or leave these rows out.",
+        ),
+        (
+            "age",
+            ["1e308", *"123456789"],
+            "x.csv, column age: 1 of 10 rows are NaN or beyond float32, the first is row 1. Fill "
+            "them or leave these rows out.",
         ),
         (
             "age",
@@ -105,6 +111,35 @@ def test_files_are_read_alike(tmp_path: Path) -> None:
     few = {name: values[:1] for name, values in columns().items()}
     with pytest.raises(DataError, match="has 1 rows, too few for training, validation and test"):
         make_samples(few, SPEC, "x.csv")
+
+
+TORN = {
+    "UTF-16": (
+        "user,age\na,3\n".encode("utf-16"),
+        "{file} cannot be read: it is not UTF-8 text: line 1. Set data.path to a Parquet, CSV or "
+        "TSV file.",
+    ),
+    "a long value": (
+        b"user,age\n" + b"a" * 200_000 + b",3\n",
+        "x.csv:2  is not CSV: field larger than field limit (131072). Correct the line.",
+    ),
+    "two alike": (b"user,age,user\na,3,b\n", 'x.csv has two columns "user". Rename one.'),
+}
+
+
+@pytest.mark.parametrize("case", TORN)
+def test_files_that_nobody_means(case: str, tmp_path: Path) -> None:
+    data, message = TORN[case]
+    file = tmp_path / "x.csv"
+    file.write_bytes(data)
+    with pytest.raises(DataError) as error:
+        read_columns(file)
+    assert str(error.value) == message.format(file=file)
+
+
+def test_a_mark_of_byte_order_is_no_part_of_a_name(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("\ufeffuser,age\na,3\n")
+    assert list(read_columns(tmp_path / "x.csv")) == ["user", "age"]
 
 
 def test_a_split_of_one_class_is_refused_before_training() -> None:

@@ -97,6 +97,10 @@ def test_packed_documents_are_priced_as_they_are_given() -> None:
     [
         ({"model": "llama3-8"}, SpecError, '"llama3-8" is neither a known model nor a config.json'),
         ({"layout": Layout(dp=4)}, LayoutError, "there are 8. Set dp = 8."),
+        ({"model": 3}, SpecError, "model is 3. Give text, or a ModelSpec."),
+        ({"cluster": {}}, SpecError, "cluster is (a table). Give text, or a ClusterSpec."),
+        ({"layout": None}, SpecError, "layout is null. Give text, or a Layout."),
+        ({"program": []}, SpecError, "program is []. Give text, or a ProgramSpec."),
         (
             {"context_tokens": 0},
             SpecError,

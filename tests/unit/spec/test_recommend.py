@@ -41,9 +41,9 @@ def test_every_fault_is_reported_at_its_line(run_toml: Path) -> None:
     with pytest.raises(SpecError) as error:
         read_recommend(run_toml, [("tables.wire", "int4")])
     assert str(error.value).splitlines() == [
-        "run.toml:9  train.epochs: input should be greater than or equal to 1, got 0.",
+        "run.toml:9  train.epochs: 0 is too small; it must be at least 1.",
         "run.toml:10  train.batches: no such key. Nearest: train.batch",
-        "--tables.wire: input should be 'fp32', 'bf16', 'fp16' or 'int8', got 'int4'.",
+        '--tables.wire: "int4" is not one of "fp32", "bf16", "fp16", "int8". Nearest: "int8".',
     ]
 
 
@@ -73,3 +73,60 @@ def test_a_run_without_tables_is_refused(run_toml: Path, old: str, new: str, mes
     with pytest.raises(SpecError) as error:
         read_recommend(run_toml)
     assert str(error.value).startswith(message)
+
+
+WRONG = """\
+name = "a/b"
+tables = 3
+[model]
+kind = "recommend"
+architecture = inf
+bottom = [""]
+width = {a = 1}
+modules = [nan]
+[data]
+path = "\\u0000"
+ids = ["a\\u0000"]
+bags = 3
+numbers = [["a"]]
+"a\\nb" = 3
+[train]
+lr = 07:32:00
+[layout]
+deadline_s = "x"
+dp = 1025
+[fault]
+on = ["kill", 3]
+spares = nan
+wait_s = nan
+"""
+
+
+def test_values_of_wrong_kinds_are_said_as_they_stand_in_the_file(run_toml: Path) -> None:
+    run_toml.write_text(WRONG)
+    with pytest.raises(SpecError) as error:
+        read_recommend(run_toml, [("tables.deduplicate", '["a"]'), ("data.session_gap", "0")])
+    assert str(error.value).splitlines() == [
+        'run.toml:1  name: "a/b" is not a name. Use letters, digits, ".", "_" and "-", and begin '
+        "with a letter or a digit.",
+        "run.toml:2  tables: needs a table, got 3 (a whole number).",
+        'run.toml:5  model.architecture: Infinity is not one of "dlrm", "dcn", "dhen", "wukong".',
+        'run.toml:6  model.bottom: item 1: needs a whole number, got "" (text).',
+        "run.toml:7  model.width: needs a whole number, got a table.",
+        'run.toml:8  model.modules: item 1: NaN is not one of "dot", "cross", "attention", '
+        '"linear", "convolution".',
+        'run.toml:10  data.path: "\\u0000" has a NUL character, which no text here can hold.',
+        'run.toml:11  data.ids: "a\\u0000" has a NUL character, which no text here can hold.',
+        "run.toml:12  data.bags: needs a list, got 3 (a whole number).",
+        "run.toml:13  data.numbers: item 1: needs text, got a list.",
+        "run.toml:14  data.a\\nb: no such key. Nearest: data.label",
+        "run.toml:16  train.lr: needs a number, got 07:32:00 (a date or a time).",
+        'run.toml:18  layout.deadline_s: needs a number, got "x" (text).',
+        "run.toml:19  layout.dp: 1025 is too large; it must be at most 1024.",
+        'run.toml:21  fault.on: item 1: "kill" is not one of "killed", "failed", "hung", '
+        '"corrupt", "non-finite". Nearest: "killed".',
+        'run.toml:22  fault.spares: NaN is not one of "never", "auto", "at-once".',
+        "run.toml:23  fault.wait_s: nan is not a finite number.",
+        '--tables.deduplicate: item 1: needs a list, got "a" (text).',
+        "--data.session_gap: 0 is too small; it must be more than 0.",
+    ]

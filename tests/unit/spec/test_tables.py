@@ -51,6 +51,19 @@ def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
         ),
         (f"{HEAD}user,3,4,1\nuser,5,4,1\n", "t.csv:3  a second table user. Rename one."),
         (HEAD, "t.csv lists no table. Give it a line for each."),
+        (
+            f'{HEAD}user,3,4,1\n"ad,5,4,1\n',
+            "t.csv:3  is not CSV: unexpected end of data. Correct the line.",
+        ),
+        (
+            f"{HEAD}{'a' * 200_000},5,4,1\n",
+            "t.csv:2  is not CSV: field larger than field limit (131072). Correct the line.",
+        ),
+        (
+            f"{HEAD}{'a' * 100},5,4\n",
+            't.csv:2  needs a name, two whole numbers and a number, got "aaaaaaaaaaaaaaaaaaaaaaa...'
+            'aaaaaaaaaaaaaaaaaaa,5,4" (106 characters).',
+        ),
     ],
 )
 def test_wrong_files_are_refused(text: str, message: str) -> None:

@@ -25,11 +25,12 @@ from equipoise.cost.curve import LoadCurve
 from equipoise.spec.limits import MOST_SIZE
 
 
-def require_count(name: str, number: int) -> None:
-    """Refuse what is not a number of things."""
+def require_count(name: str, number: int) -> int:
+    """A number of things as a plain integer, which NumPy's are not; refuses what is none."""
     is_whole = isinstance(number, int | np.integer) and not isinstance(number, bool)
     if not is_whole or not 1 <= number <= MOST_SIZE:
         raise SpecError(f"{name} is {shown(number)}. Give a whole number from 1 to {MOST_SIZE:,}.")
+    return int(number)
 
 
 def read_limits(max_tokens: int | Sequence[int] | None, table: Ints) -> Ints:

@@ -48,6 +48,7 @@ from equipoise.base.arrays import Floats, Ints
 from equipoise.base.errors import LayoutError, SpecError
 from equipoise.cost.curve import LoadCurve
 
+_MOST_STAGES = 1024
 _MOST_CELLS = 1 << 22
 """Micro-batches of a step over all ranks; more is a typing mistake."""
 
@@ -119,13 +120,15 @@ def batch(
     >>> answer.micro_batches, round(answer.skew, 2), round(answer.gap, 2)
     ([[[0]], [[1, 2, 3, 4, 5, 6]]], 1.32, 0.0)
     """
-    for name, number in (
-        ("ranks", ranks),
-        ("pipeline", pipeline),
-        ("min_micro_batches", min_micro_batches),
-        ("multiple_of", multiple_of),
-    ):
-        require_count(name, number)
+    ranks = require_count("ranks", ranks)
+    pipeline = require_count("pipeline", pipeline)
+    min_micro_batches = require_count("min_micro_batches", min_micro_batches)
+    multiple_of = require_count("multiple_of", multiple_of)
+    if pipeline > _MOST_STAGES:
+        raise SpecError(
+            f"pipeline is {pipeline:,}, more ranks than any model has layers for. Give "
+            f"{_MOST_STAGES:,} or less."
+        )
     if meets_each_turn and pipeline == 1 and not equal_counts:
         raise SpecError(
             "Ranks that meet in each micro-batch need equally many of them. Give "

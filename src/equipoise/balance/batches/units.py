@@ -26,6 +26,7 @@ Sources
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -74,7 +75,7 @@ def read_lengths(lengths: npt.ArrayLike) -> Ints:
     Raises:
         DataError: there are none, or one is not a whole number of tokens in range.
     """
-    table = _numbers("Lengths", lengths, "[412, 96, 2048]")
+    table = read_numbers("Lengths", lengths, "[412, 96, 2048]")
     if table.ndim not in (1, 2) or not table.size:
         raise DataError(
             f"Lengths have shape {table.shape}, and a batch needs one sample or more. Give one "
@@ -110,7 +111,7 @@ def read_seconds(seconds: npt.ArrayLike, samples: int) -> Floats:
     Raises:
         DataError: they are not one row per sample, or one is negative or not finite.
     """
-    table = _numbers("Prices", seconds, "[0.8, 0.1, 2.5]").astype(np.float64)
+    table = read_numbers("Prices", seconds, "[0.8, 0.1, 2.5]").astype(np.float64)
     if table.ndim not in (1, 2) or len(table) != samples or not table.size:
         raise DataError(
             f"Prices have shape {table.shape} for {samples:,} samples. Give one price per sample, "
@@ -133,7 +134,12 @@ def read_seconds(seconds: npt.ArrayLike, samples: int) -> Floats:
     return rows
 
 
-def _numbers(what: str, values: npt.ArrayLike, example: str) -> npt.NDArray[np.generic]:
+def read_numbers(what: str, values: npt.ArrayLike, example: str) -> npt.NDArray[Any]:
+    """What somebody gave as numbers.
+
+    Raises:
+        DataError: it is ragged, or holds something else.
+    """
     try:
         table = np.asarray(values)
     except (TypeError, ValueError):  # rows of different lengths

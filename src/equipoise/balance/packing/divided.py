@@ -37,7 +37,6 @@ Sources
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 
 from equipoise.balance.packing.divided_choice import cheapest_division
 from equipoise.balance.packing.divided_price import travel_ns_of
@@ -120,8 +119,11 @@ def _put_over_ranks(cells: _Cells, piece: list[int], share: DocumentParts) -> bo
 def _put_in_time(cells: _Cells, piece: list[int], share: DocumentParts) -> bool:
     """Put a document's slices in consecutive micro-batches of one rank; False if none has room."""
     parts = len(share.prices)
-    load = sliding_window_view(cells.load.reshape(cells.ranks, cells.turns), parts, axis=1)
-    tokens = sliding_window_view(cells.tokens.reshape(cells.ranks, cells.turns), parts, axis=1)
+    # int64[windows, parts]: turns of each run of consecutive ones. An index is far cheaper to make
+    # than a view of windows.
+    at = np.add.outer(np.arange(cells.turns - parts + 1), np.arange(parts))
+    load = cells.load.reshape(cells.ranks, cells.turns)[:, at]
+    tokens = cells.tokens.reshape(cells.ranks, cells.turns)[:, at]
     peak = (load + share.prices).max(2)
     peak[(tokens + share.tokens).max(2) > cells.cap] = _NO_ROOM
     rank, turn = np.unravel_index(int(peak.argmin()), peak.shape)

@@ -72,10 +72,13 @@ def shares_in_time(sizes: Ints, parts: Ints, curve: LoadCurve) -> list[DocumentP
     of_whole = curve.slice_ns(np.zeros_like(sizes), sizes)
     reach = reach_tokens(sizes[owner], of_whole[owner] * (inner / parts[owner]), curve)
     cuts = np.clip(reach, inner, sizes[owner] - parts[owner] + inner)
-    return [
-        _slices(np.concatenate(([0], np.maximum.accumulate(mine), [size])), curve)
-        for size, mine in zip(sizes, np.split(cuts, ends), strict=True)
-    ]
+    return _slices(
+        [
+            [0, *np.maximum.accumulate(mine).tolist(), size]
+            for size, mine in zip(sizes.tolist(), np.split(cuts, ends), strict=True)
+        ],
+        curve,
+    )
 
 
 def wrapped_in_time(
@@ -90,14 +93,14 @@ def wrapped_in_time(
     edges = ends[-1] * np.arange(1, turns) // turns
     owner = np.searchsorted(ends, edges, side="right")
     reach = reach_tokens(sizes[owner], (edges - (ends - loads)[owner]).astype(np.float64), curve)
-    wrapped = []
+    begins = np.searchsorted(owner, np.arange(len(sizes) + 1)).tolist()  # owners ascend
+    inside, turns_of = [], []
     for document, size in enumerate(sizes.tolist()):
-        mine = reach[owner == document]
-        turn = int((owner < document).sum())
-        at_start = int((mine <= 0).sum())  # cuts before its first token and after its last
-        cuts = mine[(mine > 0) & (mine < size)]
-        wrapped.append((turn + at_start, _slices(np.concatenate(([0], cuts, [size])), curve)))
-    return wrapped
+        mine = reach[begins[document] : begins[document + 1]].tolist()
+        # Cuts before its first token and after its last leave it whole.
+        turns_of.append(begins[document] + sum(cut <= 0 for cut in mine))
+        inside.append([0, *(cut for cut in mine if 0 < cut < size), size])
+    return list(zip(turns_of, _slices(inside, curve), strict=True))
 
 
 def reach_tokens(sizes: Ints, wanted_ns: npt.NDArray[np.float64], curve: LoadCurve) -> Ints:
@@ -110,6 +113,15 @@ def reach_tokens(sizes: Ints, wanted_ns: npt.NDArray[np.float64], curve: LoadCur
     return low
 
 
-def _slices(bounds: Ints, curve: LoadCurve) -> DocumentParts:
-    runs = tuple((run,) for run in itertools.pairwise(bounds.tolist()))
-    return DocumentParts(runs, curve.slice_ns(bounds[:-1], bounds[1:]), np.diff(bounds))
+def _slices(bounds: list[list[int]], curve: LoadCurve) -> list[DocumentParts]:
+    """The slices between the bounds of each document; all are priced at once."""
+    starts = np.array([start for each in bounds for start in each[:-1]], dtype=np.int64)
+    stops = np.array([stop for each in bounds for stop in each[1:]], dtype=np.int64)
+    prices, tokens, first = curve.slice_ns(starts, stops), stops - starts, 0
+    shares = []
+    for each in bounds:
+        last = first + len(each) - 1
+        runs = tuple((run,) for run in itertools.pairwise(each))
+        shares.append(DocumentParts(runs, prices[first:last], tokens[first:last]))
+        first = last
+    return shares

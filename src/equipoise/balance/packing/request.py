@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from equipoise.balance.batches.arguments import require_count
+from equipoise.balance.batches.units import read_numbers
 from equipoise.balance.packing.evaluate import (
     PackedRecord,
     PackScore,
@@ -15,9 +17,11 @@ from equipoise.balance.packing.evaluate import (
 from equipoise.base.arrays import Ints
 from equipoise.base.errors import DataError, LayoutError, SpecError
 from equipoise.base.nearest import nearest
+from equipoise.base.shown import shown
 from equipoise.cost.curve import counted_curve
 from equipoise.cost.work import kv_bytes_per_token
 from equipoise.spec.catalog import POLICIES, Policy
+from equipoise.spec.limits import MOST_SIZE
 from equipoise.spec.model.presets import ModelSpec, preset
 from equipoise.spec.pack import Pieces
 from equipoise.spec.run.spec import PackSpec
@@ -78,14 +82,22 @@ def pack(
     >>> round(answer.skew, 3), round(answer.gap, 3)
     (1.335, 0.0)
     """
-    if policy not in POLICIES:
+    if not isinstance(policy, str) or policy not in POLICIES:
         raise SpecError(
-            f'No packing policy is called "{policy}". Nearest: {nearest(policy, POLICIES)}. '
+            f'No packing policy is called "{policy}". Nearest: {nearest(str(policy), POLICIES)}. '
             f"All: {', '.join(POLICIES)}."
         )
     if isinstance(documents, Setting):
         setting = documents
     else:
+        if not isinstance(ranks, int | np.integer) or ranks > MOST_SIZE:
+            ranks = require_count("ranks", ranks)
+        if not isinstance(context_tokens, int | np.integer) or context_tokens > MOST_SIZE:
+            context_tokens = require_count("context_tokens", context_tokens)
+        if max_tokens is not None:
+            max_tokens = require_count("max_tokens", max_tokens)
+        if not isinstance(model, str | ModelSpec):
+            raise SpecError(f"model is {shown(model)}. Give the name of a preset, or a ModelSpec.")
         if ranks < 1:
             raise LayoutError(f"balance.pack needs ranks of 1 or more, and there are {ranks}.")
         if context_tokens < 2:
@@ -107,11 +119,23 @@ def pack(
 
 def _pieces(doc_tokens: Sequence[int] | Ints, context_tokens: int) -> Pieces:
     """Documents in order, whole or cut at multiples of a window, int64 [pieces, 3]."""
-    lengths = np.asarray(doc_tokens, dtype=np.int64).reshape(-1)
-    if not len(lengths):
+    given = read_numbers("Lengths", doc_tokens, "[412, 96, 2048]").reshape(-1)
+    wrong = np.flatnonzero(~(np.isfinite(given) & (given == np.floor(given))))
+    if len(wrong):
+        raise DataError(
+            f"Document {int(wrong[0]):,} has {given[wrong[0]]:g} tokens, which is not a whole "
+            "number. Count its tokens again."
+        )
+    if not len(given):
         raise DataError(
             "A step needs documents of 1 token or more each, and there are none. Give lengths."
         )
+    if given.max() > MOST_SIZE:
+        raise DataError(
+            f"Document {int(given.argmax()):,} has {int(given.max()):,} tokens, more than "
+            f"{MOST_SIZE:,}. Count its tokens again."
+        )
+    lengths = given.astype(np.int64)
     if lengths.min() < 1:
         raise DataError(
             f"A step needs documents of 1 token or more each; there are {len(lengths):,}, and the "

@@ -6,6 +6,8 @@ import sys
 import webbrowser
 from pathlib import Path
 
+from equipoise.base.whole import whole_number
+
 HELP = "show runs and a server live in a browser, predicted beside measured"
 
 EXAMPLES = """\
@@ -82,6 +84,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _port(text: str) -> int:
-    if not text.isdecimal() or int(text) > 65_535:
+    port = whole_number(text)
+    if port is None or port > 65_535:
         raise argparse.ArgumentTypeError(f'"{text}" is not a port: 0 to 65,535')
-    return int(text)
+    return port

@@ -4,6 +4,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from equipoise.base.errors import SpecError
+from equipoise.base.whole import whole_number
 from equipoise.cli.counts import MOST_SHARING
 from equipoise.cli.explain import asked
 from equipoise.cli.explain.asked import EXAMPLE_MODEL, EXAMPLE_RANKS
@@ -171,8 +172,8 @@ def _mask(text: str) -> "Mask":
         return Mask()
     if text == "full":
         return Mask("full")
-    if kind == "window" and tokens.isdigit():
-        return Mask("window", int(tokens))
+    if kind == "window" and (width := whole_number(tokens)) is not None:
+        return Mask("window", width)
     raise SpecError(f'--mask: "{text}" is not causal, full, or a window as in window:4096.')
 
 

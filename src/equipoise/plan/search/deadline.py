@@ -36,8 +36,9 @@ _LEAST_S = 1e-6
 _ENDLESS_S = 1e8
 """Three years; an alarm that is much later overflows the system's clock."""
 
-_WHOLE = ("importlib", "_frozen_importlib", "numba")
-"""Packages whose functions are not stopped."""
+_WHOLE = ("importlib", "_frozen_importlib", "logging", "numba")
+"""Packages whose functions are not stopped. A fork of this process runs logging's, and what they
+raise is printed and lost."""
 
 _AGAIN_S = 0.02
 """Until a stop is tried again."""

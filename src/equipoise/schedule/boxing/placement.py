@@ -82,7 +82,7 @@ Placement = SplitDim | Broadcast | Partial
 Placements = tuple[Placement, ...]
 """One for each mesh axis, outermost first."""
 
-_WORD = re.compile(r"B|P(?:\((sum|max)\))?|S\((\d+)(?::(\d+(?:\+\d+)*))?\)")
+_WORD = re.compile(r"B|P(?:\((sum|max)\))?|S\(([0-9]{1,18})(?::([0-9]{1,18}(?:\+[0-9]{1,18})*))?\)")
 
 
 def read_placements(text: str) -> Placements:

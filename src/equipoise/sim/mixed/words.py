@@ -17,6 +17,7 @@ from typing import Any, cast
 
 from equipoise.base.errors import SpecError
 from equipoise.base.nearest import nearest
+from equipoise.base.whole import whole_number
 from equipoise.sim.mixed.layers import LayerStrategy
 from equipoise.spec.layout import Layout
 from equipoise.spec.recompute import LayerRecompute
@@ -61,7 +62,7 @@ def read_layers(text: str, base: Layout) -> tuple[LayerStrategy, ...]:
     strategies: list[LayerStrategy] = []
     for run in text.split():
         parts = run.split(":")
-        if len(parts) not in (3, 4) or not parts[0].isdecimal() or int(parts[0]) < 1:
+        if len(parts) not in (3, 4) or not whole_number(parts[0]):
             raise SpecError(
                 f'layers: "{run}" is not a run of layers. Give how many, their degrees and what '
                 f"they make again, as 12:tp=2,dp=4,zero=1:full."

@@ -191,3 +191,14 @@ def flatten(annotation: Any) -> list[Any]:
     if arguments := get_args(annotation):
         return [leaf for each in arguments for leaf in flatten(each)]
     return [] if annotation in (type(None), ...) else [annotation]
+
+
+def item_of(annotation: Any) -> Any:
+    """What a list holds by its annotation; ``None`` for what is not a list.
+
+    >>> item_of(tuple[str, ...]), item_of(int)
+    (<class 'str'>, None)
+    """
+    if get_origin(annotation) is Annotated:
+        return item_of(get_args(annotation)[0])
+    return get_args(annotation)[0] if get_origin(annotation) is tuple else None

@@ -15,7 +15,6 @@ Kept true (tests/unit/spec/run/test_load.py)
 
 import codecs
 import dataclasses
-import datetime
 import functools
 import re
 import tomllib
@@ -31,6 +30,7 @@ from equipoise.base.nearest import nearest
 from equipoise.base.read import read_bytes
 from equipoise.base.shown import shorten
 from equipoise.spec.limits import MOST_SIZE
+from equipoise.spec.run.faults import describe, explain_fault, refuse_choice, refuse_text
 from equipoise.spec.run.keys import (
     EXTENDS,
     RENAMED,
@@ -54,7 +54,6 @@ from equipoise.spec.run.toml_lines import BARE_KEY, TomlPath, locate
 __all__ = [
     "ResolvedRun",
     "TomlPath",
-    "explain_fault",
     "locate",
     "nearest_key",
     "parse_toml",
@@ -99,7 +98,7 @@ def read_run(path: Path | None, overrides: Sequence[tuple[str, str]] = ()) -> Re
     faulty: set[str] = set()
     for layer in layers:  # a later layer overrides an earlier one
         for name, each in layer.items():
-            value, message = _judge(keys()[name], each.value)
+            value, message = judge(keys()[name], each.value)
             given.pop(name, None)
             faulty.discard(name)
             if message is None:
@@ -163,7 +162,7 @@ def _read_layers(path: Path, faults: list[Fault]) -> Iterator[dict[str, Given]]:
 
 def _read_base(path: Path, extends: Any, origin: Origin, faults: list[Fault]) -> dict[str, Given]:
     if not isinstance(extends, str):
-        faults.append(Fault(origin, EXTENDS, f"needs text, got {_describe(extends)}."))
+        faults.append(Fault(origin, EXTENDS, f"needs text, got {describe(extends)}."))
         return {}
     try:
         table, lines = parse_toml(read_bytes(path.parent / extends), extends)
@@ -235,7 +234,7 @@ def _collect(
     for name, value in table.items():
         if name in section_names():
             if not isinstance(value, dict):
-                message = f"needs a table, got {_describe(value)}."
+                message = f"needs a table, got {describe(value)}."
                 faults.append(Fault(origin(name), name, message))
                 continue
             for field, item in value.items():
@@ -286,21 +285,19 @@ _UNLIMITED = ("train.seed",)
 """Integer keys that are not sizes; all others are at most ``MOST_SIZE``."""
 
 
-def _judge(key: Key, value: Any) -> tuple[Any, str | None]:
+def judge(key: Key, value: Any) -> tuple[Any, str | None]:
     """A value in its key's type, or what is wrong with it."""
     if key.name == "data.mix":
         kinds = {"source": Source, "format": Format, "loss": Loss}
         return read_rows(value, {name: get_args(kind) for name, kind in kinds.items()})
     allowed = choices(key)
-    if isinstance(value, str) and not value.isprintable() and _has_lone_surrogate(value):
-        return None, "the value has bytes that are not UTF-8."
-    if isinstance(value, str) and "\0" in value:
-        return None, f"{shorten(toml(value))} has a NUL character, which no text here can hold."
+    if isinstance(value, str) and (message := refuse_text(value)) is not None:
+        return None, message
     if not any(isinstance(each, type) for each in allowed):
         # Pydantic's literals take True and 1.0 for 1, also when strict.
         if any(type(each) is type(value) and each == value for each in allowed):
             return value, None
-        return None, _refuse_choice(allowed, value)
+        return None, refuse_choice(allowed, value)
     if tuple in allowed:  # one text stands for a list of it
         value = (value,) if isinstance(value, str) else tuple(value) if _is_texts(value) else value
     try:
@@ -316,78 +313,3 @@ def _judge(key: Key, value: Any) -> tuple[Any, str | None]:
 
 def _is_texts(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(each, str) for each in value)
-
-
-def _has_lone_surrogate(text: str) -> bool:
-    return any("\ud800" <= letter <= "\udfff" for letter in text)
-
-
-def _refuse_choice(allowed: Sequence[Any], value: Any) -> str:
-    options = ", ".join(toml(each) for each in allowed)
-    if isinstance(value, dict | list):
-        return f"needs one of {options}, got {_describe(value)}."
-    is_date = isinstance(value, datetime.date | datetime.time)
-    shown = value.isoformat() if is_date else toml(value)
-    return f"{shorten(shown)} is not one of {options}.{_hint(allowed, value)}"
-
-
-def _hint(allowed: Sequence[Any], value: Any) -> str:
-    words = [each for each in allowed if isinstance(each, str)]
-    return f" Nearest: {toml(nearest(value, words))}." if words and isinstance(value, str) else ""
-
-
-_BOUNDS = {
-    "greater_than_equal": ("ge", "small; it must be at least"),
-    "greater_than": ("gt", "small; it must be more than"),
-    "less_than_equal": ("le", "large; it must be at most"),
-    "less_than": ("lt", "large; it must be less than"),
-}
-_LONG_NUMBER = re.compile(r"-?\d{19,}")
-"""A flag's whole number that TOML could not hold, and that therefore stayed text."""
-_WANTED = {
-    int: "a whole number",
-    float: "a number",
-    str: "text",
-    bool: "true or false",
-    tuple: "a list of texts",
-}
-
-
-def explain_fault(allowed: Sequence[Any], value: Any, kind: str, context: Mapping[str, Any]) -> str:
-    """A sentence for one of pydantic's error types."""
-    if kind in _BOUNDS:
-        bound, words = _BOUNDS[kind]
-        limit = context[bound]
-        if isinstance(limit, float) and limit.is_integer():
-            limit = int(limit)
-        return f"{shorten(toml(value))} is too {words} {limit}."
-    if kind == "finite_number":
-        return f"{shorten(str(value))} is not a finite number."
-    if kind == "string_pattern_mismatch":  # only ``name`` has a pattern
-        return (
-            f'{shorten(toml(value))} is not a name. Use letters, digits, ".", "_" and "-", '
-            "and begin with a letter or a digit."
-        )
-    if int in allowed and isinstance(value, str) and _LONG_NUMBER.fullmatch(value):
-        return f"{shorten(value)} is too large; 64 bits do not hold it."
-    wanted = " or ".join(_WANTED.get(each) or toml(each) for each in allowed)
-    return f"needs {wanted}, got {_describe(value)}.{_hint(allowed, value)}"
-
-
-def _describe(value: Any) -> str:
-    """A value of the wrong type, with its type."""
-    match value:
-        case bool():
-            return f"{toml(value)} (true or false)"
-        case int():
-            return f"{shorten(str(value))} (a whole number)"
-        case float():
-            return f"{value} (a number)"
-        case str():
-            return f"{shorten(toml(value))} (text)"
-        case datetime.date() | datetime.time():
-            return f"{value.isoformat()} (a date or a time)"
-        case list():
-            return "a list"
-        case _:
-            return "a table"

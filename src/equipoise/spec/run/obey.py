@@ -13,9 +13,11 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from equipoise.base.errors import SpecError
+from equipoise.base.errors import PlanError, SpecError
+from equipoise.base.shown import printable
 from equipoise.spec.plan import LOCK
 from equipoise.spec.run.keys import DEFAULT, build, keys, toml
+from equipoise.spec.run.load import judge, nearest_key
 from equipoise.spec.run.render import value_of
 from equipoise.spec.run.resolve import ResolvedRun, digest_of
 
@@ -30,12 +32,19 @@ def obey(run: ResolvedRun, decided: Mapping[str, Any], command: str) -> Resolved
 
     Raises:
         SpecError: names each key given with another value, and both values.
+        PlanError: the plan sets what no run.toml can.
 
     >>> from equipoise.spec.run.load import read_run
     >>> obedient = obey(read_run(None), {"layout.zero": 3}, "equipoise plan run.toml")
     >>> obedient.spec.layout.zero, obedient.origins["layout.zero"]
     (3, 'plan.lock')
     """
+    for name, value in decided.items():
+        message: str | None = f"no such key. Nearest: {nearest_key(name)}."
+        if name in keys():
+            _, message = judge(keys()[name], value)
+        if message is not None:
+            raise PlanError(f'The plan sets {printable(name)}: {message} Plan again: "{command}".')
     values = {name: value_of(run, key) for name, key in keys().items()}
     against = [
         name

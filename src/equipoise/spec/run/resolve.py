@@ -79,6 +79,7 @@ def resolve(
     _judge_together(wish)
     model, model_origins = resolve_model(wish, base)
     _judge_experts_of_lora(wish, model)
+    _judge_policy_of_experts(wish, model)
     judge_precision(wish, model)
     spec = build({name: each.value for name, each in wish.given.items()})
     run = ResolvedRun(
@@ -336,6 +337,19 @@ def _judge_lora(wish: Wish) -> None:
             "train.freeze",
             f"{toml(wish['train.freeze'])} is given, but {wish.cite('lora.rank')} leaves every "
             f"weight of the model as it is. Remove one of them.",
+        )
+
+
+def _judge_policy_of_experts(wish: Wish, model: ModelSpec) -> None:
+    """Refuse to balance experts that a model does not have."""
+    if not wish.is_sound("experts.policy", "model.experts") or wish["experts.policy"] == "fixed":
+        return
+    is_known = all(each.key not in ("model.init", "model.preset") for each in wish.faults)
+    if is_known and not model.experts and wish["model.engine"] != "transformers":
+        wish.tell(
+            "experts.policy",
+            f"{toml(wish['experts.policy'])} balances experts, but the model has none. Set "
+            'model.experts, or experts.policy = "fixed".',
         )
 
 

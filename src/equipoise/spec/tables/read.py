@@ -23,6 +23,8 @@ import numpy as np
 from equipoise.base.errors import DataError, SpecError
 from equipoise.base.nearest import nearest
 from equipoise.base.read import read_bytes
+from equipoise.base.shown import listed, shorten, shown
+from equipoise.base.whole import whole_number
 from equipoise.spec.tables.table import TableSpec
 
 _FOLDER = resources.files("equipoise.spec") / "tables"
@@ -53,12 +55,13 @@ def read_tables(what: str) -> tuple[tuple[TableSpec, ...], str]:
     """
     kind, _, count = what.partition(":")
     if kind == "synthetic" and count:
-        if not count.isdecimal() or not 1 <= int(count) <= _MOST_DRAWN:
+        drawn = whole_number(count) or 0
+        if not 1 <= drawn <= _MOST_DRAWN:
             raise SpecError(
                 f'"{what}": synthetic needs a count from 1 to {_MOST_DRAWN:,}, as in '
                 "synthetic:1000."
             )
-        return draw_tables(int(count)), f"{int(count):,} synthetic tables"
+        return draw_tables(drawn), f"{drawn:,} synthetic tables"
     if what in table_set_names():
         text = (_FOLDER / f"{what}.csv").read_text(encoding="utf-8")
         return parse_tables(text, f"{what}.csv"), what
@@ -87,11 +90,11 @@ def parse_tables(text: str, label: str) -> tuple[TableSpec, ...]:
         for number, line in enumerate(text.splitlines(), 1)
         if line.strip() and not line.startswith("#")
     ]
-    rows = list(csv.reader(line for _, line in lines))
+    rows = [_cells(f"{label}:{number}", line) for number, line in lines]
     head: Sequence[str] = [each.strip() for each in rows[0]] if rows else []
     if missing := [name for name in _NEEDED if name not in head]:
         raise DataError(
-            f"{label} lacks the columns {', '.join(missing)}; it has {', '.join(head) or 'none'}. "
+            f"{label} lacks the columns {', '.join(missing)}; it has {listed(head) or 'none'}. "
             f"Write name,rows,width,ids_per_sample in its first line."
         )
     tables: list[TableSpec] = []
@@ -108,17 +111,25 @@ def parse_tables(text: str, label: str) -> tuple[TableSpec, ...]:
         except (KeyError, ValueError):
             raise DataError(
                 f"{label}:{number}  needs a name, two whole numbers and a number, got "
-                f'"{",".join(row)}".'
+                f"{shown(','.join(row))}."
             ) from None
         except SpecError as error:
             raise DataError(f"{label}:{number}  {error}") from None
         if table.name in names:
-            raise DataError(f"{label}:{number}  a second table {table.name}. Rename one.")
+            raise DataError(f"{label}:{number}  a second table {shorten(table.name)}. Rename one.")
         names.add(table.name)
         tables.append(table)
     if not tables:
         raise DataError(f"{label} lists no table. Give it a line for each.")
     return tuple(tables)
+
+
+def _cells(where: str, line: str) -> list[str]:
+    """The cells of a line; each is read by itself, so an open quote does not swallow the next."""
+    try:
+        return next(csv.reader([line], strict=True))
+    except csv.Error as error:
+        raise DataError(f"{where}  is not CSV: {error}. Correct the line.") from None
 
 
 def draw_tables(count: int, seed: int = 0) -> tuple[TableSpec, ...]:

@@ -49,6 +49,10 @@ REFUSED = [
         "rows that are all as long.",
     ),
     (
+        {"lengths": [5, 5], "pipeline": 10**9},
+        "pipeline is 1,000,000,000, more ranks than any model has layers for. Give 1,024 or less.",
+    ),
+    (
         {"lengths": [5, 5], "ranks": 3},
         "2 samples cannot give each of 3 ranks one. Give 3 samples or more, fewer ranks, "
         "divides=True, or may_be_empty=True.",

@@ -95,9 +95,37 @@ def test_importing_balance_is_cheap() -> None:
             {"context_tokens": 1},
             "balance.pack needs windows of 2 tokens or more, and context_tokens is 1.",
         ),
+        ([5], 1.5, {}, "ranks is 1.5. Give a whole number from 1 to 2,147,483,647."),
+        (
+            [5],
+            1,
+            {"context_tokens": 10**20},
+            "context_tokens is 100000000000000000000. Give a whole number from 1 to 2,147,483,647.",
+        ),
+        (
+            [5],
+            1,
+            {"max_tokens": "x"},
+            'max_tokens is "x". Give a whole number from 1 to 2,147,483,647.',
+        ),
+        ([5], 1, {"model": 3}, "model is 3. Give the name of a preset, or a ModelSpec."),
+        (
+            [3, 1.5],
+            1,
+            {},
+            "Document 1 has 1.5 tokens, which is not a whole number. Count its tokens again.",
+        ),
+        (["a"], 1, {}, "Lengths are text. Give numbers, such as [412, 96, 2048]."),
+        (
+            [3, 2**62],
+            1,
+            {},
+            "Document 1 has 4,611,686,018,427,387,904 tokens, more than 2,147,483,647. Count its "
+            "tokens again.",
+        ),
     ],
 )
-def test_what_is_refused(lengths: list[int], ranks: int, keys: dict, message: str) -> None:
+def test_what_is_refused(lengths: list, ranks: float, keys: dict, message: str) -> None:
     with pytest.raises(EquipoiseError) as caught:
         balance.pack(lengths, ranks=ranks, **keys)
     assert str(caught.value) == message

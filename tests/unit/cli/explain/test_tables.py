@@ -32,7 +32,21 @@ def test_tables_and_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ("flags", "code", "message"),
     [
         (["--optimizer", "lamb"], 2, '--optimizer: "lamb" is not one of sgd, adagrad, '),
-        (["--capacity", "0"], 2, "--capacity 0 must be more than 0."),
+        (
+            ["--capacity", "0"],
+            2,
+            "--capacity 0 must be more than 0 and at most 1,000,000,000.",
+        ),
+        (
+            ["--capacity", "1e300"],
+            2,
+            "--capacity 1e+300 must be more than 0 and at most 1,000,000,000.",
+        ),
+        (
+            ["--link", "nan"],
+            2,
+            "--link nan must be more than 0 and at most 1,000,000,000.",
+        ),
         (["--ranks", "0"], 2, "--ranks 0 is below 1. Give 1 or more."),
         (["--capacity", "1"], 3, "Table cat_0 needs 19.2 GiB with row-wise-adagrad's state"),
         (["--kinds", "tables"], 2, "tables: no such kind of sharding. Choose from table, row"),

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.base.errors import SpecError
+from equipoise.base.errors import PlanError, SpecError
 from equipoise.spec.run.load import read_run
 from equipoise.spec.run.obey import obey
 
@@ -45,3 +45,21 @@ def test_a_key_that_says_otherwise_is_refused(tmp_path: Path) -> None:
         'the plan, which says "zb-v" and 1. Omit them, or plan with them: "equipoise plan '
         'run.toml --ranks 2".'
     )
+
+
+@pytest.mark.parametrize(
+    ("decided", "message"),
+    [
+        ({"layout.dpp": 1}, "layout.dpp: no such key. Nearest: layout.dp."),
+        (
+            {"layout.zero": "x"},
+            'layout.zero: "x" is not one of 0, 1, 2, 3.',
+        ),
+        ({"layout.zero": 9}, "layout.zero: 9 is not one of 0, 1, 2, 3."),
+        ({"layout.skip": -1.0}, "layout.skip: -1.0 is too small; it must be at least 0."),
+    ],
+)
+def test_a_plan_that_sets_what_no_run_can_is_refused(decided: dict, message: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        obey(read_run(None), decided, COMMAND)
+    assert str(caught.value) == f'The plan sets {message} Plan again: "{COMMAND}".'
