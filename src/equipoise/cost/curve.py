@@ -72,7 +72,7 @@ class LoadCurve:
         pairs, below the first with their square root, as the length does.
         """
         count = np.asarray(pairs, dtype=np.float64)
-        known, log_known, log_ns = _points(self.doc_tokens, self.doc_ns)
+        known, log_known, log_ns = _points(tuple(self.doc_tokens), tuple(self.doc_ns))
         inside = np.maximum(count, 1.0)
         attention = np.exp(np.interp(np.log(inside), log_known, log_ns))
         attention *= np.maximum(inside / known[-1], 1.0)

@@ -58,9 +58,9 @@ def write_parity_clicks(folder: Path, run: str, rows: int, users: int, ads: int)
     ``run`` as their run.toml. The column ``hour`` says nothing."""
     source = np.random.default_rng(0)
     lines = ["user,ad,hour,click"]
-    for _ in range(rows):
+    for row in range(rows):
         user, ad = int(users * source.random() ** 2), int(source.integers(ads))
-        lines.append(f"u{user},a{ad},{int(source.integers(24))},{(user + ad) % 2}")
+        lines.append(f"u{user},a{ad},{row % 24},{(user + ad) % 2}")
     (folder / "clicks.csv").write_text("\n".join(lines) + "\n")
     (folder / "run.toml").write_text(run)
     return folder / "run.toml"

@@ -60,7 +60,8 @@ def settle_experts(decoder: Decoder, ranks: Ranks, *, step: int) -> tuple[Tensor
     loads = table[:, : model.choices].contiguous()
     for row, layer in held:
         balances(layer)[0].settle(loads[row])
-    remember_loads(decoder, loads.numpy(force=True), step=step)
+    if balanced_exchanges(decoder):  # others need not wait for the counts
+        remember_loads(decoder, loads.numpy(force=True), step=step)
     return loads, penalty, table[:, model.choices :]
 
 

@@ -24,6 +24,7 @@ import numpy as np
 from equipoise.balance.expert.auto import most_copies
 from equipoise.balance.expert.workload import WORKLOADS
 from equipoise.base.arrays import Ints
+from equipoise.spec.catalog import SCHEDULES
 from equipoise.spec.model.experts import split_experts
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.run.layout import ExpertPolicyName
@@ -112,14 +113,24 @@ def _shapes(ranks: int, model: ModelSpec) -> Iterator[dict[str, Any]]:
         if model.heads % half == 0:
             shapes += [{"tp": half, "ep": ranks}, {"tp": half, "ep": half, "etp": ranks // half}]
         if half == ranks // 2:
-            names = ("1f1b", "zb-h1", "zb-v", "interleaved")
-            shapes += [pipeline | {"schedule": each, "ep": half} for each in names]
+            shapes += [pipeline | {"schedule": each, "ep": half} for each in _schedules()]
             shapes += [pipeline | {"cp": half, "ep": half}, pipeline | {"etp": half, "ep": 1}]
             shapes += [pipeline | {"tp": half, "ep": half}] if model.heads % half == 0 else []
     for shape in shapes:
         is_shared = shape["ep"] == 1 or shares_experts(model.experts, shape["ep"])
         if is_shared and model.expert_ffn >= shape.get("etp", 1):
             yield shape
+
+
+def _schedules() -> list[str]:
+    """One pipeline schedule of each kind that plans choose: backwards whole or split, one stage a
+    rank or several, straight or in a V."""
+    kinds: dict[tuple[bool, bool, bool], str] = {}
+    for name, traits in SCHEDULES.items():
+        if traits.planned == "always":
+            kind = traits.splits_backward, traits.is_interleaved, traits.in_v
+            kinds.setdefault(kind, name)
+    return list(kinds.values())
 
 
 def _partly_trained(ranks: int, model: ModelSpec) -> list[Case]:
