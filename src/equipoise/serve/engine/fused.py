@@ -42,9 +42,9 @@ _WIDE = 4
 """Outputs over inputs from which packing gains in fp32: measured, with 8 rows."""
 
 
-_WIDENED_ROWS = 128
-"""Rows from which a product is computed in fp32 on a processor that is faster with it: measured,
-the weights are widened anew in each product."""
+_WIDENED_ROWS = {"packed": 128, "plain": 4}
+"""Rows from which a product is computed in fp32 on a processor that is faster with it, by what its
+weights are otherwise: measured, they are widened anew in each product."""
 
 
 class _Product:
@@ -54,9 +54,11 @@ class _Product:
         given = [part.bias for part in parts if isinstance(part, nn.Linear)]
         biases = [bias.detach() for bias in given if bias is not None]
         self._weight = torch.cat([part.weight.detach() for part in parts])
-        self._plain: Tensor | None = None
         self._bias = torch.cat(biases) if biases else None
         self._ops: Any = None
+        is_slow = widens(self._weight) and not _gains(self._weight)
+        self._plain = self._weight if is_slow else None
+        self._widened_rows = _WIDENED_ROWS["plain"]
 
     def pack(self, *, keeps_plain: bool) -> None:
         """Lay the weight out for the processor's matrix units, where that is faster.
@@ -66,12 +68,13 @@ class _Product:
         """
         if self._ops is None and _gains(self._weight):
             self._plain = self._weight if keeps_plain and widens(self._weight) else None
+            self._widened_rows = _WIDENED_ROWS["packed"]
             self._ops = torch.ops.mkldnn
             self._weight = self._ops._reorder_linear_weight(self._weight, _PACKED_ROWS)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Outputs [rows, outputs] of ``x`` [rows, inputs]."""
-        if self._plain is not None and len(x) >= _WIDENED_ROWS:
+        if self._plain is not None and len(x) >= self._widened_rows:
             return _widened(x, self._plain, self._bias).to(x.dtype)
         if self._ops is None:
             return nn.functional.linear(x, self._weight, self._bias)
@@ -80,7 +83,7 @@ class _Product:
 
     def add(self, residual: Tensor, x: Tensor) -> Tensor:
         """``residual`` plus the product, which has no bias."""
-        if self._plain is not None and len(x) >= _WIDENED_ROWS:
+        if self._plain is not None and len(x) >= self._widened_rows:
             return _widened(x, self._plain, None).add_(residual).to(x.dtype)
         if self._ops is None:
             return torch.addmm(residual, x, self._weight.t())

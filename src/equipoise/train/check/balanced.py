@@ -123,8 +123,10 @@ def _shapes(ranks: int, model: ModelSpec) -> Iterator[dict[str, Any]]:
 
 
 def _schedules() -> list[str]:
-    """One pipeline schedule of each kind that plans choose: backwards whole or split, one stage a
-    rank or several, straight or in a V."""
+    """One pipeline schedule of each kind that plans choose.
+
+    Backwards are whole or split, a rank has one stage or several, and these run straight or in a V.
+    """
     kinds: dict[tuple[bool, bool, bool], str] = {}
     for name, traits in SCHEDULES.items():
         if traits.planned == "always":
