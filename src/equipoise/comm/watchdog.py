@@ -145,6 +145,9 @@ class Watchdog:
     def __enter__(self) -> Self:
         if self.world > 1:
             delay_aborts()
+            self._standing = self._looker.look()
+            with suppress(RuntimeError):  # a rank that is stopped right now has been heard once
+                self._leave_beat(self._standing)
             for thread in self._threads:
                 thread.start()
         return self
