@@ -13,7 +13,8 @@ the same optimizer, in windows that hold the longest conversation.
 TRL's template is marked by ``{% generation %}``. Sides take turns, run by run, in fresh processes;
 the first step of each run warms up. Tokens are those of conversations, without padding; seconds
 are of the clock, and of the CPU, which a busy machine disturbs less. The loss
-of ours is also compared with a plain loop of transformers over the same conversations one by one.
+of ours is also compared with a plain loop of transformers over the same conversations one by one,
+in fp32 as ours and in float64, which tells whose rounding a difference is.
 
 TRL and the model are dependencies of the tests. Run: ``python -m bench.run peers.sft``
 """
@@ -268,7 +269,7 @@ def run_trl(setting: str, folder: Path, out: Path) -> None:
     (out / f"rank-{os.environ['RANK']}.json").write_text(json.dumps(rows))
 
 
-def plain_losses(folder: Path) -> list[float]:
+def plain_losses(folder: Path, precision: str) -> list[float]:
     """Losses of a plain loop of transformers over the conversations of our first steps."""
     import torch
     import transformers
@@ -279,7 +280,7 @@ def plain_losses(folder: Path) -> list[float]:
     torch.set_num_threads(RANKS)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "model")
     model = transformers.AutoModelForCausalLM.from_pretrained(
-        folder / "model", dtype=torch.float32, attn_implementation="sdpa"
+        folder / "model", dtype=getattr(torch, precision), attn_implementation="sdpa"
     )
     encoded = [
         tokenizer.apply_chat_template(
@@ -318,6 +319,11 @@ def plain_losses(folder: Path) -> list[float]:
     return losses
 
 
+def largest_difference(ours: list[float], theirs: list[float]) -> float:
+    """The largest relative difference of two losses of one step."""
+    return max(abs(a / b - 1) for a, b in zip(ours, theirs, strict=True))
+
+
 def measure() -> dict[str, Any]:
     """Both sides in turn, and the plain loop."""
     stamp = LoadStamp()
@@ -331,7 +337,7 @@ def measure() -> dict[str, Any]:
         for repeat in range(REPEATS):
             for side in list(sides)[:: 1 if repeat % 2 == 0 else -1]:
                 runs[side].append(sides[side](folder, repeat))
-        plain = plain_losses(folder)
+        plain = {each: plain_losses(folder, each) for each in ("float32", "float64")}
     measured = {side: [row for run in each for row in run[WARM:]] for side, each in runs.items()}
     rates = {
         side: [row["tokens"] / row["step_s"] for row in each] for side, each in measured.items()
@@ -357,9 +363,11 @@ def measure() -> dict[str, Any]:
         },
         "steps": runs,
         "losses": {"ours": mine, "plain loop of transformers": plain},
-        "largest difference of a step's loss [relative]": max(
-            abs(a / b - 1) for a, b in zip(mine, plain, strict=True)
-        ),
+        "largest difference of a step's loss [relative]": {
+            f"ours and transformers in {each}": largest_difference(mine, losses)
+            for each, losses in plain.items()
+        }
+        | {"transformers in float32 and in float64": largest_difference(*plain.values())},
         "peer": f"TRL {importlib.metadata.version('trl')}, transformers "
         f"{importlib.metadata.version('transformers')}",
         "other_load_cores": round(stamp.other_load(0.0), 2),
