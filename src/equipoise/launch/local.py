@@ -229,6 +229,11 @@ class LocalRanks:
 
     def _new_gang(self, launch: Launch) -> RankGang:
         logs = launch.folder / "logs"
+        if self._starts and not launch.folder.is_dir():  # nothing may be made in its place
+            raise FaultError(
+                f"The run's folder {launch.folder} is gone, so its ranks cannot start again. Put "
+                f"it back, then run the same command again to resume."
+            )
         try:
             logs.mkdir(parents=True, exist_ok=True)
             log = logs / "agent.log"

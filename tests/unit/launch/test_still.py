@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from equipoise.base.errors import FaultError
 from equipoise.launch.gang import Launch
 from equipoise.launch.local import LocalRanks
 from equipoise.launch.still import (
@@ -176,3 +177,23 @@ def test_a_traceback_that_ends_an_error_stream_is_read(tmp_path: Path) -> None:
     assert read_traceback(0, tmp_path, begun=time.time() + 60) == []
     file.write_text("\n".join([*lines, "NameError: x", "and it went on"]))
     assert read_traceback(0, tmp_path) == []
+
+
+def test_no_rank_starts_again_in_the_place_of_a_folder_that_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, site = tmp_path / "run", tmp_path / "site"
+    site.mkdir()
+    monkeypatch.setenv("PYTHONPATH", str(site), prepend=os.pathsep)
+    go = f"import shutil; shutil.rmtree({str(folder)!r}); os.kill(os.getpid(), signal.SIGKILL)"
+    (site / "sitecustomize.py").write_text(HANG.format(what=go))
+    with LocalRanks(is_quiet=True) as ranks:
+        ended = ranks.run(Launch(folder, 2, quiet=True, port=0))
+        assert ended is not None and ended.kind == "killed"
+        with pytest.raises(FaultError) as caught:
+            ranks.run(Launch(folder, 2, quiet=True, port=0))
+    assert str(caught.value) == (
+        f"The run's folder {folder} is gone, so its ranks cannot start again. Put it back, then "
+        f"run the same command again to resume."
+    )
+    assert not folder.exists()
