@@ -150,6 +150,7 @@ class LocalRanks:
         self._is_quiet, self._note = is_quiet, note
         self._starts = 0
         self._gang: RankGang | None = None
+        self._dying: RankGang | None = None
         self._spares: Spares | None = None
         self._stem: Stem | None = None
         self._folder = Path()
@@ -165,6 +166,13 @@ class LocalRanks:
         self._dismiss_spares()
         if self._stem is not None:
             self._stem.close()
+        self._see_off()
+
+    def _see_off(self) -> None:
+        """Wait until the ranks of the last start are gone: two gangs never work at once."""
+        if self._dying is not None:
+            self._dying.wait_until_gone()
+            self._dying = None
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         del number, frame
@@ -203,6 +211,7 @@ class LocalRanks:
             KeyboardInterrupt: the user did not wait for the last step to be saved.
         """
         self._folder = launch.folder
+        self._see_off()
         if not self._starts:
             with suppress(OSError):
                 (launch.folder / "stop").unlink(missing_ok=True)
@@ -210,7 +219,7 @@ class LocalRanks:
         if self.asked:  # since the last start, when there was nobody to pass it on to
             self._pass_on(gang.agent)
         code = self._wait(gang, launch)
-        self._gang = None
+        self._gang, self._dying = None, gang
         agent_words = gang.close()
         if self.asked > 1:
             raise KeyboardInterrupt
