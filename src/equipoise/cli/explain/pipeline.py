@@ -14,7 +14,6 @@ from equipoise.base.errors import LayoutError, SpecError
 from equipoise.cli.counts import MOST_MICRO_BATCHES, MOST_SHARING
 from equipoise.cli.explain import asked
 from equipoise.cli.explain.asked import EXAMPLE_MODEL, EXAMPLE_RANKS, StepOrigin
-from equipoise.cli.lengths import listed_lengths
 from equipoise.cli.run_arguments import run_from
 from equipoise.spec.catalog import LOSSY, POLICIES, SCHEDULES
 from equipoise.spec.limits import MOST_SIZE
@@ -249,11 +248,13 @@ def _step(
     """The documents of one step, how they are packed, and where they come from."""
     import numpy as np
 
+    from equipoise.spec.workload import listed_lengths
+
     pack = run.spec.pack
     if args.micro_batches is not None:
         step_tokens = args.micro_batches * data_ranks * pack.context_tokens
         pack = replace(pack, step_tokens=step_tokens)
-    listed = None if args.lengths is None else listed_lengths(args.lengths)
+    listed = None if args.lengths is None else listed_lengths(args.lengths, least=0)
     if listed is not None:
         lengths = np.array([each for each in listed if each], dtype=np.int64)
         return _whole(lengths), _for_listed(args, pack, lengths, data_ranks), "--lengths"
