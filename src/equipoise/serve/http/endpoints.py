@@ -53,29 +53,33 @@ class Endpoints:
     async def completions(self, request: Request, send: Send) -> None:
         """``POST /v1/completions``."""
         body = await self._read(request, CompletionBody)
+        await while_connected(request.receive, self._complete(request, send, body))
+
+    async def _complete(self, request: Request, send: Send, body: CompletionBody) -> None:
         asked = await ask_completion(self.model, body, self._tenant(request))
         shape = CompletionShape(self._head(), asked, self.model.vocabulary)
-        await while_connected(request.receive, self._answer(request, send, body, asked, shape))
+        await self._answer(request, send, body, asked, shape)
 
     async def chat(self, request: Request, send: Send) -> None:
         """``POST /v1/chat/completions``."""
         body = await self._read(request, ChatBody)
+        await while_connected(request.receive, self._chat(request, send, body))
+
+    async def _chat(self, request: Request, send: Send, body: ChatBody) -> None:
         asked = await ask_chat(self.model, body, self._tenant(request))
         shape = ChatShape(self._head(), asked, self.model.vocabulary)
-        await while_connected(request.receive, self._answer(request, send, body, asked, shape))
+        await self._answer(request, send, body, asked, shape)
 
     async def embeddings(self, request: Request, send: Send) -> None:
         """``POST /v1/embeddings``."""
         body = await self._read(request, EmbeddingsBody)
-        prompts = await ask_embeddings(self.model, body)
-        tenant = self._tenant(request)
-        groups = waves(prompts, self.state.limits[tenant].most_answers, tenant)
-        await while_connected(request.receive, self._embed(send, body, groups, tenant))
+        await while_connected(request.receive, self._embed(send, body, self._tenant(request)))
 
-    async def _embed(
-        self, send: Send, body: EmbeddingsBody, groups: Sequence[Asked], tenant: str
-    ) -> None:
-        limits, count = self.state.limits[tenant], len(groups[0].requests)
+    async def _embed(self, send: Send, body: EmbeddingsBody, tenant: str) -> None:
+        prompts = await ask_embeddings(self.model, body)
+        limits = self.state.limits[tenant]
+        groups = waves(prompts, limits.most_answers, tenant)
+        count = len(groups[0].requests)
         prompt_tokens = sum(each.prompt_tokens for each in groups)
         self._take(limits, prompt_tokens, count)
         vectors: list[tuple[float, ...]] = []
@@ -151,6 +155,9 @@ class Endpoints:
     async def tokenize(self, request: Request, send: Send) -> None:
         """``POST /tokenize``: tokens of a text or of a conversation."""
         body = await self._read(request, TokenizeBody)
+        await while_connected(request.receive, self._tokenize(send, body))
+
+    async def _tokenize(self, send: Send, body: TokenizeBody) -> None:
         if body.messages is not None:
             prompt = await render(self.model, body.messages)
         else:
