@@ -53,8 +53,8 @@ _MOST_ROUNDS = 1 << 20
 _MOST_WRITTEN, _MOST_TIMES = 1 << 20, 8
 """Characters that a template writes of its own, and how often it may repeat what it is given."""
 _MOST_JOINED = 64
-"""How often a template may copy what it may write, by ``+`` and ``~``: a text that grows in a loop is
-copied in every round."""
+"""How often a template may copy what it may write, by ``+`` and ``~``: a text that grows in a loop
+is copied in every round."""
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
@@ -124,7 +124,7 @@ class _Rounds(jinja2.ext.Extension):
         self.most_joined = self.left_joined = _MOST_JOINED * room
 
     def count_in(self, tree: jinja2.nodes.Template) -> None:
-        """Add a count to the body of each loop and macro, to each loop's condition, and to ``~``."""
+        """Add a count to each loop and its condition, to each macro, and to ``~``."""
         for joined in tree.find_all(jinja2.nodes.Concat):
             joined.nodes = [self.call_method("_join", [*joined.nodes], lineno=joined.lineno)]
         for loop in tree.find_all(jinja2.nodes.For):
