@@ -64,6 +64,7 @@ BENCHES = (
     "interference.whose",
     "interference.live",
     "faults.hangs",
+    "faults.kills",
     "recsys.models",
     "recsys.file_order",
     "recsys.ensemble",
