@@ -136,12 +136,22 @@ def _read_experts(config: Mapping[str, Any]) -> dict[str, Any]:
     )
     dense = _size(config, ("first_k_dense_replace",), default=0, least=0)
     layers = _size(config, _LAYERS)
+    groups = _size(config, ("n_group",), default=1)
+    kept = _size(config, ("topk_group",), default=groups)
+    if experts % groups or kept > groups:
+        raise ModelError(
+            f"config.json: {experts} experts in {groups} groups (n_group), of which {kept} are "
+            f"chosen (topk_group). Groups must hold equally many experts, and no more than "
+            f"{groups} can be chosen."
+        )
+    grouped = {"expert_groups": groups, "kept_groups": kept} if kept < groups else {}
     return {
         "experts": experts,
         "top_k": top_k,
         "expert_ffn": expert_ffn,
         "shared_ffn": shared_ffn,
         "dense_layers": min(dense, layers - 1),
+        **grouped,
     }
 
 
