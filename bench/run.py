@@ -38,6 +38,7 @@ BENCHES = (
     "local.stream",
     "published.bubbles",
     "published.throughput",
+    "published.fresh",
     "published.intervals",
     "published.memory",
     "published.offload",
