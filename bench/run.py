@@ -68,6 +68,8 @@ BENCHES = (
     "recsys.file_order",
     "recsys.ensemble",
     "recsys.scaling",
+    "recsys.tuning",
+    "recsys.towers",
 )
 
 
