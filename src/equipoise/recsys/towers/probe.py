@@ -8,7 +8,7 @@ What it decides
     The likeness of two columns is the mean over samples of the size of the cosine between their
     pooled rows; an empty bag is like nothing. ``balance.tables.similar`` deals columns by it.
 
-Kept true (tests/multi/recsys/test_probe.py)
+Kept true (tests/unit/cli/explain/test_towers.py)
     The answer depends on the run alone, and its line is a run.toml that trains.
 
 Sources
