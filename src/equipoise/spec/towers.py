@@ -31,7 +31,7 @@ class TowerSizes:
     width: int
     """Floats of each; 0: as many as entered."""
     low_rank: int
-    """Of the cross module's matrix."""
+    """Rank of the cross module's matrix."""
 
     def leaving(self, features: int) -> tuple[int, int]:
         """Vectors that leave a tower of some features, and floats of each."""

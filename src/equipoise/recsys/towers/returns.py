@@ -21,6 +21,7 @@ from torch import Tensor
 
 from equipoise.recsys.bags import Bags
 from equipoise.recsys.exchange import TableExchange, as_bytes
+from equipoise.recsys.returns import Returns
 from equipoise.recsys.shard import TableShard
 from equipoise.recsys.wire import decode, encode
 from equipoise.schedule.tables.placement import TablePlacement, TablePlan, TowerPlacement
@@ -28,22 +29,16 @@ from equipoise.schedule.tables.traffic import Wire, wire_bytes
 from equipoise.spec.tables.table import FLOAT_BYTES
 
 
-class TowerReturns:
+class TowerReturns(Returns):
     """Both directions, for one rank of a plan with towers."""
 
     def __init__(
         self, plan: TablePlan, exchange: TableExchange, forward: Wire, backward: Wire
     ) -> None:
-        self.plan, self.exchange = plan, exchange
-        self.forward_wire, self.backward_wire = forward, backward
-        self._local, self._rank = plan.per_host, exchange.rank
+        super().__init__(plan, exchange, forward, backward)
         self._host = self._rank // self._local
         self.own = plan.towers_on(self._host)
         """This host's towers, each with its number."""
-
-    def served(self, rank: int) -> list[int]:
-        """The ranks whose samples a rank condenses: those of its place in every host."""
-        return list(range(rank % self._local, self.plan.ranks, self._local))
 
     def gather(
         self,
@@ -67,23 +62,24 @@ class TowerReturns:
         wire, blocks, expected = self.forward_wire, [], []
         split = [each.split(list(sizes)) for each in sums]
         lengths = [each.lengths.split(list(sizes)) for each in bags]
-        count = sum(sizes[source] for source in self.served(self._rank))
+        count = sum(sizes[source] for source in self._served(self._rank))
         for peer in range(self.exchange.ranks):
             if not self._is_near(peer):
-                blocks.append(_pack([]))
+                blocks.append(self._pack([], wire))
                 expected.append(0)
                 continue
-            served = self.served(peer)
+            served = self._served(peer)
             means = [
                 torch.cat([lengths[at][source] for source in served])
                 for at, shard in enumerate(shards)
                 if _sends_lengths(shard.placement, shard.index)
             ]
             rows = [torch.cat([parts[source] for source in served]) for parts in split]
-            blocks.append(_pack([*means, *(encode(each, wire) for each in rows)]))
+            coded = [encode(each, wire) for each in rows]
+            blocks.append(as_bytes([*means, *coded], torch.empty(0)))
             expected.append(
                 sum(
-                    count * (wire_bytes(_width(*each), wire) + 4 * _sends_lengths(*each))
+                    count * (wire_bytes(self._width(*each), wire) + 4 * _sends_lengths(*each))
                     for each in self._shards_of(peer)
                 )
             )
@@ -99,8 +95,8 @@ class TowerReturns:
                     counted[each.table.name] = part if before is None else before + part
                     taken += 4 * count
             for each, shard in self._shards_of(peer):
-                end = taken + count * wire_bytes(_width(each, shard), wire)
-                part = decode(arrived[peer][taken:end], _width(each, shard), wire)
+                end = taken + count * wire_bytes(self._width(each, shard), wire)
+                part = decode(arrived[peer][taken:end], self._width(each, shard), wire)
                 got[each.table.name, shard] = part
                 taken = end
         return {
@@ -119,14 +115,14 @@ class TowerReturns:
             float32 [this rank's samples, all V, N], in the order of ``TablePlan.outputs``.
         """
         wire, mine, blocks, expected = self.forward_wire, sizes[self._rank], [], []
-        served = self.served(self._rank)
+        served = self._served(self._rank)
         parts = {
             at: dict(zip(served, out.split([sizes[s] for s in served]), strict=True))
             for at, out in outs.items()
         }
         for peer in range(self.exchange.ranks):
             rows = [parts[at][peer].flatten(0, 1) for at, _ in self.own] if peer in served else []
-            blocks.append(_pack([encode(each, wire) for each in rows]))
+            blocks.append(self._pack(rows, wire))
             towers = self._towers_of(peer) if peer in served else []
             expected.append(sum(mine * _out_bytes(tower, wire) for _, tower in towers))
         arrived = self.exchange.swap("pooled", blocks, expected)
@@ -141,7 +137,7 @@ class TowerReturns:
         together = torch.cat([got[at] for at in range(len(self.plan.towers))], dim=1)
         return together[:, self._order()]
 
-    def send_gradients(self, grad_BVN: Tensor, sizes: Sequence[int]) -> dict[int, Tensor]:
+    def return_outputs(self, grad_BVN: Tensor, sizes: Sequence[int]) -> dict[int, Tensor]:
         """Bring gradients of what left towers to the ranks that condensed it.
 
         Args:
@@ -152,13 +148,13 @@ class TowerReturns:
             For each tower of this host, float32 [samples that this rank serves, V, N].
         """
         wire, blocks, expected = self.backward_wire, [], []
-        served, back = self.served(self._rank), torch.argsort(self._order())
+        served, back = self._served(self._rank), torch.argsort(self._order())
         ends = [tower.vectors for tower in self.plan.towers]
         split = grad_BVN[:, back].split(ends, dim=1)
         for peer in range(self.exchange.ranks):
             towers = self._towers_of(peer) if peer in served else []
             rows = [split[at].flatten(0, 1) for at, _ in towers]
-            blocks.append(_pack([encode(each, wire) for each in rows]))
+            blocks.append(self._pack(rows, wire))
             count = sizes[peer] if peer in served else 0
             expected.append(sum(count * _out_bytes(tower, wire) for _, tower in self.own))
         arrived = self.exchange.swap("gradients", blocks, expected)
@@ -189,20 +185,20 @@ class TowerReturns:
             For each shard, float32 [bags of all ranks, columns].
         """
         wire, blocks, expected = self.backward_wire, [], []
-        widths = [_width(shard.placement, shard.index) for shard in shards]
+        widths = [self._width(shard.placement, shard.index) for shard in shards]
         for peer in range(self.exchange.ranks):
             is_near = self._is_near(peer)
             rows = []
             for each, index in self._shards_of(peer) if is_near else []:
                 begin, end = each.columns(index)
                 rows.append(by_table[each.table.name][:, begin:end])
-            blocks.append(_pack([encode(each, wire) for each in rows]))
-            count = sum(sizes[source] for source in self.served(peer)) if is_near else 0
+            blocks.append(self._pack(rows, wire))
+            count = sum(sizes[source] for source in self._served(peer)) if is_near else 0
             expected.append(sum(count * wire_bytes(width, wire) for width in widths))
         arrived = self.exchange.swap("spread", blocks, expected)
         got: dict[tuple[int, int], Tensor] = {}
         for peer in filter(self._is_near, range(self.exchange.ranks)):
-            taken, served = 0, self.served(peer)
+            taken, served = 0, self._served(peer)
             for at, width in enumerate(widths):
                 bags = [sizes[source] for source in served]
                 end = taken + sum(bags) * wire_bytes(width, wire)
@@ -215,7 +211,7 @@ class TowerReturns:
     def sum_modules(self, flat: Tensor) -> Tensor:
         """The sum over a host's ranks, in their order, of gradients of its modules' weights."""
         blocks, expected = [], []
-        own = _pack([flat])
+        own = as_bytes([flat], flat)
         size = FLOAT_BYTES * sum(tower.weights for _, tower in self.own)
         for peer in range(self.exchange.ranks):
             blocks.append(own if self._is_near(peer) else own[:0])
@@ -246,18 +242,9 @@ class TowerReturns:
         return torch.tensor([names.index(each.table.name) for each in self.plan.placements])
 
 
-def _pack(parts: Sequence[Tensor]) -> Tensor:
-    return as_bytes(parts, torch.empty(0))
-
-
 def _sends_lengths(placement: TablePlacement, shard: int) -> bool:
     """Whether a shard's bags have lengths that a mean needs and no other shard sends."""
     return placement.table.pooling == "mean" and placement.columns(shard)[0] == 0
-
-
-def _width(placement: TablePlacement, shard: int) -> int:
-    begin, end = placement.columns(shard)
-    return end - begin
 
 
 def _out_bytes(tower: TowerPlacement, wire: Wire) -> int:

@@ -130,7 +130,7 @@ class TowerTables(ShardedTables):
         """Bring the outputs' gradients through the modules to the rows."""
         sizes, width = self._sizes(passed), self.plan.towers[0].width
         cut = grad.view(len(grad), len(self.plan.outputs), width)
-        arrived = self._towers_way.send_gradients(cut, sizes)
+        arrived = self._towers_way.return_outputs(cut, sizes)
         pooling = {each.table.name: each.table.pooling for each in self.plan.placements}
         by_table: dict[str, Tensor] = {}
         for at, tower in self.towers.items():
