@@ -70,6 +70,8 @@ BENCHES = (
     "recsys.file_order",
     "recsys.ensemble",
     "recsys.scaling",
+    "recsys.tuning",
+    "recsys.towers",
 )
 
 
