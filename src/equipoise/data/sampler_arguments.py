@@ -22,7 +22,7 @@ def whole_tokens(doc_tokens: ArrayLike) -> NDArray[np.int64]:
     """Lengths as int64.
 
     Raises:
-        DataError: there are none, they are no list, or one is not a whole number.
+        DataError: there are none, they do not form a list, or one is not a whole number.
     """
     given = np.asarray(doc_tokens)
     if given.ndim != 1:

@@ -239,17 +239,17 @@ def _own_cells(
     units: Units, limits: Ints, ranks: int, least: int, step: int, may_be_empty: bool
 ) -> tuple[Ints, Ints]:
     """Each rank's own number of micro-batches, and each unit's cell."""
-    found = cells_of_own_turns(
+    own_cells = cells_of_own_turns(
         units.loads, units.sizes, limits, ranks, least, step, may_be_empty=may_be_empty
     )
-    if found is None:
+    if own_cells is None:
         fewest = -(-least // step) * step
         raise LayoutError(
             f"{count_units(units)} cannot fill at least {fewest:,} micro-batches on each of "
             f"{ranks:,} ranks, in multiples of {step:,}. Give more samples, a smaller "
             f"min_micro_batches or multiple_of, or may_be_empty=True."
         )
-    return found
+    return own_cells
 
 
 def _answer(

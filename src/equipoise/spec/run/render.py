@@ -24,7 +24,6 @@ from equipoise.spec.run.keys import (
 from equipoise.spec.run.resolve import ResolvedRun
 from equipoise.spec.run.spec import RunSpec
 
-
 _EXAMPLES = {"layout.deadline_s": 600.0, "fault.least_dp": 1, "fault.wait_s": 60.0}
 """Values of keys for which no one value stands where they are not given."""
 
