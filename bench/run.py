@@ -38,6 +38,7 @@ BENCHES = (
     "local.stream",
     "published.bubbles",
     "published.throughput",
+    "published.fresh",
     "published.intervals",
     "published.memory",
     "published.offload",
@@ -69,6 +70,8 @@ BENCHES = (
     "recsys.file_order",
     "recsys.ensemble",
     "recsys.scaling",
+    "recsys.tuning",
+    "recsys.towers",
 )
 
 

@@ -26,7 +26,7 @@ Sources
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -49,7 +49,7 @@ Batch = KeyedJagged | InverseJagged
 
 
 @dataclasses.dataclass(slots=True, eq=False)
-class _Pass:
+class Pass:
     """What a forward leaves for its backward."""
 
     batch: Batch
@@ -119,8 +119,8 @@ class ShardedTables:
 
     @property
     def width(self) -> int:
-        """Floats of an output row: all tables side by side."""
-        return sum(each.table.width for each in self.plan.placements)
+        """Floats of an output row: all vectors side by side."""
+        return sum(each.width for each in self.plan.outputs)
 
     def held(self) -> Iterator[TableShard]:
         """Every shard and copy on this rank."""
@@ -150,8 +150,29 @@ class ShardedTables:
         out: Tensor = _Pooled.apply(self._anchor, self, batch, torch.is_grad_enabled())
         return out
 
-    def forward(self, batch: Batch, *, is_training: bool) -> tuple[Tensor, _Pass]:
+    def forward(self, batch: Batch, *, is_training: bool) -> tuple[Tensor, Pass]:
         """Pool, and keep what the backward needs."""
+        by_table, passed, sums = self.look_up(batch, is_training=is_training)
+        out = dict(self._returns.send_sums(self.shards, sums, passed.sizes))
+        for copy in self.copies:
+            own = by_table[copy.table.name]
+            out[copy.table.name] = copy.pool(own.ids, own.lengths, is_training=is_training)
+        columns = []
+        for each in self.plan.placements:
+            name = each.table.name
+            rows = scale_sums(out[name], by_table[name].lengths, each.table.pooling)
+            columns.append(batch.expand(name, rows))
+        return torch.cat(columns, dim=1), passed
+
+    def look_up(
+        self, batch: Batch, *, is_training: bool
+    ) -> tuple[dict[str, Bags], Pass, list[Tensor]]:
+        """Send bags to the ranks of their rows, and sum the rows there.
+
+        Returns:
+            This rank's bags of each table; what the backward needs; for each shard here the sum of
+            each bag, float32 [bags of all ranks, columns].
+        """
         by_table = {}
         for each in self.plan.placements:
             lengths, values = batch.bags(each.table.name)
@@ -168,27 +189,24 @@ class ShardedTables:
             shard.pool(each.ids, each.lengths, is_training=is_training)
             for shard, each in zip(self.shards, bags, strict=True)
         ]
-        out = dict(self._returns.send_sums(self.shards, sums, sizes))
-        for copy in self.copies:
-            own = by_table[copy.table.name]
-            out[copy.table.name] = copy.pool(own.ids, own.lengths, is_training=is_training)
-        columns = []
-        for each in self.plan.placements:
-            name = each.table.name
-            rows = _scale(out[name], by_table[name].lengths, each.table.pooling)
-            columns.append(batch.expand(name, rows))
-        return torch.cat(columns, dim=1), _Pass(batch, sizes, bags)
+        return by_table, Pass(batch, sizes, bags), sums
 
-    def backward(self, grad: Tensor, passed: _Pass) -> None:
+    def backward(self, grad: Tensor, passed: Pass) -> None:
         """Bring the outputs' gradients to the rows; ``step`` applies them."""
         by_table: dict[str, Tensor] = {}
         begin = 0
         for each in self.plan.placements:
             lengths, _ = passed.batch.bags(each.table.name)
             part = passed.batch.fold(each.table.name, grad[:, begin : begin + each.table.width])
-            by_table[each.table.name] = _scale(part, lengths, each.table.pooling)
+            by_table[each.table.name] = scale_sums(part, lengths, each.table.pooling)
             begin += each.table.width
         arrived = self._returns.send_gradients(self.shards, by_table, passed.sizes)
+        self.keep_gradients(arrived, by_table, passed)
+
+    def keep_gradients(
+        self, arrived: list[Tensor], by_table: dict[str, Tensor], passed: Pass
+    ) -> None:
+        """Sum by row what arrived for each shard's bags, and what copies have for this rank's."""
         self._gradients = [
             (shard, *sum_rows(bags.ids, bags.lengths, pooled))
             for shard, bags, pooled in zip(self.shards, passed.bags, arrived, strict=True)
@@ -216,6 +234,17 @@ class ShardedTables:
             shared = squares.get(shard.table.name)
             shard.apply(step, rows, grad, number=self.number, squares=shared)
         self._gradients = None
+
+    def parts(self) -> dict[str, dict[str, Any]]:
+        """States that this rank saves besides its shards, by name."""
+        return {}
+
+    def part_names(self) -> list[str]:
+        """Names of such states over all ranks."""
+        return []
+
+    def load_parts(self, read: Callable[[str], Mapping[str, Any]]) -> None:
+        """Take the states that this rank needs from a checkpoint."""
 
     def _gather_sizes(self, batch: Batch) -> dict[str, list[int]]:
         """For each table, bags of each rank."""
@@ -286,7 +315,7 @@ class ShardedTables:
         return sums
 
     def _sum_copies(
-        self, by_table: dict[str, Tensor], passed: _Pass
+        self, by_table: dict[str, Tensor], passed: Pass
     ) -> list[tuple[TableShard, Tensor, Tensor]]:
         """Every rank's row gradients of data-parallel tables, summed in the order of the ranks."""
         if not self.copies:
@@ -321,7 +350,8 @@ class ShardedTables:
         return summed
 
 
-def _scale(pooled: Tensor, lengths: Tensor, pooling: str) -> Tensor:
+def scale_sums(pooled: Tensor, lengths: Tensor, pooling: str) -> Tensor:
+    """Sums of bags, or gradients of them, float32 [bags, W], as the table pools."""
     if pooling == "sum":
         return pooled
     return pooled / lengths.clamp(min=1).unsqueeze(1)
