@@ -1,6 +1,6 @@
 """A recommender of ML-100K served and in few bits: losses, bytes, samples a second, P99.
 
-The recipe is trained on one rank; 3 seeds, of which the first is served. Losses are of normalised
+The recipe is trained on one rank; 3 seeds; the run of the first is served. Losses are of normalised
 entropy, relative to fp32: those of the search on the validation split, beside those on the test
 split, which nothing has seen. Scoring alternates between fp32 and each budget in one process. Over
 HTTP, 8 clients ask for rankings of 100 films each, at once; then one client asks alone.

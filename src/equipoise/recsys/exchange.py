@@ -25,7 +25,7 @@ from equipoise.schedule.tables.traffic import STAGES
 
 
 @dataclass(slots=True, eq=False)
-class Swap:
+class TableSwap:
     """An exchange under way."""
 
     stage: str
@@ -70,27 +70,27 @@ class TableExchange:
         self.count(under_way)
         return self.end(under_way)
 
-    def begin(self, stage: str, blocks: Sequence[Tensor], expected: Sequence[int]) -> Swap:
+    def begin(self, stage: str, blocks: Sequence[Tensor], expected: Sequence[int]) -> TableSwap:
         """Start what ``swap`` does; the rank computes while bytes travel, and calls ``end``.
 
         All ranks begin their exchanges in one order. Nothing is counted before ``count``.
         """
         sizes, received = [len(block) for block in blocks], list(expected)
         if self.ranks == 1:
-            return Swap(stage, sizes, received, blocks[0], blocks[0], None)
+            return TableSwap(stage, sizes, received, blocks[0], blocks[0], None)
         data = torch.cat(list(blocks))
         arrived = data.new_empty(sum(received))
         work = dist.all_to_all_single(arrived, data, received, sizes, async_op=True)
-        return Swap(stage, sizes, received, data, arrived, work)
+        return TableSwap(stage, sizes, received, data, arrived, work)
 
-    def count(self, under_way: Swap) -> None:
+    def count(self, under_way: TableSwap) -> None:
         """Count the bytes of an exchange that has begun."""
         for peer in range(self.ranks):
             if peer != self.rank:
                 self.sent[under_way.stage][peer] += under_way.sizes[peer]
                 self.received[under_way.stage][peer] += under_way.expected[peer]
 
-    def end(self, under_way: Swap) -> list[Tensor]:
+    def end(self, under_way: TableSwap) -> list[Tensor]:
         """Wait for the bytes of an exchange that has begun: for each rank, uint8 [bytes]."""
         if under_way.work is None:
             return [under_way.arrived]
@@ -109,19 +109,19 @@ class TimedExchange(TableExchange):
         super().__init__(alone=alone)
         self.spent_s, self.swaps = 0.0, 0
 
-    def begin(self, stage: str, blocks: Sequence[Tensor], expected: Sequence[int]) -> Swap:
+    def begin(self, stage: str, blocks: Sequence[Tensor], expected: Sequence[int]) -> TableSwap:
         """As ``TableExchange.begin``."""
         began = time.perf_counter()
         under_way = super().begin(stage, blocks, expected)
         self.spent_s += time.perf_counter() - began
         return under_way
 
-    def count(self, under_way: Swap) -> None:
+    def count(self, under_way: TableSwap) -> None:
         """As ``TableExchange.count``."""
         super().count(under_way)
         self.swaps += 1
 
-    def end(self, under_way: Swap) -> list[Tensor]:
+    def end(self, under_way: TableSwap) -> list[Tensor]:
         """As ``TableExchange.end``."""
         began = time.perf_counter()
         arrived = super().end(under_way)

@@ -12,7 +12,7 @@ from torch import Tensor
 from equipoise.comm.group import Ranks
 from equipoise.observe.event import Kind
 from equipoise.observe.journal import EventSink
-from equipoise.recsys.exchange import Swap, TimedExchange
+from equipoise.recsys.exchange import TableSwap, TimedExchange
 from equipoise.recsys.folder import prepare
 from equipoise.recsys.place import plan_samples
 from equipoise.recsys.rank.coding import write_coding
@@ -28,11 +28,11 @@ class _Noted(TimedExchange):
         super().__init__()
         self.order: list[str] = []
 
-    def begin(self, stage: str, blocks: Sequence[Tensor], expected: Sequence[int]) -> Swap:
+    def begin(self, stage: str, blocks: Sequence[Tensor], expected: Sequence[int]) -> TableSwap:
         self.order.append(stage)
         return super().begin(stage, blocks, expected)
 
-    def end(self, under_way: Swap) -> list[Tensor]:
+    def end(self, under_way: TableSwap) -> list[Tensor]:
         if under_way.stage == "ids":
             self.order.append("has ids")
         return super().end(under_way)
@@ -58,7 +58,7 @@ class Trained:
     best: Any
     arrays: dict[str, np.ndarray]
     logits: np.ndarray
-    """Of the test split."""
+    """Those of the test split."""
     steps: list[dict[str, Any]] = field(default_factory=list)
     order: list[str] = field(default_factory=list)
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from equipoise.recsys.bags import Bags, split_bags
-from equipoise.recsys.exchange import Swap, TableExchange, as_bytes
+from equipoise.recsys.exchange import TableExchange, TableSwap, as_bytes
 from equipoise.recsys.jagged import KeyedJagged, require_ids
 from equipoise.recsys.sessions.inverse import InverseJagged
 from equipoise.schedule.tables.placement import TablePlan
@@ -65,7 +65,7 @@ class Delivery:
             if each.kind != "data"
             for _ in each.shards_on(exchange.rank)
         ]
-        self._swaps: list[Swap] = []
+        self._swaps: list[TableSwap] = []
         self._sizes: dict[str, list[int]] = {}
         self._lengths: list[Sequence[Tensor]] = []
         self._counts: list[list[int]] = []

@@ -10,7 +10,7 @@ What it decides
     layer clips far more of its inputs than on the samples it was calibrated on. Then the ends are
     chosen anew from this window; if that is not enough, so are the formats. Both cost no training.
 
-Kept true (tests/unit/recsys/lowbit/test_drift.py)
+Kept true (tests/unit/recsys/lowbit/test_request.py)
     It is silent on a stream that does not shift, fires in the window in which inputs shift, and
     the loss is within the budget again afterwards.
 
@@ -25,7 +25,7 @@ import numpy as np
 from equipoise.base.arrays import Floats
 from equipoise.recsys.lowbit.layers import rounded_of
 from equipoise.recsys.lowbit.parts import Forms, make_scorer
-from equipoise.recsys.lowbit.scan import Reference, Sampled, log_losses
+from equipoise.recsys.lowbit.scan import ReferenceScores, Sampled, log_losses
 from equipoise.recsys.lowbit.search import search_forms
 from equipoise.recsys.rank.scorer import Scorer
 
@@ -45,7 +45,7 @@ class WindowSeen:
     entropy: float
     """Relative loss of normalised entropy in this window alone, before anything was changed."""
     rolling: float
-    """Of the last windows."""
+    """The same over the last windows."""
     clipped: float
     """The largest share of a layer's inputs that were clipped."""
     fired: str
@@ -82,7 +82,7 @@ class DriftMonitor:
         Raises:
             DataError: it is empty.
         """
-        held = Reference(self.reference, samples)
+        held = ReferenceScores(self.reference, samples)
         logits, clipped = _clipped(self.scorer, samples)
         differences = log_losses(logits, samples.labels) - held.losses
         self._recent = [*self._recent[1 - _ROLLING :], (differences, held.losses)]
@@ -118,7 +118,7 @@ class DriftMonitor:
         spread = float(differences.std()) / len(differences) ** 0.5
         return float(differences.mean()) / mean, spread / mean
 
-    def _calibrate(self, held: Reference) -> tuple[str, float]:
+    def _calibrate(self, held: ReferenceScores) -> tuple[str, float]:
         """Choose ends anew on this window; formats too, where that is not enough."""
         did = "ends"
         self.scorer = make_scorer(self.reference, self.forms, held.ends)

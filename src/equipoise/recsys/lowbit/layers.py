@@ -17,7 +17,7 @@ Sources
     arXiv:2105.12676, section 3: per-channel weights, calibrated activations.
 """
 
-from typing import Literal, cast
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +34,7 @@ class RoundedLinear(nn.Module):
     weight: Tensor
     bias: Tensor | None
     scale: Tensor
-    """Of each output's weights, float32 [out]; int8."""
+    """A level of each output's weights, float32 [out]; int8."""
     ends: Tensor
     """Least and greatest input, float32 [2]; int8."""
 
@@ -105,8 +105,7 @@ def swap_module(dense: nn.Module, name: str, other: nn.Module) -> None:
 
 def rounded_of(dense: nn.Module) -> dict[str, RoundedLinear]:
     """The rounded layers of a dense part, by name."""
-    found = {n: each for n, each in dense.named_modules() if isinstance(each, RoundedLinear)}
-    return cast("dict[str, RoundedLinear]", found)
+    return {n: each for n, each in dense.named_modules() if isinstance(each, RoundedLinear)}
 
 
 def layer_bytes(inputs: int, outputs: int, form: str, *, has_bias: bool) -> int:

@@ -5,7 +5,7 @@ What it decides
     its own scale and offset; layers fp32, fp16 or int8. A made model adds a bag's rows in their
     order, however ranks divided the table.
 
-Kept true (tests/unit/recsys/lowbit/test_search.py)
+Kept true (tests/unit/recsys/lowbit/test_request.py)
     Bytes of a made model are those that its formats promise; of fp32 alone, it scores as before.
 """
 
@@ -36,7 +36,7 @@ Ends = Mapping[str, tuple[float, float]]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ModelPart:
     """A table or a layer."""
 
     name: str
@@ -57,11 +57,13 @@ class Part:
         return layer_bytes(*self.shape, form, has_bias=self.has_bias)
 
 
-def parts_of(scorer: Scorer) -> list[Part]:
+def parts_of(scorer: Scorer) -> list[ModelPart]:
     """All parts of a model: its tables, then its layers as ``layer NAME``."""
-    tables = [Part(t.table.name, True, (t.table.rows, t.table.width)) for t in scorer.tables]
+    tables = [ModelPart(t.table.name, True, (t.table.rows, t.table.width)) for t in scorer.tables]
     layers = [
-        Part(f"layer {name}", False, (each.in_features, each.out_features), each.bias is not None)
+        ModelPart(
+            f"layer {name}", False, (each.in_features, each.out_features), each.bias is not None
+        )
         for name, each in linears_of(scorer.dense).items()
     ]
     return [*tables, *layers]

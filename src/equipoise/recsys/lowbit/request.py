@@ -23,7 +23,7 @@ from equipoise.base.shown import listed
 from equipoise.recsys.lowbit.artefact import read_artefact, write_artefact
 from equipoise.recsys.lowbit.drift import DriftMonitor
 from equipoise.recsys.lowbit.parts import parts_of
-from equipoise.recsys.lowbit.scan import Loss, Reference, Sampled
+from equipoise.recsys.lowbit.scan import Loss, ReferenceScores, Sampled
 from equipoise.recsys.lowbit.search import Searched, search_forms
 from equipoise.recsys.metrics import measure_auc, measure_entropy
 from equipoise.recsys.rank.coding import Coding
@@ -36,7 +36,7 @@ _LEAST_WINDOW = 16
 
 
 def require_budget(budget: float) -> None:
-    """Refuse what is no budget.
+    """Refuse a number that cannot be a budget.
 
     Raises:
         SpecError: it is negative, or not below 1.
@@ -82,7 +82,7 @@ def convert_run(
         windows = _windows(samples, *samples.bounds("test"))
     else:
         windows = read_stream(stream, stored.spec.data, stored.coding)
-    reference = Reference(stored.scorer, _split(samples, "validation"))
+    reference = ReferenceScores(stored.scorer, _split(samples, "validation"))
     searched = search_forms(reference, budget)
     tick()
     monitor = DriftMonitor(stored.scorer, searched.scorer, searched.forms, budget)
@@ -90,7 +90,7 @@ def convert_run(
     for window in windows:
         monitor.follow(window)
     tick()
-    held_out = Reference(stored.scorer, _split(samples, "test"))
+    held_out = ReferenceScores(stored.scorer, _split(samples, "test"))
     facts = _facts(folder, stored, searched, monitor, held_out)
     write_artefact(target, monitor.scorer, monitor.forms, stored.coding, stored.spec.model, facts)
     read_artefact(target)  # what was written can be served
@@ -98,7 +98,11 @@ def convert_run(
 
 
 def _facts(
-    folder: Path, stored: Stored, searched: Searched, monitor: DriftMonitor, held_out: Reference
+    folder: Path,
+    stored: Stored,
+    searched: Searched,
+    monitor: DriftMonitor,
+    held_out: ReferenceScores,
 ) -> dict[str, Any]:
     logits = searched.scorer.score(held_out.samples.jagged, held_out.samples.numbers)
     few = logits.double().numpy()

@@ -5,7 +5,7 @@ What it decides
     one denominator, so it is the mean difference of the samples' log losses over their mean, and
     its deviation is that of paired differences, far smaller than that of either entropy alone.
 
-Kept true (tests/unit/recsys/lowbit/test_search.py)
+Kept true (tests/unit/recsys/lowbit/test_request.py)
     A part that stays fp32 loses nothing; a loss is that of a model made with this one format.
 
 Sources
@@ -22,7 +22,7 @@ from equipoise.base.arrays import Floats
 from equipoise.base.errors import DataError
 from equipoise.recsys.jagged import KeyedJagged
 from equipoise.recsys.lowbit.layers import linears_of
-from equipoise.recsys.lowbit.parts import Ends, Part, make_dense, make_table, parts_of
+from equipoise.recsys.lowbit.parts import Ends, ModelPart, make_dense, make_table, parts_of
 from equipoise.recsys.lowbit.ranges import ends_of, noted_inputs
 from equipoise.recsys.rank.scorer import Scorer, score_tiles
 
@@ -34,7 +34,7 @@ class Loss:
     entropy: float
     """Relative, of normalised entropy."""
     deviation: float
-    """Of this mean over the samples."""
+    """Standard deviation of this mean over the samples."""
     noise_db: float
     """How far fp32's logits stand above their differences [dB]; inf if there are none."""
 
@@ -43,7 +43,7 @@ class Loss:
 class PartLoss:
     """One format of one part, all others in fp32."""
 
-    part: Part
+    part: ModelPart
     form: str
     loss: Loss
 
@@ -58,7 +58,7 @@ class Sampled:
     """0 or 1, float64 [B]."""
 
 
-class Reference:
+class ReferenceScores:
     """The fp32 model's scores of some samples, which those of others are held against."""
 
     def __init__(self, scorer: Scorer, samples: Sampled) -> None:
@@ -100,7 +100,7 @@ def log_losses(logits: Floats, labels: Floats) -> Floats:
     return losses
 
 
-def scan_parts(reference: Reference) -> list[PartLoss]:
+def scan_parts(reference: ReferenceScores) -> list[PartLoss]:
     """The loss of every format of every part, all others in fp32.
 
     Args:
@@ -114,7 +114,7 @@ def scan_parts(reference: Reference) -> list[PartLoss]:
 
 
 @torch.inference_mode()
-def _one(reference: Reference, part: Part, form: str) -> Floats:
+def _one(reference: ReferenceScores, part: ModelPart, form: str) -> Floats:
     """Logits with one part in a format."""
     scorer, samples = reference.scorer, reference.samples
     pooled, dense = reference.pooled, scorer.dense

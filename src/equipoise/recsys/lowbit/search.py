@@ -7,7 +7,7 @@ What it decides
     just within the budget. Of all models that were measured to fit, the smallest is taken; fp32
     alone always fits.
 
-Kept true (tests/unit/recsys/lowbit/test_search.py)
+Kept true (tests/unit/recsys/lowbit/test_request.py)
     The measured loss is within the budget; a larger budget never takes more bytes.
 
 Sources
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from equipoise.balance.tables.forms import FormOption, choose_forms
 from equipoise.recsys.lowbit.parts import Forms, make_scorer, parts_of
-from equipoise.recsys.lowbit.scan import Loss, PartLoss, Reference, scan_parts
+from equipoise.recsys.lowbit.scan import Loss, PartLoss, ReferenceScores, scan_parts
 from equipoise.recsys.rank.scorer import Scorer
 
 _TRIES = 8
@@ -44,7 +44,7 @@ class Searched:
     """Models that were measured."""
 
 
-def search_forms(reference: Reference, budget: float) -> Searched:
+def search_forms(reference: ReferenceScores, budget: float) -> Searched:
     """The smallest model found whose relative loss of normalised entropy is within a budget.
 
     Args:

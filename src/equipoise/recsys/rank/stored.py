@@ -82,7 +82,7 @@ def read_stored(folder: Path) -> Stored:
 
 
 @dataclass(slots=True, eq=False)
-class _Part:
+class _StoredPart:
     """What one rank wrote of one table."""
 
     name: str
@@ -112,20 +112,20 @@ class _Part:
         return rows
 
 
-def _parts(file: Path) -> list[_Part]:
+def _parts(file: Path) -> list[_StoredPart]:
     with safe_open(file, framework="numpy") as stored:
         by_prefix: dict[str, dict[str, np.ndarray]] = {}
-        for key in stored.keys():  # noqa: SIM118 - it is no mapping
+        for key in stored.keys():  # noqa: SIM118 - not a mapping
             prefix, _, what = key.rpartition(":")
             if what in ("rows", "columns", "shard", "weight", "packed", "cache-tags") or (
                 what == "cache-values"
             ):
                 by_prefix.setdefault(prefix, {})[what] = stored.get_tensor(key)
-    return [_Part(prefix.partition(":")[2], arrays) for prefix, arrays in by_prefix.items()]
+    return [_StoredPart(prefix.partition(":")[2], arrays) for prefix, arrays in by_prefix.items()]
 
 
 def _table(
-    name: str, facts: Mapping[str, Any], parts: list[_Part], spec: RecommendSpec
+    name: str, facts: Mapping[str, Any], parts: list[_StoredPart], spec: RecommendSpec
 ) -> PooledTable:
     """A table put together, with how it was divided."""
     if name not in facts["tables"]:

@@ -9,7 +9,7 @@ What it decides
     candidates, and one request at least. A request whose columns are wrong fails alone, and so
     does one whose pass fails: the thread goes on.
 
-Kept true (tests/unit/serve/ranking/test_batcher.py)
+Kept true (tests/unit/serve/ranking/test_server.py)
     Each request gets its own scores, in the order of its candidates, whatever came with it.
 """
 
@@ -67,7 +67,7 @@ class RankModel(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Scored:
+class RankedRequest:
     """What a request gets."""
 
     logits: list[float]
@@ -77,9 +77,9 @@ class Scored:
 
 
 @dataclass(slots=True, eq=False)
-class _Waiting:
+class _WaitingRequest:
     coded: CodedRequest
-    answer: "asyncio.Future[Scored]"
+    answer: "asyncio.Future[RankedRequest]"
     loop: asyncio.AbstractEventLoop
 
 
@@ -100,14 +100,14 @@ class Batcher:
     model: RankModel
     most_together: int = MOST_TOGETHER
     stats: BatcherStats = field(default_factory=BatcherStats)
-    _queue: deque[_Waiting] = field(default_factory=deque)
+    _queue: deque[_WaitingRequest] = field(default_factory=deque)
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _is_closed: bool = False
     _thread: threading.Thread | None = None
 
     async def score(
         self, context: Mapping[str, Any], candidates: Mapping[str, Sequence[Any]]
-    ) -> Scored:
+    ) -> RankedRequest:
         """The logits of a request's candidates.
 
         Raises:
@@ -118,11 +118,11 @@ class Batcher:
         except EquipoiseError as error:
             raise invalid(str(error), "candidates") from None
         loop = asyncio.get_running_loop()
-        answer: asyncio.Future[Scored] = loop.create_future()
+        answer: asyncio.Future[RankedRequest] = loop.create_future()
         with self._changed:
             if self._is_closed or len(self._queue) >= MOST_WAITING:
                 raise overloaded(f"{len(self._queue):,} requests wait already.", 1.0)
-            self._queue.append(_Waiting(coded, answer, loop))
+            self._queue.append(_WaitingRequest(coded, answer, loop))
             self._changed.notify()
         return await answer
 
@@ -153,14 +153,14 @@ class Batcher:
             self.stats.requests += len(together)
             self.stats.candidates += sum(map(len, rows))
             for each, logits in zip(together, rows, strict=True):
-                _give(each, Scored(logits, each.coded.unknown, len(together)))
+                _give(each, RankedRequest(logits, each.coded.unknown, len(together)))
 
-    def _take(self) -> list[_Waiting]:
+    def _take(self) -> list[_WaitingRequest]:
         """The requests of the next pass; none once all is over."""
         with self._changed:
             while not self._queue and not self._is_closed:
                 self._changed.wait()
-            together: list[_Waiting] = []
+            together: list[_WaitingRequest] = []
             count = 0
             while self._queue:
                 size = self._queue[0].coded.samples
@@ -171,7 +171,7 @@ class Batcher:
             return together
 
 
-def _give(waiting: _Waiting, outcome: Scored | HttpError) -> None:
+def _give(waiting: _WaitingRequest, outcome: RankedRequest | HttpError) -> None:
     """Answer on the loop that asked, unless its client or the loop is gone."""
 
     def answer() -> None:

@@ -15,7 +15,7 @@ from equipoise.recsys.lowbit.drift import DriftMonitor
 from equipoise.recsys.lowbit.layers import rounded_of
 from equipoise.recsys.lowbit.parts import make_scorer, parts_of
 from equipoise.recsys.lowbit.request import convert_run, read_stream
-from equipoise.recsys.lowbit.scan import Reference, Sampled, scan_parts
+from equipoise.recsys.lowbit.scan import ReferenceScores, Sampled, scan_parts
 from equipoise.recsys.lowbit.search import search_forms
 from equipoise.recsys.rank.ranker import Ranker, open_ranker
 from equipoise.recsys.samples import Samples, read_samples
@@ -40,8 +40,8 @@ def ranker(run: Path) -> Ranker:
 
 
 @pytest.fixture(scope="module")
-def reference(ranker: Ranker, samples: Samples) -> Reference:
-    return Reference(ranker.scorer, part_of(samples, 0, 600))
+def reference(ranker: Ranker, samples: Samples) -> ReferenceScores:
+    return ReferenceScores(ranker.scorer, part_of(samples, 0, 600))
 
 
 def part_of(samples: Samples, begin: int, end: int) -> Sampled:
@@ -49,7 +49,9 @@ def part_of(samples: Samples, begin: int, end: int) -> Sampled:
     return Sampled(jagged, numbers, labels.double().numpy())
 
 
-def test_a_scan_has_every_format_of_every_part_alone(ranker: Ranker, reference: Reference) -> None:
+def test_a_scan_has_every_format_of_every_part_alone(
+    ranker: Ranker, reference: ReferenceScores
+) -> None:
     rows = scan_parts(reference)
     names = [part.name for part in parts_of(ranker.scorer)]
     assert names == [
@@ -70,7 +72,9 @@ def test_a_scan_has_every_format_of_every_part_alone(ranker: Ranker, reference: 
     assert reference.measure(plain).entropy == pytest.approx(0.0, abs=1e-7)
 
 
-def test_the_budget_is_met_and_more_budget_never_takes_more_bytes(reference: Reference) -> None:
+def test_the_budget_is_met_and_more_budget_never_takes_more_bytes(
+    reference: ReferenceScores,
+) -> None:
     sizes = []
     for budget in (0.0, 1e-4, 2e-3, 2e-2):
         searched = search_forms(reference, budget)
@@ -82,14 +86,14 @@ def test_the_budget_is_met_and_more_budget_never_takes_more_bytes(reference: Ref
     assert sizes[-1] < 0.4 * sizes[0]
 
 
-def _indices(reference: Reference) -> int:
+def _indices(reference: ReferenceScores) -> int:
     """Bytes of what is no weight: which pairs the model multiplies."""
     buffers = [*reference.scorer.dense.buffers()]
     return sum(each.numel() * each.element_size() for each in buffers)
 
 
 def test_the_monitor_is_silent_until_inputs_shift_and_then_calibrates(
-    ranker: Ranker, reference: Reference, samples: Samples
+    ranker: Ranker, reference: ReferenceScores, samples: Samples
 ) -> None:
     forms = {part.name: "int8" for part in parts_of(ranker.scorer)}
     scorer = make_scorer(ranker.scorer, forms, reference.ends)
