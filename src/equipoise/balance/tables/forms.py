@@ -103,8 +103,8 @@ def choose_forms(
             states = _thin(states, budget, most_states)
     kept = [state for state in states if state[1] <= budget]
     if not kept:  # sums that rounded the other way
-        firsts = tuple(min(range(len(p)), key=lambda at, p=p: p[at].loss) for p in parts)
-        kept = [(0, least, firsts)]
+        losses = [[each.loss for each in part] for part in parts]
+        kept = [(0, least, tuple(own.index(min(own)) for own in losses))]
     _, _, chosen = min(kept)
     answer = tuple(part[at] for part, at in zip(parts, chosen, strict=True))
     return FormAnswer(answer, min(_relaxed_bytes(parts, budget), sum(e.cost_bytes for e in answer)))
@@ -132,14 +132,15 @@ def _thin(states: list[_State], budget: float, most: int) -> list[_State]:
 
 def _relaxed_bytes(parts: Sequence[Sequence[FormOption]], budget: float) -> int:
     """Least bytes if formats could be mixed: the linear relaxation, rounded up."""
-    total, left = 0.0, budget
+    total, left = 0.0, float(budget)
     steps: list[tuple[float, float, float]] = []
     for part in parts:
         hull = _hull(part)
         total += hull[0].cost_bytes
         left -= hull[0].loss
         for before, after in itertools.pairwise(hull):
-            saved, lost = before.cost_bytes - after.cost_bytes, after.loss - before.loss
+            lost = after.loss - before.loss
+            saved = float(before.cost_bytes - after.cost_bytes)
             steps.append((saved / lost, saved, lost))
     for _, saved, lost in sorted(steps, reverse=True):
         if left <= 0:
