@@ -28,6 +28,7 @@ from torchrec.optim import RowWiseAdagrad
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 KEYS, ROWS, WIDTH, BATCH, STEPS = ("f0", "f1", "f2"), 40, 8, 6, 5
+LR, EPS = 0.1, 1e-8
 
 
 class Pooled(nn.Module):
@@ -72,41 +73,55 @@ def loss_of(pooled, count: int) -> torch.Tensor:
     return sum((pooled[key] - 1).square().sum() for key in KEYS) / count
 
 
-def train(plans, *, alone: bool = False):
+def train_alone():
+    """Steps of one process under row-wise AdaGrad as it is defined; weights, how far they moved."""
+    model = Pooled()
+    own = {key: model.tables.embedding_bags[key].weight for key in KEYS}
+    first = {key: weight.detach().clone() for key, weight in own.items()}
+    sums = {key: torch.zeros(ROWS) for key in KEYS}
+    for step in range(STEPS):
+        model.zero_grad()
+        loss_of(model(ids_of((0, 1), step)), 2 * BATCH).backward()
+        with torch.no_grad():
+            for key, weight in own.items():
+                sums[key] += weight.grad.square().mean(dim=1)
+                weight -= LR * weight.grad / (sums[key].sqrt() + EPS)[:, None]
+    moved = max(float((own[key] - first[key]).abs().max()) for key in KEYS)
+    return {key: weight.detach() for key, weight in own.items()}, moved
+
+
+def train(plans):
     """Steps under row-wise AdaGrad in the backward pass; the order that came out, and weights."""
     model = Pooled()
-    apply_optimizer_in_backward(RowWiseAdagrad, model.tables.parameters(), {"lr": 0.5, "eps": 1e-8})
+    apply_optimizer_in_backward(RowWiseAdagrad, model.tables.parameters(), {"lr": LR, "eps": EPS})
     first = {key: model.tables.embedding_bags[key].weight.detach().clone() for key in KEYS}
-    if not alone:
-        sharder = EmbeddingBagCollectionSharder()
-        plan = construct_module_sharding_plan(
-            model.tables, plans, sharder=sharder, world_size=2, local_size=2, device_type="cpu"
-        )
-        model = DistributedModelParallel(
-            model,
-            device=torch.device("cpu"),
-            plan=ShardingPlan({"tables": plan}),
-            sharders=[sharder],
-        )
+    sharder = EmbeddingBagCollectionSharder()
+    plan = construct_module_sharding_plan(
+        model.tables, plans, sharder=sharder, world_size=2, local_size=2, device_type="cpu"
+    )
+    model = DistributedModelParallel(
+        model,
+        device=torch.device("cpu"),
+        plan=ShardingPlan({"tables": plan}),
+        sharders=[sharder],
+    )
     order = list(KEYS)
     for step in range(STEPS):
-        ranks = (0, 1) if alone else (dist.get_rank(),)
-        pooled = model(ids_of(ranks, step))
+        pooled = model(ids_of((dist.get_rank(),), step))
         order = list(pooled.keys())
-        loss_of(pooled, BATCH * len(ranks)).backward()
+        loss_of(pooled, BATCH).backward()
+    held = {name.split(".")[-2]: value for name, value in model.state_dict().items()}
+    is_sharded = any(hasattr(value, "local_shards") for value in held.values())
     weights = {}
-    for name, value in model.state_dict().items():
-        key = name.split(".")[-2]
-        whole = torch.zeros(ROWS, WIDTH)
-        if hasattr(value, "local_shards"):
-            for shard in value.local_shards():
-                begin, size = shard.metadata.shard_offsets, shard.metadata.shard_sizes
-                rows = slice(begin[0], begin[0] + size[0])
-                whole[rows, begin[1] : begin[1] + size[1]] = shard.tensor
+    for key in KEYS:  # all ranks in one order; a rank may lack a table
+        value, whole = held.get(key), torch.zeros(ROWS, WIDTH)
+        for shard in value.local_shards() if hasattr(value, "local_shards") else ():
+            begin, size = shard.metadata.shard_offsets, shard.metadata.shard_sizes
+            columns = slice(begin[1], begin[1] + size[1])
+            whole[begin[0] : begin[0] + size[0], columns] = shard.tensor
+        if is_sharded:
             dist.all_reduce(whole)
-        else:
-            whole = value.detach()
-        weights[key] = whole
+        weights[key] = whole if is_sharded else value.detach()
     moved = max(float((weights[key] - first[key]).abs().max()) for key in KEYS)
     return order, weights, moved
 
@@ -118,7 +133,7 @@ def main() -> None:
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)}
     os.environ |= {"LOCAL_WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo"}
     dist.init_process_group("gloo", rank=rank, world_size=2)
-    _, alone, moved_alone = train(None, alone=True)
+    alone, moved_alone = train_alone()
 
     def off(plans) -> dict:
         order, weights, moved = train(plans)

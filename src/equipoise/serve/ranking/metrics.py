@@ -85,8 +85,8 @@ class RankMetrics:
             return "No request was answered."
         stats = self._batcher.stats
         return (
-            f"{self.requests:,} requests answered with {stats.candidates:,} candidates in "
-            f"{stats.passes:,} passes; P50 {1000 * middle:.1f} ms, P99 {1000 * high:.1f} ms."
+            f"Requests: {self.requests:,}, candidates: {stats.candidates:,}, passes: "
+            f"{stats.passes:,}; P50 {1000 * middle:.1f} ms, P99 {1000 * high:.1f} ms."
         )
 
     def write(self) -> bytes:

@@ -114,7 +114,7 @@ def test_requests_that_come_together_are_scored_together_to_the_bit(server: Runn
     health = json.loads(ask(server.port, "GET", "/health").body)
     assert health == {"status": "ok", "requests": 12, "p50_s": middle, "p99_s": high}
     assert server.state.metrics.words() == (
-        f"12 requests answered with 78 candidates in 3 passes; P50 {1000 * middle:.1f} ms, "
+        f"Requests: 12, candidates: 78, passes: 3; P50 {1000 * middle:.1f} ms, "
         f"P99 {1000 * high:.1f} ms."
     )
 
