@@ -38,6 +38,7 @@ BENCHES = (
     "local.stream",
     "published.bubbles",
     "published.throughput",
+    "published.fresh",
     "published.intervals",
     "published.memory",
     "published.offload",
@@ -66,10 +67,13 @@ BENCHES = (
     "interference.whose",
     "interference.live",
     "faults.hangs",
+    "faults.kills",
     "recsys.models",
     "recsys.file_order",
     "recsys.ensemble",
     "recsys.scaling",
+    "recsys.tuning",
+    "recsys.towers",
 )
 
 

@@ -131,16 +131,17 @@ def recover_ranks(
             fault = RanksFault(ended.kind, now, ended.step, said, ended.rank, ranks.asked > 0)
             spares = ranks.spares
             policy, action = policy.after(fault, spares)
-            _write(sides, ended, action, spares)
             guides = not launch.quiet and not ranks.asked
             if isinstance(action, EndRun):
+                _write(sides, ended, action, spares)
                 sys.stderr.write(name_guide(launch.folder, ended) if guides else "")
                 raise ended.error(action.reason)
             waited = action if isinstance(action, WaitForSpare) else None
             then = action.then if isinstance(action, WaitForSpare) else action
             if not launch.quiet:
                 sys.stderr.write(f"{ended.sentence} {_say(then, rules.restarts)}\n")
-            if guides:  # reading the guides takes longer than the sentence may wait
+            _write(sides, ended, action, spares)  # a busy disk may take longer than the sentence
+            if guides:  # and so does reading the guides
                 sys.stderr.write(name_guide(launch.folder, ended))
             if isinstance(then, Shrink) and smaller is not None:
                 launch = dataclasses.replace(launch, ranks=smaller.prepare(then.dp))

@@ -218,6 +218,9 @@ class LocalRanks:
             return None
         traces = [read_traceback(rank, gang.logs, gang.begun) for rank in range(launch.ranks)]
         ended = _explain(launch, agent_words, gang.heard.errors, gang.ends.first, traces)
+        if gang.starts and not gang.stopped.processes:  # it hung before there was a rank
+            ((sentence, stack),) = gang.starts
+            return RanksEnd("hung", sentence, advice=RESUME, more=stack)
         if gang.starts and ended.kind == "hung":
             sentence = " ".join([ended.sentence, *(each for each, _ in gang.starts)])
             stacks = "\n".join(filter(None, (each for _, each in gang.starts)))
@@ -226,6 +229,11 @@ class LocalRanks:
 
     def _new_gang(self, launch: Launch) -> RankGang:
         logs = launch.folder / "logs"
+        if self._starts and not launch.folder.is_dir():  # nothing may be made in its place
+            raise FaultError(
+                f"The run's folder {launch.folder} is gone, so its ranks cannot start again. Put "
+                f"it back, then run the same command again to resume."
+            )
         try:
             logs.mkdir(parents=True, exist_ok=True)
             log = logs / "agent.log"
@@ -282,6 +290,7 @@ class LocalRanks:
 
         That is done here, not in a thread: they end with the thread that has started them.
         """
+        gang.begin()
         kept, since = launch.spares, None
         try:
             ended = None if kept is None else os.pidfd_open(gang.agent.pid)

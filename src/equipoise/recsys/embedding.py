@@ -26,7 +26,7 @@ Sources
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -104,8 +104,8 @@ class ShardedTables:
 
     @property
     def width(self) -> int:
-        """Floats of an output row: all tables side by side."""
-        return sum(each.table.width for each in self.plan.placements)
+        """Floats of an output row: all vectors side by side."""
+        return sum(each.width for each in self.plan.outputs)
 
     def held(self) -> Iterator[TableShard]:
         """Every shard and copy on this rank."""
@@ -142,26 +142,37 @@ class ShardedTables:
         return out
 
     def forward(self, passed: Delivered, *, is_training: bool) -> Tensor:
-        """Pool ids that have arrived."""
-        batch, by_table, sizes, bags = passed.batch, passed.by_table, passed.sizes, passed.bags
-        self.ids_received = {
-            f"{shard.table.name}:{shard.index}": each.count_by_rank(sizes[shard.table.name])
-            for shard, each in zip(self.shards, bags, strict=True)
-        }
-        sums = [
-            shard.pool(each.ids, each.lengths, is_training=is_training)
-            for shard, each in zip(self.shards, bags, strict=True)
-        ]
-        out = dict(self._returns.send_sums(self.shards, sums, sizes))
+        """Pool ids that have arrived; arguments are those of ``look_up``."""
+        sums = self.look_up(passed, is_training=is_training)
+        out = dict(self._returns.send_sums(self.shards, sums, passed.sizes))
         for copy in self.copies:
-            own = by_table[copy.table.name]
+            own = passed.by_table[copy.table.name]
             out[copy.table.name] = copy.pool(own.ids, own.lengths, is_training=is_training)
         columns = []
         for each in self.plan.placements:
             name = each.table.name
-            rows = _scale(out[name], by_table[name].lengths, each.table.pooling)
-            columns.append(batch.expand(name, rows))
+            rows = scale_sums(out[name], passed.by_table[name].lengths, each.table.pooling)
+            columns.append(passed.batch.expand(name, rows))
         return torch.cat(columns, dim=1)
+
+    def look_up(self, passed: Delivered, *, is_training: bool) -> list[Tensor]:
+        """Sum the rows of bags that have arrived.
+
+        Args:
+            passed: A batch whose ids are where their rows lie.
+            is_training: Whether a backward follows.
+
+        Returns:
+            For each shard here, float32 [bags of all ranks, columns].
+        """
+        self.ids_received = {
+            f"{shard.table.name}:{shard.index}": each.count_by_rank(passed.sizes[shard.table.name])
+            for shard, each in zip(self.shards, passed.bags, strict=True)
+        }
+        return [
+            shard.pool(each.ids, each.lengths, is_training=is_training)
+            for shard, each in zip(self.shards, passed.bags, strict=True)
+        ]
 
     def backward(self, grad: Tensor, passed: Delivered) -> None:
         """Bring the outputs' gradients to the rows; ``step`` applies them."""
@@ -170,9 +181,15 @@ class ShardedTables:
         for each in self.plan.placements:
             lengths, _ = passed.batch.bags(each.table.name)
             part = passed.batch.fold(each.table.name, grad[:, begin : begin + each.table.width])
-            by_table[each.table.name] = _scale(part, lengths, each.table.pooling)
+            by_table[each.table.name] = scale_sums(part, lengths, each.table.pooling)
             begin += each.table.width
         arrived = self._returns.send_gradients(self.shards, by_table, passed.sizes)
+        self.keep_gradients(arrived, by_table, passed)
+
+    def keep_gradients(
+        self, arrived: list[Tensor], by_table: dict[str, Tensor], passed: Delivered
+    ) -> None:
+        """Sum by row what arrived for each shard's bags, and what copies have for this rank's."""
         self._gradients = [
             (shard, *sum_rows(bags.ids, bags.lengths, pooled))
             for shard, bags, pooled in zip(self.shards, passed.bags, arrived, strict=True)
@@ -200,6 +217,17 @@ class ShardedTables:
             shared = squares.get(shard.table.name)
             shard.apply(step, rows, grad, number=self.number, squares=shared)
         self._gradients = None
+
+    def parts(self) -> dict[str, dict[str, Any]]:
+        """States that this rank saves besides its shards, by name."""
+        return {}
+
+    def part_names(self) -> list[str]:
+        """Names of such states over all ranks."""
+        return []
+
+    def load_parts(self, read: Callable[[str], Mapping[str, Any]]) -> None:
+        """Take the states that this rank needs from a checkpoint."""
 
     def _squares(self) -> dict[str, Tensor]:
         """Mean squared gradient of each touched row over all column shards, by table.
@@ -294,7 +322,8 @@ class ShardedTables:
         return summed
 
 
-def _scale(pooled: Tensor, lengths: Tensor, pooling: str) -> Tensor:
+def scale_sums(pooled: Tensor, lengths: Tensor, pooling: str) -> Tensor:
+    """Sums of bags, or gradients of them, float32 [bags, W], as the table pools."""
     if pooling == "sum":
         return pooled
     return pooled / lengths.clamp(min=1).unsqueeze(1)

@@ -57,8 +57,7 @@ def run(
     samples = read_samples(spec.data, base)
     answer = plan_samples(spec, samples)
     require_scores(samples)
-    tables = [each.table for each in answer.plan.placements]
-    build_model(spec.model, tables, samples.numbers.shape[1], seed=spec.train.seed)
+    build_model(spec.model, answer.plan.outputs, samples.numbers.shape[1], seed=spec.train.seed)
     if not is_quiet:
         sys.stdout.write(_describe(spec, samples, answer))
         sys.stdout.flush()

@@ -2,8 +2,9 @@
 
 What it decides
     A rank writes its shards, each with the rows and columns that it is; data-parallel tables and
-    the dense part are rank 0's. The folder has its name only once every rank has written. A rank
-    that loads takes from each file the region that it holds.
+    the dense part are rank 0's, a tower's module that of one rank of its host. The folder has its
+    name only once every rank has written. A rank that loads takes from each file the region that
+    it holds.
 
 Kept true (tests/multi/recsys/test_train.py)
     A checkpoint of one plan goes on under another, on another number of ranks, as if nothing had
@@ -75,6 +76,8 @@ def save(
         arrays[f"{name}:shard"] = np.array([shard.index])
         arrays |= {f"{name}:{key}": value for key, value in shard.arrays().items()}
     save_file(arrays, unfinished / f"rank-{exchange.rank:05d}.safetensors")
+    for name, part in tables.parts().items():
+        torch.save(part, unfinished / f"{name}.pt")
     if exchange.rank == 0:
         state = {"dense": dense.state_dict(), "optimizer": optimizer.state_dict()}
         torch.save(state, unfinished / DENSE)
@@ -82,6 +85,7 @@ def save(
             "optimizer": tables.optimizer.name,
             "number": tables.number,
             "ranks": exchange.ranks,
+            "parts": tables.part_names(),
             "tables": {p.table.name: [p.table.rows, p.table.width] for p in tables.plan.placements},
             "kinds": {p.table.name: p.kind for p in tables.plan.placements},
         }
@@ -121,15 +125,16 @@ def require_readable(folder: Path) -> None:
     for newest in checkpoints(folder)[-1:]:
         file = newest / _MANIFEST
         try:
-            ranks = _facts(file)["ranks"]
-            for rank in range(ranks):
+            facts = _facts(file)
+            for rank in range(facts["ranks"]):
                 file = newest / f"rank-{rank:05d}.safetensors"
                 require_file(file)
                 with safe_open(file, framework="numpy"):
                     pass
-            file = newest / DENSE
-            require_file(file)
-            torch.load(file, weights_only=True)
+            for name in (DENSE, *(f"{part}.pt" for part in facts["parts"])):
+                file = newest / name
+                require_file(file)
+                torch.load(file, weights_only=True)
         except (OSError, *_TORN) as error:
             # torch says "invalid argument" of a file that was cut.
             says_why = isinstance(error, ValueError | FileNotFoundError)
@@ -162,6 +167,8 @@ def _facts(file: Path) -> dict[str, Any]:
         ValueError: it is not what ``save`` writes.
     """
     facts = read_json(file)
+    if isinstance(facts, dict):
+        facts.setdefault("parts", [])  # of a version without towers
     kinds = {
         "step": int,
         "losses": list,
@@ -169,6 +176,7 @@ def _facts(file: Path) -> dict[str, Any]:
         "optimizer": str,
         "number": int,
         "ranks": int,
+        "parts": list,
         "tables": dict,
     }
     wrong = [
@@ -214,6 +222,7 @@ def load_newest(
     state = torch.load(newest / DENSE, weights_only=True)
     dense.load_state_dict(state["dense"])
     optimizer.load_state_dict(state["optimizer"])
+    tables.load_parts(lambda name: torch.load(newest / f"{name}.pt", weights_only=True))
     tables.number = int(facts["number"])
     return RankSaved(int(facts["step"]), list(facts["losses"]), facts["best"])
 

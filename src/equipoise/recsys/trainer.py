@@ -31,7 +31,6 @@ from equipoise.launch.last_words import say_step
 from equipoise.observe.journal import EventSink
 from equipoise.recsys.ahead.steps import StepInput, StepsAhead
 from equipoise.recsys.cache.foresight import expect_epoch, predict_hits
-from equipoise.recsys.embedding import ShardedTables
 from equipoise.recsys.exchange import TimedExchange
 from equipoise.recsys.metrics import measure_auc, measure_entropy
 from equipoise.recsys.models.catalog import build_model
@@ -41,6 +40,7 @@ from equipoise.recsys.samples import Samples
 from equipoise.recsys.sessions.sharing import BatchSharing
 from equipoise.recsys.store import RankSaved, load_newest, newest_step, save
 from equipoise.recsys.tiers.run import commit_files, fetch_ahead, keep_rows
+from equipoise.recsys.towers.tables import make_tables
 from equipoise.schedule.tables.placement import TablePlan
 from equipoise.schedule.tables.traffic import STAGES
 from equipoise.spec.recommend import RecommendSpec
@@ -136,21 +136,13 @@ class RankTrainer:
         self.folder, self.spec, self.samples, self.plan = folder, spec, samples, plan
         self.journal, self.exchange = journal, exchange
         step = SparseStep(spec.tables.optimizer, lr=spec.tables.lr)
-        wire = spec.tables.wire
-        self.tables = ShardedTables(
-            plan,
-            exchange,
-            step,
-            seed=spec.train.seed,
-            forward=wire,
-            backward=wire,
-            kept=keep_rows(spec, samples, plan, step, folder, exchange.rank, newest_step(folder)),
-        )
+        kept = keep_rows(spec, samples, plan, step, folder, exchange.rank, newest_step(folder))
+        self.tables = make_tables(spec, plan, exchange, step, kept)
         self._known_epoch = -1
         """The epoch whose steps the tables' caches know."""
         self.dense = build_model(
             spec.model,
-            [each.table for each in plan.placements],
+            plan.outputs,
             samples.numbers.shape[1],
             seed=spec.train.seed,
         )

@@ -130,7 +130,8 @@ def main() -> int:
     end_with_agent()
     say_process(rank)
     try:
-        resolved = read_resolved(folder)
+        with RankWords(folder, (), rank).told():
+            resolved = read_resolved(folder)
         settle(int(os.environ.get("LOCAL_RANK", rank)), pin=resolved.spec.layout.pin)
         sides = tuple(each for each, _ in resolved_sides(folder, resolved))
         words = RankWords(folder, sides, rank, (FolderTakenError, FolderGoneError))

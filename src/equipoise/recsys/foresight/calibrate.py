@@ -124,9 +124,9 @@ def _probes(spec: RecommendSpec, ranks: int) -> tuple[list[RecommendSpec], list[
         other(2, kinds=("table",)),
         other(0.5, kinds=("row",)),
         other(2, kinds=("row",)),
-        other(0.5, kinds=("data",)),
-        other(2, kinds=("data",)),
     ]
+    if not spec.model.towers:  # their tables lie on their host
+        fitted += [other(0.5, kinds=("data",)), other(2, kinds=("data",))]
     return fitted, [other(1), other(1, kinds=("row",)), other(1, kinds=("table",))]
 
 

@@ -53,6 +53,11 @@ def read_stored(folder: Path) -> Stored:
             f"{folder} keeps rows in files (tables.memory_mib = {spec.tables.memory_mib:g}), which "
             "are not read here. Train it without tables.memory_mib."
         )
+    if spec.model.towers:
+        raise SpecError(
+            f"{folder} has tables in towers (model.towers), which are not read here. Train it "
+            "without towers."
+        )
     require_readable(folder)
     newest = checkpoints(folder)
     if not newest:

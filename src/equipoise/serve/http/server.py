@@ -31,6 +31,8 @@ _UNREAD_MS = 60_000
 """The kernel closes a connection whose client leaves data unread for this long."""
 _UNREAD_BYTES = 128 << 10
 """What the kernel keeps for a client that does not read; by default it keeps megabytes."""
+_AHEAD_BYTES = 64 << 10
+"""What is read of further requests while one is answered: who reads nothing sees no end either."""
 _USER_TIMEOUT = getattr(socket, "TCP_USER_TIMEOUT", None)
 
 
@@ -70,15 +72,20 @@ class _Protocol(H11Protocol):
         if _USER_TIMEOUT is not None:
             peer.setsockopt(socket.IPPROTO_TCP, _USER_TIMEOUT, _UNREAD_MS)
         self._waits = self.loop.call_later(_HEAD_S, self._give_up)
+        self._ahead_bytes = 0
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._waits.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        is_ahead = self.conn.their_state is h11.DONE
         super().data_received(data)
+        self._ahead_bytes = self._ahead_bytes + len(data) if is_ahead else 0
         if self.cycle is not None and not self.cycle.response_complete:
             self._waits.cancel()
+            if self.conn.their_state is h11.DONE and self._ahead_bytes <= _AHEAD_BYTES:
+                self.flow.resume_reading()
         elif self._waits.cancelled():  # a further request on this connection has begun
             self._waits = self.loop.call_later(_HEAD_S, self._give_up)
 

@@ -49,7 +49,6 @@ _LIMITS: dict[str, Any] = {
     "slack_share": _Share,
     "host_launch_s": Annotated[float, Field(ge=0, le=1)],
     "grad_bytes": Literal[2, 4],
-    "dispatch_nodes": Annotated[int, Field(ge=0, le=1024)],
     **dict.fromkeys(_MOVED, _Bytes),
 }
 """What a field may be, where its type alone does not say so."""
