@@ -23,6 +23,7 @@ from equipoise.launch.local import require_free_folder
 from equipoise.recsys.folder import prepare, read_trained
 from equipoise.recsys.models.catalog import build_model
 from equipoise.recsys.place import plan_samples
+from equipoise.recsys.rank.coding import write_coding
 from equipoise.recsys.samples import Samples, read_samples, require_scores
 from equipoise.recsys.store import require_readable
 from equipoise.recsys.trainer import count_epoch_steps
@@ -62,6 +63,7 @@ def run(
         sys.stdout.flush()
     require_free_folder(folder)
     prepare(folder, spec, base)
+    write_coding(folder, samples.coding)
     steps = spec.train.epochs * count_epoch_steps(spec, samples)
     if read_trained(folder).get("step", -1) < steps:
         require_readable(folder)
@@ -92,6 +94,8 @@ def _fits(spec: RecommendSpec, samples: Samples) -> bool:
 def _describe(spec: RecommendSpec, samples: Samples, answer: TableAnswer) -> str:
     kinds = [each.kind for each in answer.plan.placements]
     counted = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
+    if towers := len(answer.plan.towers):
+        counted += f", in {towers} towers on {answer.plan.hosts} hosts"
     return (
         f"{samples.edges[3]:,} samples, {samples.edges[1]:,} of them to train; "
         f"{len(samples.keys)} tables of {sum(samples.rows):,} rows on {spec.layout.dp} ranks "
