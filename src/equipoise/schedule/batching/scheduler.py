@@ -47,7 +47,6 @@ from equipoise.schedule.batching.sequence import Sequence
 from equipoise.schedule.batching.settings import (
     BatchSettings,
     ServingPrice,
-    alone_s,
     require_possible,
     single_s,
 )
@@ -296,10 +295,10 @@ class Scheduler:
                 return settings.iteration_s
             times = _DECODE_TIMES if len(self._tenants) == 1 else _DECODE_TIMES_OF_OTHERS
             return max(settings.iteration_s, times * decodes_s(decodes, self._price))
-        long_s = alone_s(settings, self._price)
         if len(self._sequences) <= 1:
-            return long_s
-        return max(settings.iteration_s, min(_LEAST_TIMES * single_s(self._price), long_s))
+            return settings.prefill_iteration_s
+        long_s = _LEAST_TIMES * single_s(self._price)
+        return max(settings.iteration_s, min(long_s, settings.prefill_iteration_s))
 
     def _receive(self, now_s: float) -> None:
         if not self._inbox:

@@ -1,5 +1,6 @@
 """What a scheduler may use, and what an iteration may take."""
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -55,7 +56,7 @@ class BatchSettings:
     """Predicted seconds that prefills fill an iteration up to. Every decode runs in any case, and
     at least a page of one prefill."""
     prefill_iteration_s: float = 0.2
-    """The same where nothing decodes, so that nobody waits for a next token; longer where larger
+    """The same where nothing decodes, so that nobody waits for a next token; used as far as larger
     iterations are faster."""
     iteration_tokens: int = 8192
     """Most tokens of an iteration's prefills, which bounds activations."""
@@ -95,9 +96,16 @@ def single_s(price: ServingPrice) -> float:
     return price.iteration_s(IterationWork(1, 1, 1, 1, 1))
 
 
-def alone_s(settings: BatchSettings, price: ServingPrice) -> float:
-    """Up to where a prompt that is alone fills an iteration: as long as more is faster [s]."""
-    return max(settings.prefill_iteration_s, _SINGLES * single_s(price))
+def paced(settings: BatchSettings, price: ServingPrice) -> BatchSettings:
+    """Limits for a machine of this pace: iterations of prompts as long as makes them faster.
+
+    Args:
+        settings: With times for a fast machine, which are kept where they are longer.
+        price: The machine's.
+    """
+    least_s = _SINGLES * single_s(price)
+    long_s = max(settings.prefill_iteration_s, least_s)
+    return dataclasses.replace(settings, prefill_iteration_s=long_s)
 
 
 def page_tokens_of(ranks: int, page_tokens: int = PAGE_TOKENS) -> int:

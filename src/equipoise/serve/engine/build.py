@@ -22,7 +22,7 @@ from equipoise.observe.machine import available_bytes
 from equipoise.schedule.batching.fair.table import DEFAULT_POLICY, find_policy
 from equipoise.schedule.batching.fair.watch import watch
 from equipoise.schedule.batching.scheduler import Scheduler
-from equipoise.schedule.batching.settings import BatchSettings, page_tokens_of
+from equipoise.schedule.batching.settings import BatchSettings, paced, page_tokens_of
 from equipoise.serve.engine.ahead import compile_ahead
 from equipoise.serve.engine.calibrate import DTYPES, kept_curve
 from equipoise.serve.engine.forward import PagedDecoder
@@ -134,7 +134,7 @@ def open_engine(
     paged = _paged(served, limits, settings, sink)
     try:
         price = PacedPrice(CurvePrice(curve or kept_curve(paged, serving_file())))
-        scheduler = Scheduler(limits, price, policy)
+        scheduler = Scheduler(paced(limits, price), price, policy)
         nano = open_nano(paged, nano_file(), sink)
         return EngineLoop(
             paged,

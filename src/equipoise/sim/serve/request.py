@@ -22,7 +22,7 @@ from equipoise.base.nearest import nearest
 from equipoise.cost.step.request import Precision
 from equipoise.data.progress import Progress
 from equipoise.schedule.batching.fair.table import DEFAULT_POLICY, find_policy
-from equipoise.schedule.batching.settings import BatchSettings, page_tokens_of
+from equipoise.schedule.batching.settings import BatchSettings, paced, page_tokens_of
 from equipoise.sim.machine import Machine
 from equipoise.sim.serve.answer import Objective, ServingAnswer
 from equipoise.sim.serve.curve import (
@@ -123,6 +123,7 @@ class ServingSite:
                 prefill_iteration_s=stages * plain.prefill_iteration_s,
                 shares_chunks=layout.cp > 1,
             )
+            settings = paced(settings, replica.price)
         return Pool(settings, replica.price, layout.dp)
 
     def send_s(

@@ -9,7 +9,7 @@ from equipoise.schedule.batching.fair.table import FAIR_POLICIES
 from equipoise.schedule.batching.iteration import ServeOutcome
 from equipoise.schedule.batching.request import QueueFullError, ServeRequest
 from equipoise.schedule.batching.scheduler import Scheduler
-from equipoise.schedule.batching.settings import BatchSettings, alone_s
+from equipoise.schedule.batching.settings import BatchSettings, paced
 from support.serving.loop import LinearPrice, Loop
 
 KEYS = (b"one", b"two", b"three", b"four")
@@ -263,6 +263,7 @@ def test_limits_out_of_range_are_refused(name: str, value: object, message: str)
 
 def test_on_a_slow_machine_a_prompt_fills_longer_iterations() -> None:
     limits = BatchSettings(16, prefill_iteration_s=0.1)
-    assert alone_s(limits, LinearPrice()) == 0.1
-    slow = alone_s(limits, LinearPrice(iteration=0.02))
-    assert slow == pytest.approx(32 * (0.02 + 1e-4 + 1e-8))
+    assert paced(limits, LinearPrice()).prefill_iteration_s == 0.1
+    slow = paced(limits, LinearPrice(iteration=0.02))
+    assert slow.prefill_iteration_s == pytest.approx(32 * (0.02 + 1e-4 + 1e-8))
+    assert slow.iteration_s == limits.iteration_s
