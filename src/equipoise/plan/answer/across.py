@@ -64,8 +64,7 @@ class SitesStep:
 
     @property
     def outer_gib(self) -> float:
-        """Held more for local updates: what was joined last and an outer momentum, which the devices
-        of a site share [GiB a device]."""
+        """What local updates hold more on a device: the weights joined last, and a momentum."""
         return _OUTER_BYTES * self.params / self.devices / GIB
 
     def exchange_s(self, width: float) -> float:
