@@ -53,6 +53,8 @@ BENCHES = (
     "recsys.sessions",
     "recsys.precision",
     "recsys.tiers",
+    "recsys.ranking",
+    "recsys.beside_torchrec",
     "planner.layered",
     "planner.measured_search",
     "planner.published",
@@ -65,10 +67,13 @@ BENCHES = (
     "interference.whose",
     "interference.live",
     "faults.hangs",
+    "faults.kills",
     "recsys.models",
     "recsys.file_order",
     "recsys.ensemble",
     "recsys.scaling",
+    "recsys.tuning",
+    "recsys.towers",
 )
 
 
