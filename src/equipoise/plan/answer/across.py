@@ -38,7 +38,7 @@ LOCAL_STEPS = 500
 _UPDATE_BYTES = 4.0
 """Width of an element of what local steps changed."""
 _OUTER_BYTES = 8.0
-"""Of a weight, what an outer optimizer with momentum holds in fp32."""
+"""What an outer optimizer with momentum holds of a weight, in fp32."""
 _SMALL_BYTES = 1.0
 """Width of an element of a compressed gradient."""
 
@@ -60,7 +60,7 @@ class SitesStep:
     latency_s: float
     sites: int
     devices: int
-    """Of the smallest site."""
+    """Devices in the smallest site."""
 
     @property
     def outer_gib(self) -> float:
