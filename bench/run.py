@@ -53,6 +53,8 @@ BENCHES = (
     "recsys.sessions",
     "recsys.precision",
     "recsys.tiers",
+    "recsys.ranking",
+    "recsys.beside_torchrec",
     "planner.layered",
     "planner.measured_search",
     "planner.published",

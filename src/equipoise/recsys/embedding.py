@@ -35,28 +35,13 @@ from torch import Tensor
 
 from equipoise.base.arrays import Ints
 from equipoise.base.errors import LayoutError
-from equipoise.recsys.bags import Bags, receive_bags, split_bags
+from equipoise.recsys.ahead.delivery import Batch, Delivered, Delivery
 from equipoise.recsys.exchange import TableExchange, as_bytes
-from equipoise.recsys.jagged import KeyedJagged, require_ids
 from equipoise.recsys.optimizer import SparseStep, sum_rows
 from equipoise.recsys.returns import Returns
-from equipoise.recsys.sessions.inverse import InverseJagged
 from equipoise.recsys.shard import RowKeeping, TableShard, make_shard
 from equipoise.schedule.tables.placement import TablePlan
 from equipoise.schedule.tables.traffic import Wire
-
-Batch = KeyedJagged | InverseJagged
-
-
-@dataclasses.dataclass(slots=True, eq=False)
-class Pass:
-    """What a forward leaves for its backward."""
-
-    batch: Batch
-    sizes: dict[str, list[int]]
-    """For each table, bags of each rank."""
-    bags: list[Bags]
-    """One for each shard that this rank holds."""
 
 
 class ShardedTables:
@@ -127,13 +112,17 @@ class ShardedTables:
         yield from self.shards
         yield from self.copies
 
-    def __call__(self, batch: Batch) -> Tensor:
+    def deliver(self, batch: Batch) -> Delivery:
+        """A batch whose ids may travel early; arguments are those of the call."""
+        return Delivery(self.plan, self.exchange, batch)
+
+    def __call__(self, batch: Batch | Delivery) -> Tensor:
         """Pool every table for this rank's samples; all ranks call it together.
 
         Args:
             batch: Ids of this rank's samples, with a feature for each table; ranks may have
                 different numbers of samples, also none. Rows that samples share are looked up and
-                exchanged once; all ranks group the same features.
+                exchanged once; all ranks group the same features. A ``Delivery`` may have begun.
 
         Returns:
             float32 [B, sum of widths], in the order of the plan's tables.
@@ -147,51 +136,45 @@ class ShardedTables:
                 "The tables have a gradient that no step has applied. Call step() before the next "
                 "forward, or forward under torch.no_grad()."
             )
-        out: Tensor = _Pooled.apply(self._anchor, self, batch, torch.is_grad_enabled())
+        delivery = batch if isinstance(batch, Delivery) else self.deliver(batch)
+        passed, is_training = delivery.receive(), torch.is_grad_enabled()
+        out: Tensor = _Pooled.apply(self._anchor, self, passed, is_training)
         return out
 
-    def forward(self, batch: Batch, *, is_training: bool) -> tuple[Tensor, Pass]:
-        """Pool, and keep what the backward needs."""
-        by_table, passed, sums = self.look_up(batch, is_training=is_training)
+    def forward(self, passed: Delivered, *, is_training: bool) -> Tensor:
+        """Pool ids that have arrived; arguments are those of ``look_up``."""
+        sums = self.look_up(passed, is_training=is_training)
         out = dict(self._returns.send_sums(self.shards, sums, passed.sizes))
         for copy in self.copies:
-            own = by_table[copy.table.name]
+            own = passed.by_table[copy.table.name]
             out[copy.table.name] = copy.pool(own.ids, own.lengths, is_training=is_training)
         columns = []
         for each in self.plan.placements:
             name = each.table.name
-            rows = scale_sums(out[name], by_table[name].lengths, each.table.pooling)
-            columns.append(batch.expand(name, rows))
-        return torch.cat(columns, dim=1), passed
+            rows = scale_sums(out[name], passed.by_table[name].lengths, each.table.pooling)
+            columns.append(passed.batch.expand(name, rows))
+        return torch.cat(columns, dim=1)
 
-    def look_up(
-        self, batch: Batch, *, is_training: bool
-    ) -> tuple[dict[str, Bags], Pass, list[Tensor]]:
-        """Send bags to the ranks of their rows, and sum the rows there.
+    def look_up(self, passed: Delivered, *, is_training: bool) -> list[Tensor]:
+        """Sum the rows of bags that have arrived.
+
+        Args:
+            passed: A batch whose ids are where their rows lie.
+            is_training: Whether a backward follows.
 
         Returns:
-            This rank's bags of each table; what the backward needs; for each shard here the sum of
-            each bag, float32 [bags of all ranks, columns].
+            For each shard here, float32 [bags of all ranks, columns].
         """
-        by_table = {}
-        for each in self.plan.placements:
-            lengths, values = batch.bags(each.table.name)
-            require_ids(each.table.name, lengths, values, each.table.rows)
-            by_table[each.table.name] = Bags(lengths, values)
-        sizes = self._gather_sizes(batch)
-        split = split_bags(self.plan, by_table, self.exchange.ranks)
-        bags = receive_bags(self.exchange, self.plan, split, sizes, like=batch.values)
         self.ids_received = {
-            f"{shard.table.name}:{shard.index}": each.count_by_rank(sizes[shard.table.name])
-            for shard, each in zip(self.shards, bags, strict=True)
+            f"{shard.table.name}:{shard.index}": each.count_by_rank(passed.sizes[shard.table.name])
+            for shard, each in zip(self.shards, passed.bags, strict=True)
         }
-        sums = [
+        return [
             shard.pool(each.ids, each.lengths, is_training=is_training)
-            for shard, each in zip(self.shards, bags, strict=True)
+            for shard, each in zip(self.shards, passed.bags, strict=True)
         ]
-        return by_table, Pass(batch, sizes, bags), sums
 
-    def backward(self, grad: Tensor, passed: Pass) -> None:
+    def backward(self, grad: Tensor, passed: Delivered) -> None:
         """Bring the outputs' gradients to the rows; ``step`` applies them."""
         by_table: dict[str, Tensor] = {}
         begin = 0
@@ -204,7 +187,7 @@ class ShardedTables:
         self.keep_gradients(arrived, by_table, passed)
 
     def keep_gradients(
-        self, arrived: list[Tensor], by_table: dict[str, Tensor], passed: Pass
+        self, arrived: list[Tensor], by_table: dict[str, Tensor], passed: Delivered
     ) -> None:
         """Sum by row what arrived for each shard's bags, and what copies have for this rank's."""
         self._gradients = [
@@ -245,17 +228,6 @@ class ShardedTables:
 
     def load_parts(self, read: Callable[[str], Mapping[str, Any]]) -> None:
         """Take the states that this rank needs from a checkpoint."""
-
-    def _gather_sizes(self, batch: Batch) -> dict[str, list[int]]:
-        """For each table, bags of each rank."""
-        own = torch.tensor(batch.group_rows, dtype=torch.int64, device=self.device)
-        ranks, block = self.exchange.ranks, own.view(torch.uint8)
-        parts = self.exchange.swap("sizes", [block] * ranks, [len(block)] * ranks)
-        sizes_RG = [part.view(torch.int64).tolist() for part in parts]
-        return {
-            each.table.name: [row[batch.group_of(each.table.name)] for row in sizes_RG]
-            for each in self.plan.placements
-        }
 
     def _squares(self) -> dict[str, Tensor]:
         """Mean squared gradient of each touched row over all column shards, by table.
@@ -315,7 +287,7 @@ class ShardedTables:
         return sums
 
     def _sum_copies(
-        self, by_table: dict[str, Tensor], passed: Pass
+        self, by_table: dict[str, Tensor], passed: Delivered
     ) -> list[tuple[TableShard, Tensor, Tensor]]:
         """Every rank's row gradients of data-parallel tables, summed in the order of the ranks."""
         if not self.copies:
@@ -362,12 +334,11 @@ class _Pooled(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, anchor: Tensor, tables: ShardedTables, batch: Batch, is_training: bool
+        ctx: Any, anchor: Tensor, tables: ShardedTables, passed: Delivered, is_training: bool
     ) -> Tensor:
         del anchor
-        out, passed = tables.forward(batch, is_training=is_training)
         ctx.tables, ctx.passed = tables, passed
-        return out
+        return tables.forward(passed, is_training=is_training)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, None, None]:

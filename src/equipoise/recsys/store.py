@@ -34,7 +34,8 @@ from equipoise.spec.names import CHECKPOINTS
 
 _KEEP = 2
 _MANIFEST = "recommend.json"
-_DENSE = "dense.pt"
+DENSE = "dense.pt"
+"""The dense part and its optimizer, in a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,26 +73,28 @@ def save(
         name = f"{number}:{shard.table.name}"
         arrays[f"{name}:rows"] = shard.rows
         arrays[f"{name}:columns"] = np.array(shard.columns)
+        arrays[f"{name}:shard"] = np.array([shard.index])
         arrays |= {f"{name}:{key}": value for key, value in shard.arrays().items()}
     save_file(arrays, unfinished / f"rank-{exchange.rank:05d}.safetensors")
     for name, part in tables.parts().items():
         torch.save(part, unfinished / f"{name}.pt")
     if exchange.rank == 0:
         state = {"dense": dense.state_dict(), "optimizer": optimizer.state_dict()}
-        torch.save(state, unfinished / _DENSE)
+        torch.save(state, unfinished / DENSE)
         facts = asdict(saved) | {
             "optimizer": tables.optimizer.name,
             "number": tables.number,
             "ranks": exchange.ranks,
             "parts": tables.part_names(),
             "tables": {p.table.name: [p.table.rows, p.table.width] for p in tables.plan.placements},
+            "kinds": {p.table.name: p.kind for p in tables.plan.placements},
         }
         (unfinished / _MANIFEST).write_text(json.dumps(facts), encoding="utf-8")
     _wait(exchange.ranks)
     if exchange.rank == 0:
         shutil.rmtree(final, ignore_errors=True)
         unfinished.rename(final)
-        for old in _checkpoints(folder)[:-_KEEP]:
+        for old in checkpoints(folder)[:-_KEEP]:
             shutil.rmtree(old)
     _wait(exchange.ranks)
     return final
@@ -102,15 +105,15 @@ def _wait(ranks: int) -> None:
         dist.barrier()
 
 
-def _checkpoints(folder: Path) -> list[Path]:
+def checkpoints(folder: Path) -> list[Path]:
     """Whole checkpoints, oldest first."""
     return sorted(each.parent for each in (folder / CHECKPOINTS).glob(f"step-*/{_MANIFEST}"))
 
 
 def newest_step(folder: Path) -> int | None:
     """The step of the newest whole checkpoint of a run's folder."""
-    checkpoints = _checkpoints(folder)
-    return int(checkpoints[-1].name.removeprefix("step-")) if checkpoints else None
+    whole = checkpoints(folder)
+    return int(whole[-1].name.removeprefix("step-")) if whole else None
 
 
 def require_readable(folder: Path) -> None:
@@ -119,7 +122,7 @@ def require_readable(folder: Path) -> None:
     Raises:
         CheckpointError: names the file, and what is wrong with it.
     """
-    for newest in _checkpoints(folder)[-1:]:
+    for newest in checkpoints(folder)[-1:]:
         file = newest / _MANIFEST
         try:
             facts = _facts(file)
@@ -128,7 +131,7 @@ def require_readable(folder: Path) -> None:
                 require_file(file)
                 with safe_open(file, framework="numpy"):
                     pass
-            for name in (_DENSE, *(f"{part}.pt" for part in facts["parts"])):
+            for name in (DENSE, *(f"{part}.pt" for part in facts["parts"])):
                 file = newest / name
                 require_file(file)
                 torch.load(file, weights_only=True)
@@ -140,6 +143,16 @@ def require_readable(folder: Path) -> None:
                 f"{file} cannot be read: {why}. Remove its folder, so that the run goes on from "
                 "the checkpoint before."
             ) from None
+
+
+def read_manifest(checkpoint: Path) -> dict[str, Any]:
+    """What a whole checkpoint says of itself: its step, ranks and tables.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is not what ``save`` writes.
+    """
+    return _facts(checkpoint / _MANIFEST)
 
 
 _TORN = (ValueError, RuntimeError, EOFError, UnpicklingError, SafetensorError)
@@ -184,10 +197,10 @@ def load_newest(
     Raises:
         CheckpointError: it is of other tables or of another optimizer.
     """
-    checkpoints = _checkpoints(folder)
-    if not checkpoints:
+    whole = checkpoints(folder)
+    if not whole:
         return None
-    newest = checkpoints[-1]
+    newest = whole[-1]
     facts = _facts(newest / _MANIFEST)
     ours = {p.table.name: [p.table.rows, p.table.width] for p in tables.plan.placements}
     if facts["tables"] != ours or facts["optimizer"] != tables.optimizer.name:
@@ -206,7 +219,7 @@ def load_newest(
                 f"{newest} lacks rows of table {shard.table.name}. Remove this folder, so that the "
                 "run goes on from the one before."
             )
-    state = torch.load(newest / _DENSE, weights_only=True)
+    state = torch.load(newest / DENSE, weights_only=True)
     dense.load_state_dict(state["dense"])
     optimizer.load_state_dict(state["optimizer"])
     tables.load_parts(lambda name: torch.load(newest / f"{name}.pt", weights_only=True))

@@ -28,12 +28,13 @@ from equipoise.launch.agent import end_with_agent
 from equipoise.launch.last_words import say_process
 from equipoise.launch.leave import run_and_leave
 from equipoise.observe.journal import Journal
+from equipoise.recsys.exchange import TimedExchange
 from equipoise.recsys.folder import read_prepared, read_trained
 from equipoise.recsys.place import plan_samples, predict_traffic
 from equipoise.recsys.samples import Samples, read_samples
 from equipoise.recsys.sessions.sharing import table_groups
 from equipoise.recsys.tiers.run import count_held
-from equipoise.recsys.trainer import RankTrainer, TimedExchange
+from equipoise.recsys.trainer import RankTrainer
 from equipoise.schedule.tables.placement import TablePlan
 from equipoise.spec.names import RECOMMEND
 from equipoise.spec.recommend import RecommendSpec

@@ -8,7 +8,7 @@ import pytest
 
 from equipoise.comm.local import run_ranks
 from equipoise.recsys.embedding import whole_table
-from equipoise.recsys.trainer import TimedExchange
+from equipoise.recsys.exchange import TimedExchange
 from equipoise.schedule.tables.traffic import STAGES, across_hosts, count_traffic
 from equipoise.spec.recommend import RecommendSpec, read_recommend
 from equipoise.spec.towers import TowerSizes

@@ -25,10 +25,11 @@ from equipoise.comm.local import run_ranks
 from equipoise.cost.recommend import PARTS, RankCounts, StepRates, fit_rates
 from equipoise.observe.event import Kind
 from equipoise.observe.journal import EventSink
+from equipoise.recsys.exchange import TimedExchange
 from equipoise.recsys.foresight.forecast import count_step
 from equipoise.recsys.place import plan_samples
 from equipoise.recsys.samples import read_samples
-from equipoise.recsys.trainer import RankTrainer, TimedExchange
+from equipoise.recsys.trainer import RankTrainer
 from equipoise.spec.device.here import cpu_model
 from equipoise.spec.recommend import RecommendSpec
 

@@ -31,9 +31,10 @@ from equipoise.balance.tables.similar import (
 from equipoise.balance.tables.towers import price_feature
 from equipoise.base.arrays import Floats, Ints
 from equipoise.observe.journal import EventSink
+from equipoise.recsys.exchange import TimedExchange
 from equipoise.recsys.place import describe_tables, plan_samples, run_machine
 from equipoise.recsys.samples import Samples
-from equipoise.recsys.trainer import RankTrainer, TimedExchange
+from equipoise.recsys.trainer import RankTrainer
 from equipoise.spec.recommend import RecommendSpec
 
 _SEEN = 8192

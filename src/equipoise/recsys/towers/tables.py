@@ -25,7 +25,8 @@ import torch
 from torch import Tensor
 
 from equipoise.base.errors import LayoutError
-from equipoise.recsys.embedding import Batch, Pass, ShardedTables, scale_sums
+from equipoise.recsys.ahead.delivery import Batch, Delivered, Delivery
+from equipoise.recsys.embedding import ShardedTables, scale_sums
 from equipoise.recsys.exchange import TableExchange
 from equipoise.recsys.jagged import KeyedJagged
 from equipoise.recsys.optimizer import SparseStep
@@ -100,14 +101,22 @@ class TowerTables(ShardedTables):
             adam = torch.optim.Adam(weights, lr=lr, weight_decay=weight_decay) if weights else None
             self.towers[at] = _Tower(tower, module, adam)
 
-    def forward(self, batch: Batch, *, is_training: bool) -> tuple[Tensor, Pass]:
-        """Pool, condense, and keep what the backward needs."""
+    def deliver(self, batch: Batch) -> Delivery:
+        """As ``ShardedTables.deliver``.
+
+        Raises:
+            LayoutError: the batch holds rows that samples share.
+        """
         if not isinstance(batch, KeyedJagged):
             raise LayoutError(
                 "Towers condense each sample's own rows, and this batch holds rows that samples "
                 "share. Give each sample its own."
             )
-        _, passed, sums = self.look_up(batch, is_training=is_training)
+        return super().deliver(batch)
+
+    def forward(self, passed: Delivered, *, is_training: bool) -> Tensor:
+        """Pool, condense, and keep what the backward needs."""
+        sums = self.look_up(passed, is_training=is_training)
         sizes = self._sizes(passed)
         gathered = self._towers_way.gather(self.shards, sums, passed.bags, sizes)
         pooling = {each.table.name: each.table.pooling for each in self.plan.placements}
@@ -124,9 +133,9 @@ class TowerTables(ShardedTables):
             if is_training:
                 tower.entered, tower.left = entered, left
             outs[at] = left.detach()
-        return self._towers_way.send_outputs(outs, sizes).flatten(1), passed
+        return self._towers_way.send_outputs(outs, sizes).flatten(1)
 
-    def backward(self, grad: Tensor, passed: Pass) -> None:
+    def backward(self, grad: Tensor, passed: Delivered) -> None:
         """Bring the outputs' gradients through the modules to the rows."""
         sizes, width = self._sizes(passed), self.plan.towers[0].width
         cut = grad.view(len(grad), len(self.plan.outputs), width)
@@ -185,7 +194,7 @@ class TowerTables(ShardedTables):
             if tower.optimizer is not None:
                 tower.optimizer.load_state_dict(state["optimizer"])
 
-    def _sizes(self, passed: Pass) -> list[int]:
+    def _sizes(self, passed: Delivered) -> list[int]:
         """Samples of each rank."""
         return passed.sizes[self.plan.placements[0].table.name]
 

@@ -18,13 +18,13 @@ from typing import Any
 
 import h11
 import uvicorn
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from equipoise.base.errors import SpecError
-from equipoise.serve.http.app import make_app
+from equipoise.serve.http.app import GateState
 from equipoise.serve.http.fault import HttpError
 from equipoise.serve.http.send import encode
-from equipoise.serve.http.server_state import ServerState
 
 _HEAD_S = 30.0
 _UNREAD_MS = 60_000
@@ -117,15 +117,18 @@ class _Protocol(H11Protocol):
 class Server(uvicorn.Server):
     """Serves until it is stopped."""
 
-    def __init__(self, state: ServerState, on_ready: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, app: ASGIApp, state: GateState, on_ready: Callable[[], None] = lambda: None
+    ) -> None:
         """Make a server.
 
         Args:
-            state: Shared by all requests.
+            app: Answers, behind a gate.
+            state: Shared by all requests, and by the gate.
             on_ready: Called once clients can connect.
         """
         config = uvicorn.Config(
-            make_app(state),
+            app,
             http=_Protocol,
             ws="none",
             lifespan="off",
@@ -161,11 +164,13 @@ class Server(uvicorn.Server):
 
 
 class ServerThread:
-    """A server on a thread of its own: ``with ServerThread(state) as address``."""
+    """A server on a thread of its own: ``with ServerThread(app, state) as server``."""
 
-    def __init__(self, state: ServerState, host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(
+        self, app: ASGIApp, state: GateState, host: str = "127.0.0.1", port: int = 0
+    ) -> None:
         self._ready = threading.Event()
-        self._server = Server(state, self._ready.set)
+        self._server = Server(app, state, self._ready.set)
         self._listener = listen(host, port)
         self.port: int = self._listener.getsockname()[1]
         self._thread = threading.Thread(target=self._run, name="http", daemon=True)
