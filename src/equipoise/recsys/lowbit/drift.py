@@ -134,6 +134,8 @@ def _clipped(scorer: Scorer, samples: Sampled) -> tuple[Floats, dict[str, float]
     """Logits, and the share of its inputs that each int8 layer clipped."""
     layers = {n: each for n, each in rounded_of(scorer.dense).items() if each.form == "int8"}
     for each in layers.values():
-        each.clipped = each.seen = 0
+        each.clipped, each.seen, each.is_watched = 0, 0, True
     logits = scorer.score(samples.jagged, samples.numbers).double().numpy()
+    for each in layers.values():
+        each.is_watched = False
     return logits, {n: each.clipped / max(1, each.seen) for n, each in layers.items()}
