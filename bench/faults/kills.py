@@ -78,11 +78,11 @@ def _strike(attempt: Attempt, folder: Path, kills: int) -> list[Kill]:
 
 def _named(attempt: Attempt) -> list[tuple[int, int, float]]:
     """Rank and process of each line that names one, and when it came."""
-    found = [
+    lines = [
         (re.match(r"Rank (\d+) of \d+ \(pid (\d+)\) was ended by SIGKILL", each.text), each.at_s)
         for each in attempt.errors
     ]
-    return [(int(match[1]), int(match[2]), at_s) for match, at_s in found if match]
+    return [(int(match[1]), int(match[2]), at_s) for match, at_s in lines if match]
 
 
 def measure(kills: int) -> dict[str, object]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from bench.lib.recommend import RECIPE, read_split, train_seeds
 from bench.lib.stamp import environment
-from equipoise.balance.tables.similar import TOWER_GOALS, draw_towers
+from equipoise.balance.tables.similar import draw_towers
 from equipoise.balance.tables.towers import price_feature
 from equipoise.recsys.place import describe_tables, plan_samples, predict_traffic, run_machine
 from equipoise.recsys.samples import Samples
@@ -20,7 +20,7 @@ from equipoise.recsys.towers.probe import advise_towers, name_towers
 from equipoise.schedule.tables.traffic import across_hosts
 from equipoise.spec.recommend import read_recommend
 
-TOWERS, DRAWS = 2, 3
+TOWERS, DRAWS = 2, 2
 HALF = (("model.tower_module", "linear"), ("model.tower_width", "8"))
 CROSS = (("model.tower_module", "cross"), ("model.tower_width", "8"))
 HOSTS = (("layout.dp", "4"), ("layout.ranks_per_host", "2"), ("tables.kinds", '["table"]'))
@@ -29,7 +29,10 @@ HOSTS = (("layout.dp", "4"), ("layout.ranks_per_host", "2"), ("tables.kinds", '[
 def sides(samples: Samples) -> dict[str, tuple[tuple[str, str], ...]]:
     """Flags of each side; columns are dealt by a probe of seed 0, or drawn."""
     spec, _ = read_recommend(RECIPE, HOSTS)
-    chosen = {goal: advise_towers(spec, samples, TOWERS, goal).towers for goal in TOWER_GOALS}
+    alike, different = (
+        advise_towers(spec, samples, TOWERS, goal).towers for goal in ("coherent", "diverse")
+    )
+    chosen = {"coherent": alike}
     tables, machine = describe_tables(spec, samples), run_machine(spec)
     sizes = spec.model.tower_sizes
     costs = np.array([price_feature(table, sizes, machine) for table in tables])
@@ -38,13 +41,10 @@ def sides(samples: Samples) -> dict[str, tuple[tuple[str, str], ...]]:
         f"random {at}": name_towers(samples.keys, draw_towers(costs, TOWERS, source))
         for at in range(DRAWS)
     }
-    rows: dict[str, tuple[tuple[str, str], ...]] = {"flat": ()}
-    for name, towers in chosen.items():
-        columns = ("model.towers", json.dumps(towers))
-        rows[f"linear, {name}"] = (columns, *HALF)
-        if name == "coherent":
-            rows[f"cross, {name}"] = (columns, *CROSS)
-    return rows
+    chosen["diverse"] = different
+    columns = {name: ("model.towers", json.dumps(towers)) for name, towers in chosen.items()}
+    halves = {f"linear, {name}": (towers, *HALF) for name, towers in columns.items()}
+    return {"flat": ()} | halves | {"cross, coherent": (columns["coherent"], *CROSS)}
 
 
 def count_bytes(samples: Samples, flags: tuple[tuple[str, str], ...]) -> dict[str, int]:

@@ -34,8 +34,9 @@ from equipoise.fault.policy import (
     WaitForSpare,
 )
 from equipoise.fault.runbook.shipped import guide_command, guide_for
+from equipoise.launch.explain import RanksEnd
 from equipoise.launch.gang import KeptReady, Launch
-from equipoise.launch.local import LocalRanks, RanksEnd
+from equipoise.launch.local import LocalRanks
 from equipoise.observe.journal import Journal
 from equipoise.plan.space.accepted import require_accepted
 from equipoise.spec.run.compared import resolved_sides

@@ -84,7 +84,11 @@ def _be_agent(program: str, asked: GangOrder, log: int, line: int, stem: int) ->
     call_process([sys.executable, *STEM, program, *asked.arguments])
     with socket.socket(fileno=line) as told:
         told.send(f"begun {os.getpid()}".encode())
-        agent = _Agent(program, asked, told)
+        try:
+            agent = _Agent(program, asked, told)
+        except OSError as error:  # a port that is taken, a disk that is full: it would come again
+            told.send(f"refused {error.errno}".encode())
+            leave(1)  # and its ranks with it
         code = agent.wait()
         told.send(f"ended {code}".encode())
     leave(code)

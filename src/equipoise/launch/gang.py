@@ -170,9 +170,12 @@ class RankGang:
         self.starts += [describe_start(each, processes, self.logs) for each in ranks[:_MOST]]
 
     def close(self) -> str:
-        """What the agent wrote, once it has ended; returns when its ranks are gone."""
-        self.ends.wait_for_all()
+        """What the agent wrote, once it has ended; its ranks may still be dying."""
         self._log.seek(self._begin)
         words: bytes = self._log.read()
         self._stack.close()
         return words.decode(errors="replace")
+
+    def wait_until_gone(self) -> None:
+        """Return when its ranks are gone; the kernel takes a tenth of a second to free theirs."""
+        self.ends.wait_for_all()

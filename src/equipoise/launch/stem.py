@@ -57,13 +57,15 @@ class StemAgent:
 
     Args:
         stem: Its parent.
-        line: Brings its number, then its exit code; ends with it.
+        line: Brings its number, then its exit code, or why it started no ranks; ends with it.
     """
 
     def __init__(self, stem: "subprocess.Popen[bytes]", line: socket.socket) -> None:
         self._stem, self._line = stem, line
         self._pid: int | None = None
         self.returncode: int | None = None
+        self.refused: OSError | None = None
+        """Why it could not start its ranks."""
 
     @property
     def pid(self) -> int:
@@ -127,6 +129,9 @@ class StemAgent:
             self.returncode = _KILLED
         elif words[0] == b"begun":
             self._pid = int(words[1])
+        elif words[0] == b"refused":
+            number = int(words[1])
+            self.returncode, self.refused = 1, OSError(number, os.strerror(number))
         else:
             self.returncode = int(words[1])
 

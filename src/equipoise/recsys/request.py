@@ -94,6 +94,8 @@ def _fits(spec: RecommendSpec, samples: Samples) -> bool:
 def _describe(spec: RecommendSpec, samples: Samples, answer: TableAnswer) -> str:
     kinds = [each.kind for each in answer.plan.placements]
     counted = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
+    if towers := len(answer.plan.towers):
+        counted += f", in {towers} towers on {answer.plan.hosts} hosts"
     return (
         f"{samples.edges[3]:,} samples, {samples.edges[1]:,} of them to train; "
         f"{len(samples.keys)} tables of {sum(samples.rows):,} rows on {spec.layout.dp} ranks "

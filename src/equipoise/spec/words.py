@@ -252,7 +252,7 @@ def _model_of(words: Mapping[str, int]) -> ModelSpec:
     groups, kept = words.get("expert_groups", 0), words.get("kept_groups", 0)
     if (groups == 0) != (kept == 0) or kept > groups or (groups and experts % groups):
         raise SpecError(
-            f"model: {experts} experts in expert_groups = {groups}, of which kept_groups = {kept}. "
+            f"model: {experts} experts in expert_groups = {groups} with kept_groups = {kept}. "
             f"Give both, kept_groups between 1 and expert_groups, which divides experts."
         )
     gated = bool(words.get("gated", 1))

@@ -11,6 +11,7 @@ from equipoise.recsys.embedding import whole_table
 from equipoise.recsys.exchange import TimedExchange
 from equipoise.schedule.tables.traffic import STAGES, across_hosts, count_traffic
 from equipoise.spec.recommend import RecommendSpec, read_recommend
+from equipoise.spec.towers import TowerSizes
 from support.read_run import EXACT
 from support.recsys import towers
 from support.recsys.clicks import run_part, write_clicks
@@ -18,6 +19,12 @@ from support.recsys.one_step import take_step, take_steps
 
 SHAPES = ((2, 1), (2, 2), (4, 2))
 """Ranks, and ranks of a host."""
+WIRES = {"both, int8": "int8", "both, bf16": "bf16"}
+"""The module ``both`` under coarse wires, by name."""
+
+
+def sizes_of(name: str) -> TowerSizes | None:
+    return towers.MODULES.get(name.partition(",")[0])
 
 
 @cache
@@ -27,12 +34,11 @@ def outcomes(world: int) -> dict[tuple[int, str], list[towers.Outcome]]:
         (per_host, name)
         for ranks, per_host in SHAPES
         if ranks == world
-        for name in (*towers.MODULES, "flat")
+        for name in (*towers.MODULES, "flat", *WIRES)
     ]
-    sizes = [towers.MODULES.get(name) for _, name in keys]
     cases = [
-        (towers.plan(world, per_host, each), each)
-        for (per_host, _), each in zip(keys, sizes, strict=True)
+        (towers.plan(world, per_host, sizes_of(name)), sizes_of(name), WIRES.get(name, "fp32"))
+        for per_host, name in keys
     ]
     rows = run_ranks(world, towers.train_on_ranks, cases)
     return {key: list(each) for key, *each in zip(keys, *rows, strict=True)}
@@ -83,8 +89,7 @@ def test_any_module_equals_one_process(world: int, per_host: int, name: str) -> 
 
 
 def formula(world: int, per_host: int, name: str, step: int) -> dict[str, np.ndarray]:
-    sizes = towers.MODULES.get(name)
-    plan = towers.plan(world, per_host, sizes)
+    plan, wire = towers.plan(world, per_host, sizes_of(name)), WIRES.get(name, "fp32")
     batches = [towers.batch(step, rank) for rank in range(world)]
     ids = {}
     for each in plan.placements:
@@ -95,18 +100,29 @@ def formula(world: int, per_host: int, name: str, step: int) -> dict[str, np.nda
         ids[each.table.name] = np.array(
             [np.bincount(owner[own], minlength=each.row_map.shards) for own in values]
         )
-    return count_traffic(plan, [each.samples for each in batches], ids, {})
+    counts = [each.samples for each in batches]
+    return count_traffic(plan, counts, ids, {}, forward=wire, backward=wire)
 
 
 @pytest.mark.parametrize(("world", "per_host"), SHAPES)
 def test_bytes_are_the_formula_on_every_link(world: int, per_host: int) -> None:
-    for name in (*towers.MODULES, "flat"):
+    for name in (*towers.MODULES, "flat", *WIRES):
         for step in range(towers.STEPS):
             expected = formula(world, per_host, name, step)
             for stage in STAGES:
                 parts = outcomes(world)[per_host, name]
                 sent = np.stack([part.sent[step][stage] for part in parts])
                 assert sent.tolist() == expected[stage].tolist(), (name, step, stage)
+
+
+@pytest.mark.parametrize(("world", "per_host"), SHAPES)
+def test_coarse_wires_stay_near_and_are_not_exact(world: int, per_host: int) -> None:
+    exact = np.concatenate([each.outs[0] for each in outcomes(world)[per_host, "both"]])
+    for name, most in (("both, int8", 1 / 254), ("both, bf16", 2.0**-8)):
+        coarse = np.concatenate([each.outs[0] for each in outcomes(world)[per_host, name]])
+        error = np.abs(coarse - exact).max()
+        # Rounded in each bucket of rows inside the host, and when it leaves.
+        assert 0 < error <= (per_host + 1) * most * 4 * np.abs(exact).max(), name
 
 
 def test_what_crosses_hosts_falls_by_the_compression() -> None:

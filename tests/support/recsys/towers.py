@@ -1,6 +1,6 @@
 """Small tables in towers on hosts of some ranks, and the same plans without towers."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from equipoise.recsys.jagged import KeyedJagged
 from equipoise.recsys.optimizer import SparseStep
 from equipoise.recsys.towers.tables import TowerTables
 from equipoise.schedule.tables.placement import TablePlacement, TablePlan, TowerPlacement
+from equipoise.schedule.tables.traffic import Wire
 from equipoise.spec.tables.table import TableSpec
 from equipoise.spec.towers import TowerSizes
 
@@ -119,21 +120,28 @@ def train(tables: ShardedTables, batches: list[KeyedJagged], counts: list[int]) 
     return result
 
 
-def make(given: TablePlan, exchange: TableExchange, sizes: TowerSizes | None) -> ShardedTables:
+def make(
+    given: TablePlan, exchange: TableExchange, sizes: TowerSizes | None, wire: Wire = "fp32"
+) -> ShardedTables:
     if sizes is None:
         return ShardedTables(given, exchange, STEP, seed=3)
-    return TowerTables(given, exchange, STEP, sizes, seed=3, lr=0.01)
+    return TowerTables(given, exchange, STEP, sizes, seed=3, lr=0.01, forward=wire, backward=wire)
 
 
 def counts_of(ranks: int) -> list[int]:
     return [sum(batch(step, rank).samples for rank in range(ranks)) for step in range(STEPS)]
 
 
-def train_on_ranks(ranks: Ranks, cases: list[tuple[TablePlan, TowerSizes | None]]) -> list[Outcome]:
+def train_on_ranks(
+    ranks: Ranks, cases: list[tuple[TablePlan, TowerSizes | None, Wire]]
+) -> list[Outcome]:
     torch.set_num_threads(1)
     batches = [batch(step, ranks.rank) for step in range(STEPS)]
     counts = counts_of(ranks.world)
-    return [train(make(given, TableExchange(), sizes), batches, counts) for given, sizes in cases]
+    return [
+        train(make(given, TableExchange(), sizes, wire), batches, counts)
+        for given, sizes, wire in cases
+    ]
 
 
 def train_alone(ranks: int, sizes: TowerSizes | None) -> Outcome:
@@ -141,8 +149,3 @@ def train_alone(ranks: int, sizes: TowerSizes | None) -> Outcome:
     batches = [joined([batch(step, rank) for rank in range(ranks)]) for step in range(STEPS)]
     tables = make(plan(1, 1, sizes), TableExchange(alone=True), sizes)
     return train(tables, batches, counts_of(ranks))
-
-
-def without(given: TablePlan) -> TablePlan:
-    """The same placements, without towers."""
-    return replace(given, towers=())

@@ -137,7 +137,7 @@ def test_a_layout_of_words() -> None:
         ),
         (
             "layers=2,hidden=8,heads=2,vocab=9,experts=4,top_k=2,expert_groups=3,kept_groups=1",
-            "model: 4 experts in expert_groups = 3, of which kept_groups = 1. Give both, "
+            "model: 4 experts in expert_groups = 3 with kept_groups = 1. Give both, "
             "kept_groups between 1 and expert_groups, which divides experts.",
         ),
         (

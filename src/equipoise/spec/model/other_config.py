@@ -159,8 +159,8 @@ def _read_experts(config: Mapping[str, Any]) -> dict[str, Any]:
     kept = groups if groups == 1 else _size(config, ("topk_group",), default=groups)
     if experts % groups or kept > groups:
         raise ModelError(
-            f"config.json: {experts} experts in {groups} groups (n_group), of which {kept} are "
-            f"chosen (topk_group). Groups must hold equally many experts, and no more than "
+            f"config.json: {experts} experts in n_group = {groups} groups with topk_group = {kept} "
+            f"chosen. Groups must hold equally many experts, and no more than "
             f"{groups} can be chosen."
         )
     grouped = {"expert_groups": groups, "kept_groups": kept} if kept < groups else {}

@@ -87,7 +87,7 @@ class ModelSpec:
     expert_every: int = 1
     """Later layers are sparse if ``layer + 1`` is a multiple of this."""
     expert_groups: int = 0
-    """Groups of experts, of which a router chooses ``kept_groups`` first; 0 chooses among all."""
+    """Groups of experts; a router chooses ``kept_groups`` of them first. 0 chooses among all."""
     kept_groups: int = 0
     """Groups that hold all of a token's experts; 0 without groups."""
     norm_top_k: bool = True

@@ -139,8 +139,8 @@ def under_load(seed: int, steps: int) -> list[StepTimes]:
 def test_load_that_comes_and_goes_accuses_nobody() -> None:
     """Without noise that is measured over several steps, and as much proof of a host as of a rank,
     25 ranks were named in these steps."""
-    found = [each for seed in range(4) for each in watched(under_load(seed, 600))]
-    assert len([each for each in found if not each.is_over]) <= 8
+    verdicts = [each for seed in range(4) for each in watched(under_load(seed, 600))]
+    assert len([each for each in verdicts if not each.is_over]) <= 8
 
 
 def test_a_rank_whose_core_others_take_is_slow_by_its_host() -> None:

@@ -152,9 +152,8 @@ def test_groups_that_experts_do_not_fill_are_refused(
     with pytest.raises(ModelError) as refused:
         read_model(str(tmp_path))
     assert str(refused.value) == (
-        f"config.json: 256 experts in {groups} groups (n_group), of which {kept} are chosen "
-        f"(topk_group). Groups must hold equally many experts, and no more than {groups} can be "
-        f"chosen."
+        f"config.json: 256 experts in n_group = {groups} groups with topk_group = {kept} chosen. "
+        f"Groups must hold equally many experts, and no more than {groups} can be chosen."
     )
 
 
