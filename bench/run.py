@@ -22,6 +22,7 @@ BENCHES = (
     "local.pipeline_ranks",
     "local.experts",
     "local.parts",
+    "local.shortcut",
     "serving.engine",
     "serving.context",
     "serving.nano",

@@ -11,7 +11,6 @@ over that of the fastest, minus 1.
 import json
 import random
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
+from bench.lib.limited import run_on_link
 from bench.lib.stamp import LoadStamp, environment
 from equipoise.comm.group import Ranks
 from equipoise.comm.local import run_ranks
@@ -115,23 +115,9 @@ def on_rank(ranks: Ranks) -> list[dict[str, object]]:
 
 def _on_link(rate_mbit: int) -> dict[str, object]:
     """The shapes in a process of their own, on a link of this rate; loopback itself at 0."""
-    run = [sys.executable, "-m", "bench.local.parts", "inside"]
-    if rate_mbit:
-        limit = f"tc qdisc add dev lo root tbf rate {rate_mbit}mbit burst 256kb latency 100ms"
-        run = [
-            "unshare",
-            "-rn",
-            "sh",
-            "-c",
-            f'ip link set lo up && {limit} && exec "$@"',
-            "sh",
-            *run,
-        ]
-    try:
-        done = subprocess.run(run, capture_output=True, text=True, check=True, timeout=300)
-    except (OSError, subprocess.SubprocessError) as error:
-        return {"refused": str(getattr(error, "stderr", "") or error)[-200:]}
-    rows = json.loads(done.stdout)
+    rows = run_on_link("bench.local.parts", rate_mbit)
+    if "refused" in rows:
+        return rows
     return {
         "shapes": rows,
         "within_5_percent": sum(each["lost"] <= 0.05 for each in rows) / len(rows),

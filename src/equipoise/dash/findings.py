@@ -217,8 +217,8 @@ def _choice(record: RunRecord) -> str:
 
 
 def _experts_finding(records: Sequence[RunRecord], summaries: Sequence[Summary]) -> str:
-    """What balancing made of experts' loads; empty where every expert stayed on its own rank."""
-    parts = []
+    """What balancing made of experts' loads, and a shortcut of their rows' travel; else empty."""
+    parts, travel = [], []
     for record, one in zip(records, summaries, strict=True):
         if record.experts is not None:
             before, after = record.experts
@@ -228,7 +228,16 @@ def _experts_finding(records: Sequence[RunRecord], summaries: Sequence[Summary])
                 f"{after:.2f}× the mean under experts.policy {policy}{who}, "
                 f"{before:.2f}× if each expert stayed on its own rank{_choice(record)}"
             )
-    return f"The fullest rank computes experts' rows of {'; '.join(parts)}." if parts else ""
+        if record.rows_travel_s is not None:
+            beside_s, waited_s = record.rows_travel_s
+            who = f" with {one.label}" if len(summaries) > 1 else ""
+            travel.append(
+                f"{1e3 * beside_s:.1f} ms of a step beside other work of rank 0{who}, which then "
+                f"waits {1e3 * waited_s:.1f} ms for them"
+            )
+    said = [f"The fullest rank computes experts' rows of {'; '.join(parts)}."] if parts else []
+    said += [f"Rows of experts travel {'; '.join(travel)}."] if travel else []
+    return " ".join(said)
 
 
 def _lengths_finding(corpus: Mapping[str, Any]) -> str:

@@ -82,7 +82,7 @@ EVENTS: tuple[EventKind, ...] = (
         "scalar",
         "experts",
         _fields(
-            "step balance_loss regret",
+            "step balance_loss regret rows_beside_s rows_waited_s",
             texts="tried",
             lists="loads expert_skew rank_skew owner_skew planned_skew copies copied_bytes "
             "real_experts",

@@ -59,6 +59,25 @@ def expert_choice(events: Mapping[int, Event]) -> ExpertChoice | None:
     return ExpertChoice(dict(chosen), regret) if chosen else None
 
 
+def rows_travel_s(events: Mapping[int, Event]) -> tuple[float, float] | None:
+    """How long rows of experts travelled beside other work of rank 0, and were then waited for.
+
+    Medians over steps [s]; None in a run whose model has no shortcut.
+
+    Args:
+        events: The journal's, by step.
+    """
+    pairs = [
+        (_finite(each.get("rows_beside_s")), _finite(each.get("rows_waited_s")))
+        for each in events.values()
+    ]
+    known = [pair for pair in pairs if not math.isnan(sum(pair))]
+    if not known:
+        return None
+    beside, waited = np.median(known, axis=0).tolist()
+    return beside, waited
+
+
 def expert_loads(events: Mapping[int, Event]) -> dict[int, Ints]:
     """By step, tokens that chose each expert of each layer, int64 [layers, X].
 

@@ -211,6 +211,8 @@ class RunRecord:
     torn_lines: int
     expert_choice: ExpertChoice | None = None
     """What was chosen between policies of experts; None where a run named one."""
+    rows_travel_s: tuple[float, float] | None = None
+    """What rows of experts travelled beside other work, and were waited for, in a median step."""
     experts: tuple[float, float] | None = None
     """Rows of the busiest rank over the mean if experts stayed on their own ranks, and as planned:
     means over steps and layers; None without a policy of experts."""

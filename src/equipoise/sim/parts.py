@@ -68,9 +68,13 @@ class Core(Protocol):
         """The core of one micro-batch's documents [tokens]."""
 
 
-LayerKinds = dict[tuple[float, bool], tuple[Floats, Floats]]
+KindKey = tuple[float, bool, tuple[float, float] | None]
+"""Tokens of a layer, whether it has experts, and what its core takes in forward and backward if
+rows of experts travel beside that [s]."""
+
+LayerKinds = dict[KindKey, tuple[Floats, Floats]]
 """A layer without its core and repeats, [PASSES, TERMS], and what of it is not computed again,
-[TERMS] [s]; by its tokens and whether it has experts."""
+[TERMS] [s]."""
 
 
 class StepParts:
@@ -214,12 +218,16 @@ class StepParts:
             hop = self._machine.hop_s(0, self._next, size, at_once=senders)
         hop *= self._options.residuals.traffic
         layers = tuple(made[kind] for kind in self._kind_of)
-        spared = [float(self._kinds[each.tokens, kind[0]][1].sum()) for each, kind in parts]
+        spared = [float(self._kinds[self._key(each, kind[0])][1].sum()) for each, kind in parts]
         of_layers = tuple(spared[kind] for kind in self._kind_of) if any(spared) else ()
         return BatchParts(layers, self._first(core), self._last(core), hop, of_layers)
 
+    def _key(self, core: CoreTimes, sparse: bool) -> KindKey:
+        is_beside = sparse and self._model.shortcut
+        return core.tokens, sparse, (core.forward_s, core.backward_s) if is_beside else None
+
     def _layer(self, core: CoreTimes, sparse: bool, recompute: LayerRecompute) -> Floats:
-        known = core.tokens, sparse
+        known = self._key(core, sparse)
         if known not in self._kinds:
             stack = self._options.stack
             work = layer_work(
@@ -247,6 +255,7 @@ class StepParts:
                 top_k=self._model.mean_top_k,
                 traffic=self._traffic,
                 width=self._width,
+                shortcut_core_s=known[2],
             )
             self._kinds[known] = priced, np.zeros_like(again) if sparse else again
         parts, spared = self._kinds[known]

@@ -44,6 +44,7 @@ _MODEL_WORDS = (
     "expert_ffn",
     "identity_experts",
     "shared_ffn",
+    "shortcut",
     "dense_layers",
     "expert_every",
 )
@@ -56,6 +57,7 @@ _FROM_ZERO = (
     "expert_ffn",
     "identity_experts",
     "shared_ffn",
+    "shortcut",
     "dense_layers",
 )
 MOST = MOST_SIZE
@@ -225,7 +227,7 @@ def _model_of(words: Mapping[str, int]) -> ModelSpec:
             f"model: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing. Give "
             f"at least {', '.join(_NEEDED)}."
         )
-    for name in ("gated", "tied"):
+    for name in ("gated", "tied", "shortcut"):
         if words.get(name, 0) > 1:
             raise SpecError(f"model: {name} is {words[name]}. Give 0 for no or 1 for yes.")
     hidden, heads = words["hidden"], words["heads"]
@@ -245,6 +247,11 @@ def _model_of(words: Mapping[str, int]) -> ModelSpec:
             f"model: {experts} experts with top_k = {top_k}. Give both, top_k between 1 and "
             f"experts."
         )
+    if words.get("shortcut") and not (experts and words.get("shared_ffn")):
+        raise SpecError(
+            "model: shortcut lets rows of experts travel beside a shared expert. Give experts and "
+            "shared_ffn too."
+        )
     gated = bool(words.get("gated", 1))
     ffn = words.get("ffn") or (-(-8 * hidden // 768) * 256 if gated else 4 * hidden)
     return ModelSpec(
@@ -262,6 +269,7 @@ def _model_of(words: Mapping[str, int]) -> ModelSpec:
         expert_ffn=words.get("expert_ffn") or (ffn if experts else 0),
         identity_experts=words.get("identity_experts", 0),
         shared_ffn=words.get("shared_ffn", 0),
+        shortcut=bool(words.get("shortcut", 0)),
         dense_layers=words.get("dense_layers", 0),
         expert_every=words.get("expert_every", 1),
     )

@@ -236,6 +236,7 @@ class RunRecorder:
             balance_loss=experts.balance_loss,
             **_planned(experts),
             **self._identities(experts),
+            **_travelled(experts),
             **self._chosen(experts, step_s),
         )
 
@@ -294,6 +295,12 @@ class RunRecorder:
             most_tokens=self.spec.pack.most_tokens,
             measured_bytes=self._peak_bytes,
         )
+
+
+def _travelled(experts: ExpertLoads) -> dict[str, Any]:
+    """What rows of this rank took beside its other work, and what it then waited for them."""
+    took = experts.travelled
+    return {} if took is None else {"rows_beside_s": took.beside_s, "rows_waited_s": took.waited_s}
 
 
 def _planned(experts: ExpertLoads) -> dict[str, Any]:

@@ -44,7 +44,8 @@ from equipoise.nn.moe.balance import forget_loads, set_loss_scale
 from equipoise.observe.journal import EventSink
 from equipoise.observe.machine import run_delay_s
 from equipoise.optim.adamw import clip, global_norm
-from equipoise.parallel.expert.loads import settle_experts
+from equipoise.parallel.expert.exchange import Travelled
+from equipoise.parallel.expert.loads import settle_experts, take_travelled
 from equipoise.parallel.zero.shard import ShardedDecoder
 from equipoise.spec.pack import MicroBatch, PackedStep
 from equipoise.train.context import ContextGroup, whole
@@ -66,6 +67,8 @@ class ExpertLoads:
     balance_loss: float
     """Auxiliary loss for each label."""
     planned: list[list[int]]  # PlannedLoads by sparse layer
+    travelled: Travelled | None = None
+    """What rows took on this rank, where the model has a shortcut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,7 +356,12 @@ class StepRunner:
         if not isinstance(decoder, Decoder) or not decoder.model.experts:
             return None
         loads, penalty, planned = settle_experts(decoder, self.ranks, step=step)
-        return ExpertLoads(loads.tolist(), float(penalty) / labels, planned.tolist())
+        return ExpertLoads(
+            loads.tolist(),
+            float(penalty) / labels,
+            planned.tolist(),
+            take_travelled(decoder) if decoder.model.shortcut else None,
+        )
 
     def _turns(self, packed: PackedStep) -> tuple[MicroBatch, ...]:
         """The micro-batches that this rank computes, alone or with others."""

@@ -61,6 +61,36 @@ def test_experts_in_parts_equal_one_rank_with_the_same_bytes() -> None:
         assert each[1].sent == each[0].sent
 
 
+def test_experts_behind_a_shortcut_equal_one_rank() -> None:
+    model = dataclasses.replace(SPARSE, layers=2, shortcut=True, shared_ffn=10, shared_gate=True)
+    idle = dataclasses.replace(model, identity_experts=2, balance="bias")
+    start = BalancedCase(model, Layout(dp=2, ep=2, zero=1), FIXED, "W1")
+    whole = Layout(dp=2, etp=2)
+    changes: list[dict[str, object]] = [
+        {},
+        {"kind": "W5", "recompute": "full", "layout": Layout(dp=2, ep=2, zero=3)},
+        {"recompute": "attention"},
+        {"recompute": "selective"},
+        {"parts": 2},
+        {"wish": ExpertsSpec("exact", least_rows=1), "kind": "W2"},
+        {"wish": ExpertsSpec("hecate", least_rows=1), "model": idle},
+        {"wish": ExpertsSpec("tutel", least_rows=1), "layout": whole, "sharing": 0},
+        {"layout": whole},
+    ]
+    cases = [dataclasses.replace(start, **each) for each in changes]
+    for outcomes in run_ranks(2, balanced_ranks.prove, cases):
+        for case, outcome in zip(cases, outcomes, strict=True):
+            assert outcome.loss_error <= 1e-10, case
+            assert outcome.gradient_error <= 1e-10, case
+            assert outcome.weight_error <= 1e-10, case
+
+
+def test_rows_leave_before_attention_and_outputs_before_the_shared_expert() -> None:
+    forward = ["leave", "attend", "arrive", "leave", "shared", "arrive"]
+    backward = ["leave", "shared", "arrive", "leave", "attend", "arrive"]
+    assert run_ranks(2, balanced_ranks.order_of_events, SPARSE) == [forward + backward] * 2
+
+
 def test_parts_are_even() -> None:
     rows = np.array([[7, 0, 64], [3, 1, 2]])
     parts = part_rows(rows, 5)

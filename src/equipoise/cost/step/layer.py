@@ -120,11 +120,14 @@ def price_layer(
     traffic: LayerTraffic,
     top_k: float = 1,
     width: int = 2,
+    shortcut_core_s: tuple[float, float] | None = None,
 ) -> Floats:
     """Price one layer without its attention core and its recomputation.
 
     ``tokens`` are those of the micro-batch on this rank's context share; ``width`` is the bytes of
     an activation that travels, and ``top_k`` the experts of a row that is routed.
+    ``shortcut_core_s`` is what the attention core takes in forward and backward, where rows of
+    experts travel beside it.
 
     Returns:
         float64 [PASSES, TERMS] [s].
@@ -164,8 +167,12 @@ def price_layer(
             seconds = _experts_s(
                 work, options, traffic.expert, traffic.routes, hidden, top_k, width
             )
-            beside = _beside_experts(stack.dispatch_beside, parts[row], work)
-            exposed = max(0.0, seconds * residuals.traffic - beside)
+            seconds *= residuals.traffic
+            if shortcut_core_s is None:
+                beside = _beside_experts(stack.dispatch_beside, parts[row], work)
+                exposed = max(0.0, seconds - beside)
+            else:
+                exposed = _exposed_by_shortcut(seconds, parts[row], work, shortcut_core_s[row])
             add(parts, row, "expert traffic", exposed)
     if traffic.within is not None and work.routed_rows and layout.etp > 1:
         whole = work.routed_rows * hidden * width * layout.etp * options.expert_skew
@@ -215,9 +222,29 @@ def _beside_experts(beside: str, parts: Floats, work: LayerWork) -> float:
         return 0.0
     if beside == "layer":
         return float(parts.sum())
+    return float(parts[TERMS.index("products")]) * _shared_share(work)
+
+
+def _shared_share(work: LayerWork) -> float:
+    """Products of the shared expert over all but the experts' [ratio]."""
     dense = sum(each.flop for each in work.products if not each.grouped)
-    shared = sum(each.flop for each in work.products if each.name == "shared expert")
-    return float(parts[TERMS.index("products")]) * shared / dense
+    return sum(each.flop for each in work.products if each.name == "shared expert") / dense
+
+
+def _exposed_by_shortcut(seconds: float, parts: Floats, work: LayerWork, core_s: float) -> float:
+    """What one pass waits for rows behind a shortcut [s].
+
+    One way runs beside attention, the other beside the shared expert.
+
+    Args:
+        seconds: Both ways.
+        parts: Of the pass, float64 [TERMS].
+        work: Of the layer.
+        core_s: The attention core.
+    """
+    products, shared = float(parts[TERMS.index("products")]), _shared_share(work)
+    attention_s, shared_s = products * (1.0 - shared) + core_s, products * shared
+    return max(0.0, seconds / 2 - attention_s) + max(0.0, seconds / 2 - shared_s)
 
 
 def _wait_for_host(parts: Floats, kernels: int, launch_s: float) -> None:

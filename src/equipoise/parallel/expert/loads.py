@@ -25,7 +25,8 @@ from equipoise.base.arrays import Ints
 from equipoise.comm.group import Ranks
 from equipoise.nn.decoder import Decoder
 from equipoise.nn.moe.balance import balances
-from equipoise.parallel.expert.balanced import balanced_exchanges
+from equipoise.parallel.expert.balanced import BalancedExchange, balanced_exchanges
+from equipoise.parallel.expert.exchange import ExpertExchange, Travelled, sparse_layers
 from equipoise.parallel.expert.planned import PLANNED
 from equipoise.spec.model.presets import ModelSpec
 
@@ -63,6 +64,19 @@ def settle_experts(decoder: Decoder, ranks: Ranks, *, step: int) -> tuple[Tensor
     if balanced_exchanges(decoder):  # others need not wait for the counts
         remember_loads(decoder, loads.numpy(force=True), step=step)
     return loads, penalty, table[:, model.choices :]
+
+
+def take_travelled(decoder: Decoder) -> Travelled:
+    """What rows of this rank's layers took in the step that has ended."""
+    taken = Travelled()
+    for layer in sparse_layers(decoder):
+        exchange = layer.exchange
+        base = exchange.base if isinstance(exchange, BalancedExchange) else exchange
+        if isinstance(base, ExpertExchange):
+            taken.beside_s += base.travelled.beside_s
+            taken.waited_s += base.travelled.waited_s
+            base.travelled.beside_s = base.travelled.waited_s = 0.0
+    return taken
 
 
 def remember_loads(decoder: Decoder, loads: Ints | None, *, step: int) -> None:
