@@ -217,8 +217,8 @@ def _choice(record: RunRecord) -> str:
 
 
 def _experts_finding(records: Sequence[RunRecord], summaries: Sequence[Summary]) -> str:
-    """What balancing made of experts' loads, and a shortcut of their rows' travel; else empty."""
-    parts, travel = [], []
+    """What balancing made of experts' loads, and parts and shortcuts of rows' travel; or empty."""
+    parts, travel, cut = [], [], []
     for record, one in zip(records, summaries, strict=True):
         if record.experts is not None:
             before, after = record.experts
@@ -228,6 +228,12 @@ def _experts_finding(records: Sequence[RunRecord], summaries: Sequence[Summary])
                 f"{after:.2f}× the mean under experts.policy {policy}{who}, "
                 f"{before:.2f}× if each expert stayed on its own rank{_choice(record)}"
             )
+        if record.parted:
+            total = sum(record.parted.values())
+            fused = total - record.parted.get(1, 0)
+            shares = ", ".join(f"{n} in {ran / total:.0%}" for n, ran in record.parted.items())
+            who = f" with {one.label}" if len(summaries) > 1 else ""
+            cut.append(f"{fused:,} of {total:,} passes of rank 0{who} (parts: {shares})")
         if record.rows_travel_s is not None:
             beside_s, waited_s = record.rows_travel_s
             who = f" with {one.label}" if len(summaries) > 1 else ""
@@ -236,8 +242,9 @@ def _experts_finding(records: Sequence[RunRecord], summaries: Sequence[Summary])
                 f"waits {1e3 * waited_s:.1f} ms for them"
             )
     said = [f"The fullest rank computes experts' rows of {'; '.join(parts)}."] if parts else []
+    said += [f"Rows travel in parts at {'; '.join(cut)}." if cut else ""]
     said += [f"Rows of experts travel {'; '.join(travel)}."] if travel else []
-    return " ".join(said)
+    return " ".join(each for each in said if each)
 
 
 def _lengths_finding(corpus: Mapping[str, Any]) -> str:

@@ -74,7 +74,7 @@ EVENTS: tuple[EventKind, ...] = (
         _fields(
             "step loss grad_norm lr tokens labels tokens_seen step_s tokens_per_s mfu busy_s "
             "wait_s run_delay_s memory_bytes peak_memory_bytes predicted_s predicted_step_s",
-            objects="own",
+            objects="own parted",
         ),
         is_per_step=True,
     ),

@@ -59,6 +59,21 @@ def expert_choice(events: Mapping[int, Event]) -> ExpertChoice | None:
     return ExpertChoice(dict(chosen), regret) if chosen else None
 
 
+def parted_passes(events: Mapping[int, Event]) -> dict[int, int] | None:
+    """Forward passes of all steps by the number of parts in which rows travelled, or None.
+
+    Args:
+        events: The journal's steps.
+    """
+    ran = Counter[int]()
+    tables = [each["parted"] for each in events.values() if isinstance(each.get("parted"), dict)]
+    for table in tables:
+        for parts, passes in table.items():
+            if str(parts).isdecimal() and _finite(passes) > 0:
+                ran[int(parts)] += int(passes)
+    return dict(sorted(ran.items())) if tables else None
+
+
 def rows_travel_s(events: Mapping[int, Event]) -> tuple[float, float] | None:
     """How long rows of experts travelled beside other work of rank 0, and were then waited for.
 

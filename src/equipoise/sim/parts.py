@@ -31,11 +31,10 @@ from equipoise.sim.gangs import GangCore, TurnGang
 from equipoise.sim.machine import Machine
 from equipoise.sim.parameters import pass_traffic
 from equipoise.sim.planned import PlannedPipeline
-from equipoise.sim.sharding import auto_price
+from equipoise.sim.settle.sharding import auto_price
 from equipoise.spec.catalog import SCHEDULES
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
-from equipoise.spec.offload import offloads_activations
 from equipoise.spec.recompute import LayerRecompute, layer_recompute
 
 _MOST_SIZES = 8
@@ -69,12 +68,9 @@ class Core(Protocol):
 
 
 KindKey = tuple[float, bool, tuple[float, float] | None]
-"""Tokens of a layer, whether it has experts, and what its core takes in forward and backward if
-rows of experts travel beside that [s]."""
-
 LayerKinds = dict[KindKey, tuple[Floats, Floats]]
 """A layer without its core and repeats, [PASSES, TERMS], and what of it is not computed again,
-[TERMS] [s]."""
+[TERMS] [s]; by its tokens, whether it has experts, and its core if their rows travel beside it."""
 
 
 class StepParts:
@@ -240,7 +236,7 @@ class StepParts:
                 repeats_keys=stack.repeats_keys,
                 norm_bytes=stack.norm_bytes,
                 rotation_bytes=stack.rotation_bytes,
-                expert_skew=self._options.expert_skew,
+                expert_skew=self._options.skew_of(self._layout),
                 width=self._width,
             )
             machine, traffic = self._machine, self._traffic
@@ -392,16 +388,3 @@ def _by_stage(batches: Sequence[BatchParts], split: StageSplit) -> Floats:
 def layers_of_ranks(split: StageSplit, layout: Layout, options: StepOptions) -> list[list[int]]:
     """Numbers of the layers that each pipeline rank holds, over all its stages."""
     return split.layers_of(place_stages(options.schedule, layout.pp, split.stages))
-
-
-def kernel_key(layout: Layout, options: StepOptions) -> tuple[object, ...]:
-    """What the parts of a step depend on: choices with one key share them."""
-    is_whole = layout.zero == 3
-    return (
-        *(layout.tp, layout.cp, layout.ep, layout.etp, layout.pp > 1, options.recompute),
-        (layout.order, layout.dp) if layout.pp > 1 else (),
-        options.context_strategy if layout.cp > 1 else "",
-        (layout.pp, layout.dp, layout.replicas) if is_whole or layout.ep > 1 else (),
-        is_whole,
-        offloads_activations(options.offload),
-    )

@@ -25,6 +25,8 @@ from equipoise.parallel.expert.balanced import balanced_exchanges
 from equipoise.parallel.expert.exchange import spread_experts
 from equipoise.parallel.expert.obey import balance_experts
 from equipoise.parallel.expert.switched import SwitchedExchange
+from equipoise.parallel.overlap.parts import Parts
+from equipoise.parallel.overlap.sites import take_parted
 from equipoise.parallel.overlap.travel import RowsTravel
 from equipoise.parallel.zero.shard import ShardedDecoder
 from equipoise.schedule.expert.schedule import ExpertSchedule
@@ -48,7 +50,7 @@ class BalancedCase:
     recompute: Recompute = "none"
     sharing: int | None = None
     """Forced where ranks share hidden units."""
-    parts: int = 1
+    parts: Parts = 1
     """In how many rows travel, where experts stay."""
     trial: int = 0
     """The step since the start at which ``auto`` begins."""
@@ -73,6 +75,8 @@ class BalancedOutcome:
     """The sharing of each forward, where ranks share hidden units."""
     moved: bool
     """Whether a parameter left its place between steps."""
+    parted: dict[int, int]
+    """Forward passes by their number of parts."""
 
 
 def _tokens(case: BalancedCase, rank: int, step: int) -> Tensor:
@@ -195,6 +199,7 @@ def _prove(ranks: Ranks, case: BalancedCase) -> BalancedOutcome:
             r for each in exchanges if isinstance(each, SwitchedExchange) for r in each.switches
         ],
         moved=places != [_local(each).data_ptr() for each in decoder.parameters()],
+        parted=take_parted(decoder),
     )
 
 

@@ -163,9 +163,13 @@ def price_layer(
             beside = parts[1, TERMS.index("products")]
             add(parts, 2, "tensor traffic", max(0.0, again - beside))
     if traffic.expert is not None and work.routed_rows and layout.ep > 1:
+        skew = options.skew_of(layout)
+        for row, size in enumerate(_copy_bytes(work, options, layout, width)):
+            seconds = traffic.expert("all_to_all", size) * residuals.traffic if size else 0.0
+            add(parts, row, "expert traffic", seconds)
         for row in (0, 1):
             seconds = _experts_s(
-                work, options, traffic.expert, traffic.routes, hidden, top_k, width
+                work, options, traffic.expert, traffic.routes, hidden, top_k, width, skew
             )
             seconds *= residuals.traffic
             if shortcut_core_s is None:
@@ -175,7 +179,7 @@ def price_layer(
                 exposed = _exposed_by_shortcut(seconds, parts[row], work, shortcut_core_s[row])
             add(parts, row, "expert traffic", exposed)
     if traffic.within is not None and work.routed_rows and layout.etp > 1:
-        whole = work.routed_rows * hidden * width * layout.etp * options.expert_skew
+        whole = work.routed_rows * hidden * width * layout.etp * options.skew_of(layout)
         seconds = _halves_s(traffic.within, whole) * residuals.traffic
         add(parts, 0, "expert traffic", seconds)
         add(parts, 1, "expert traffic", seconds)
@@ -197,9 +201,10 @@ def _experts_s(
     hidden: int,
     top_k: float,
     width: int,
+    skew: float,
 ) -> float:
     """Rows on their way to experts and back, in one pass [s]."""
-    stack, skew = options.stack, options.expert_skew
+    stack = options.stack
     if stack.dispatch == "per-node" and routes is not None:
         rows = work.routed_rows / top_k
         narrow = options.precision == "fp8" and stack.dispatch_fp8
@@ -208,6 +213,18 @@ def _experts_s(
             for back in (False, True)
         )
     return 2 * all_to_all("all_to_all", work.routed_rows * hidden * width * skew)
+
+
+def _copy_bytes(
+    work: LayerWork, options: StepOptions, layout: Layout, width: int
+) -> tuple[float, float]:
+    """What copies of experts move in the forward and the backward, on the busiest rank [bytes].
+
+    Weights to copies in both, and their gradients back; nothing hides them.
+    """
+    weights = sum(each.weights / each.count for each in work.products if each.grouped)
+    copied = options.copied_of(layout) * weights
+    return copied * width, copied * (width + options.stack.grad_bytes)
 
 
 def _beside_experts(beside: str, parts: Floats, work: LayerWork) -> float:

@@ -30,10 +30,10 @@ from torch import Tensor
 
 
 class TravelWatch(Protocol):
-    """Is told of rows that leave and arrive."""
+    """Counts rows that leave and arrive."""
 
     def leave(self, row_bytes: int, sent: Sequence[int], received: Sequence[int]) -> None:
-        """Rows of this size leave, so many to each rank, and as many come."""
+        """Rows of this size leave, ``sent`` to each rank, and ``received`` come from each."""
 
     def arrive(self, beside_s: float, waited_s: float) -> None:
         """They have come: the rank computed for ``beside_s``, and then waited."""

@@ -106,11 +106,11 @@ def measure() -> dict[str, object]:
     """Every link."""
     stamp = LoadStamp()
     links = {
-        f"{rate} Mbit/s" if rate else "loopback": run_on_link("bench.local.shortcut", rate)
+        f"{rate} Mbit/s" if rate else "loopback": run_on_link("bench.overlap.shortcut", rate)
         for rate in RATES_MBIT
     }
     return {
-        "bench": "local.shortcut",
+        "bench": "overlap.shortcut",
         "environment": environment(),
         "model": {"hidden": MODEL.hidden, "experts": MODEL.experts, "tokens": TOKENS},
         "links": links,
