@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from equipoise.base.arrays import Ints
-from equipoise.nn.moe.layer import Experts, ExchangeSteps, run_steps
+from equipoise.nn.moe.layer import ExchangeSteps, Experts, run_steps
 from equipoise.nn.moe.matmul import expert_swiglu
 from equipoise.parallel.expert.exchange import ExpertExchange, permute_rows, sort_arrivals
 from equipoise.parallel.overlap.parts import PartedSites, part_rows

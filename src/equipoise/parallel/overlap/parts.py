@@ -28,14 +28,15 @@ class PartedSites:
 
     parts: Parts
     ran: Counter[int] = field(default_factory=Counter)
-    """Forward passes by their number of parts, since this was last taken."""
+    """Forward passes with rows by their number of parts, since this was last taken."""
 
     def choose(self, *, flop: float, moved_bytes: float) -> int:
         """Parts of the next forward pass, which is counted; arguments as for ``parts_on``."""
         parts = self.parts
         if isinstance(parts, PartMachine):
             parts = parts_on(parts, flop=flop, moved_bytes=moved_bytes)
-        self.ran[parts] += 1
+        if flop:  # ZeRO sums gradients in a pass without rows
+            self.ran[parts] += 1
         return parts
 
 
