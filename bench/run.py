@@ -39,6 +39,7 @@ BENCHES = (
     "local.stream",
     "published.bubbles",
     "published.throughput",
+    "published.fresh",
     "published.intervals",
     "published.memory",
     "published.offload",
@@ -55,6 +56,8 @@ BENCHES = (
     "recsys.sessions",
     "recsys.precision",
     "recsys.tiers",
+    "recsys.ranking",
+    "recsys.beside_torchrec",
     "planner.layered",
     "planner.measured_search",
     "planner.published",
@@ -67,10 +70,13 @@ BENCHES = (
     "interference.whose",
     "interference.live",
     "faults.hangs",
+    "faults.kills",
     "recsys.models",
     "recsys.file_order",
     "recsys.ensemble",
     "recsys.scaling",
+    "recsys.tuning",
+    "recsys.towers",
 )
 
 

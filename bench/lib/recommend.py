@@ -12,9 +12,10 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from equipoise.observe.journal import EventSink
+from equipoise.recsys.exchange import TimedExchange
 from equipoise.recsys.place import plan_samples
 from equipoise.recsys.samples import Samples, read_samples
-from equipoise.recsys.trainer import RankTrainer, TimedExchange
+from equipoise.recsys.trainer import RankTrainer
 from equipoise.spec.recommend import read_recommend
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "recommend" / "run.toml"

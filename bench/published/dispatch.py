@@ -1,9 +1,11 @@
 """Rows on their way to experts and back, beside what DeepEP's kernels were measured to take.
 
-The six rates of ``cost.step.dispatch`` were chosen to meet these points: measured on one to four
+Six rates of ``cost.step.dispatch`` were chosen to meet these points: measured on one to four
 H100 nodes, and published by DeepEP for one to eight of H800. Points of eight H100 nodes are left
 out: their way out crosses the network at half the rate that it has on four nodes and that DeepEP
 publishes for eight.
+
+The rate of kernels on NVLink 5 was chosen to meet Hybrid-EP's calls on 8 to 36 GPUs of GB200.
 
 No rate was chosen to meet what UCCL-EP publishes, the same dispatch by other code: on H200 within a
 node, and between nodes of MI300X on InfiniBand. Its points on Amazon's EFA stand apart: there the
@@ -40,6 +42,16 @@ PUBLISHED = {
 """Normal kernels on H800: DeepEP at 0297fc80, docs/legacy.md."""
 TOKENS, TOP_K, HIDDEN, MOST_GROUPS = 4096, 8, 7168, 4
 
+HYBRID = {
+    # Ranks: GB/s of rows in 8 bits out, in 16 bits out, and back, of what reaches a device.
+    8: (455.35e9, 545.71e9, 568.94e9),
+    16: (444.67e9, 523.48e9, 521.55e9),
+    24: (403.20e9, 507.32e9, 483.76e9),
+    32: (392.70e9, 484.22e9, 464.54e9),
+    36: (361.13e9, 479.02e9, 447.89e9),
+}
+"""Calls with 32 multiprocessors on GB200: DeepEP at 41cad944, docs/README_Hybrid-EP.md."""
+
 UCCL = {
     # Ranks: microseconds out and back, as printed, or GB/s by DeepEP's count.
     ("h200", "one node"): {8: (500e-6, 973e-6)},
@@ -51,10 +63,10 @@ UCCL = {
 B200, whose multiprocessors carry more, nor of MI300X, which has no switch."""
 
 
-def routes(device: str, ranks: int) -> ExpertRoutes:
-    """Routes of the first ranks of a cluster of this device."""
+def routes(device: str, ranks: int, most: int = MOST_GROUPS) -> ExpertRoutes:
+    """Routes of the first ranks of a cluster of this device, a row to ``most`` nodes at most."""
     reached = Machine(find_cluster(f"{device}:{ranks}")).expert_routes(
-        tuple(range(ranks)), MOST_GROUPS
+        tuple(range(ranks)), lambda nodes: min(nodes, most)
     )
     if reached is None:
         raise ValueError(f"{ranks} rank has no route")
@@ -119,8 +131,34 @@ def beside(device: str, published: dict[int, tuple[float, float]]) -> list[dict[
     return rows
 
 
+def hybrid() -> list[dict[str, Any]]:
+    """Hybrid-EP's calls inside an NVLink domain of GB200, beside the price."""
+    rows = []
+    for ranks, given in HYBRID.items():
+        on = Machine(find_cluster("gb200:72")).expert_routes(
+            tuple(range(ranks)), lambda nodes: nodes
+        )
+        if on is None:
+            raise ValueError(f"{ranks} rank has no route")
+        copies = ranks * (1 - (1 - 1 / ranks) ** TOP_K)
+        for way, rate in zip(("out, fp8", "out", "back"), given, strict=True):
+            fp8, back = way == "out, fp8", way == "back"
+            measured = TOKENS * copies * HIDDEN * (1 if fp8 else 2) / rate
+            s = on.travel_s(TOKENS, TOP_K, HIDDEN, is_return=back, fp8=fp8, skew=1.0)
+            rows.append(
+                {
+                    "row": f"gb200, {ranks} ranks, {way}",
+                    "published_us": round(1e6 * measured, 1),
+                    "predicted_us": round(1e6 * s, 1),
+                    "error": round(s / measured - 1, 4),
+                }
+            )
+    return rows
+
+
 def measure() -> dict[str, Any]:
-    """Both."""
+    """All of them."""
+    near = hybrid()
     published = beside("h800", PUBLISHED)
     tables = {key: beside(key[0], table) for key, table in UCCL.items()}
     others = [row for (_, on), rows in tables.items() if on != "EFA" for row in rows]
@@ -132,6 +170,10 @@ def measure() -> dict[str, Any]:
         "H800, as DeepEP publishes": {
             "all": summary([row["error"] for row in published]),
             "rows": published,
+        },
+        "Hybrid-EP on GB200, as published": {
+            "all": summary([row["error"] for row in near]),
+            "rows": near,
         },
         "UCCL-EP, as published, in no fit": {
             "all": summary([row["error"] for row in others]),

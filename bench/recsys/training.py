@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from equipoise.recsys.dlrm import DLRM
 
 from equipoise.recsys.cache.foresight import expect_epoch
 from equipoise.recsys.cache.packed import TablePrecision
 from equipoise.recsys.embedding import ShardedTables
 from equipoise.recsys.exchange import TableExchange
 from equipoise.recsys.metrics import measure_auc, measure_entropy
+from equipoise.recsys.models.dlrm import DLRM
 from equipoise.recsys.optimizer import SparseStep
 from equipoise.recsys.samples import Samples, read_samples
 from equipoise.schedule.tables.placement import TablePlacement, TablePlan

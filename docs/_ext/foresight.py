@@ -3,6 +3,7 @@
 {foresight} goals          each goal: how near, how many rows, in which file
 {foresight} peers          peers on published steps, and ours on the same rows
 {foresight} collectives    peers on one node's collectives
+{foresight} fresh          rows that nothing was fitted to, by source
 {foresight} intervals      published steps that lie in their intervals
 {foresight} plans          the planner beside published choices
 {foresight} policies       gains of packing policies at WLB-LLM's configurations
@@ -163,6 +164,21 @@ def _collectives() -> tuple[Line, list[Line]]:
     return ("who", "bytes", "points", "error", "worst"), lines
 
 
+def _fresh() -> tuple[Line, list[Line]]:
+    known = read("published/fresh")
+    lines = [
+        (
+            name,
+            str(each["rows"]),
+            percent(each["mape"]),
+            percent(each["bias"], signed=True),
+            percent(max((row["error"] for row in known["rows"][name]), key=abs), signed=True),
+        )
+        for name, each in known["sources"].items()
+    ]
+    return ("source", "rows", "mean error", "mean", "worst"), lines
+
+
 def _intervals() -> tuple[Line, list[Line]]:
     known = read("published/intervals")
     lines = [
@@ -248,6 +264,7 @@ _TABLES = {
     "goals": (_goals, (61, 11, 14, 14), (1, 2, 3)),
     "peers": (_peers, (40, 10, 10, 12, 10, 18), (1, 2, 3, 4, 5)),
     "collectives": (_collectives, (36, 20, 12, 16, 16), (2, 3, 4)),
+    "fresh": (_fresh, (48, 10, 14, 12, 12), (1, 2, 3, 4)),
     "intervals": (_intervals, (40, 14, 28, 18), (1, 2, 3)),
     "plans": (_plans, (80, 20), (1,)),
     "policies": (_policies, (20, 11, 11, 15, 11, 11, 11, 10), range(1, 8)),

@@ -1,13 +1,10 @@
 """Document lengths as ``--lengths`` gives them: a list, a distribution, a file, or the corpus."""
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from equipoise.base.errors import SpecError
 from equipoise.cli.console import make_progress
-from equipoise.spec.limits import MOST_SIZE
 
 if TYPE_CHECKING:
     from equipoise.data.mixture import Mixture
@@ -16,27 +13,6 @@ if TYPE_CHECKING:
 
 _BYTES_PER_TOKEN = 3.3
 """Measured on the standard library, under a byte-level BPE of 4,096 tokens trained on it."""
-
-
-def listed_lengths(text: str) -> tuple[int, ...] | None:
-    """Lengths in a list, as in 3000,40,900; None if the text names something instead.
-
-    Raises:
-        SpecError: a word of the list is not a length.
-    """
-    if "," not in text and not text.isdigit():
-        return None
-    words = [word.strip() for word in text.rstrip(",").split(",")]
-    wrong = [word for word in words if not re.fullmatch(r"\d+(_\d+)*", word)]
-    wrong = wrong or [word for word in words if len(word) > 20 or int(word) > MOST_SIZE]
-    if not wrong:
-        return tuple(int(word) for word in words)
-    if Path(text).is_file():
-        return None
-    raise SpecError(
-        f'--lengths {text}: "{wrong[0]}" is not a length. Give whole numbers of tokens, as in '
-        f"3000,40,900."
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,20 +31,28 @@ def document_lengths(
     """Lengths by name, or of the run's corpus.
 
     Args:
-        name: A distribution, a file, or None for the corpus.
+        name: A list, a distribution, a file, or None for the corpus.
         run: Its ``pack.context_tokens`` is the window to fill.
         least_tokens: Tokens to draw at least from a distribution, documents cut to a window.
         is_quiet: Show no progress.
 
     Raises:
         DataError: no such distribution and no such file, or a file with no lengths.
+        SpecError: a list with a word that is not a length.
     """
     import numpy as np
 
-    from equipoise.spec.workload import distribution_names, draw_lengths, read_lengths
+    from equipoise.spec.workload import (
+        distribution_names,
+        draw_lengths,
+        listed_lengths,
+        read_lengths,
+    )
 
     if name is None:
         return _corpus_lengths(run, is_quiet)
+    if (listed := listed_lengths(name)) is not None:
+        return DocumentLengths(np.array(listed), "--lengths")
     if name not in distribution_names():
         return DocumentLengths(read_lengths(Path(name)), name)
     documents = 4096

@@ -143,9 +143,9 @@ def add_step_arguments(
     )
     parser.add_argument(
         "--lengths",
-        metavar="NAME|FILE",
-        help="document lengths: pretrain-128k, prolong, python-stdlib, wikipedia, or a file of "
-        "lengths (default: full windows)",
+        metavar="LIST|NAME|FILE",
+        help="document lengths: a list as in 3000,40,900; pretrain-128k, prolong, python-stdlib, "
+        "wikipedia; or a file of lengths (default: full windows)",
     )
     parser.add_argument(
         "--policy",

@@ -22,9 +22,14 @@ def whole_tokens(doc_tokens: ArrayLike) -> NDArray[np.int64]:
     """Lengths as int64.
 
     Raises:
-        DataError: there are none, or one is not a whole number.
+        DataError: there are none, they do not form a list, or one is not a whole number.
     """
     given = np.asarray(doc_tokens)
+    if given.ndim != 1:
+        raise DataError(
+            f"Document lengths have shape {given.shape}. Give one number per document, such as "
+            '[len(each["input_ids"]) for each in dataset].'
+        )
     if given.dtype.kind in "iu":
         return given.astype(np.int64)
     if not given.size:

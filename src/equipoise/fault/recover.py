@@ -34,8 +34,9 @@ from equipoise.fault.policy import (
     WaitForSpare,
 )
 from equipoise.fault.runbook.shipped import guide_command, guide_for
+from equipoise.launch.explain import RanksEnd
 from equipoise.launch.gang import KeptReady, Launch
-from equipoise.launch.local import LocalRanks, RanksEnd
+from equipoise.launch.local import LocalRanks
 from equipoise.observe.journal import Journal
 from equipoise.plan.space.accepted import require_accepted
 from equipoise.spec.run.compared import resolved_sides
@@ -131,16 +132,17 @@ def recover_ranks(
             fault = RanksFault(ended.kind, now, ended.step, said, ended.rank, ranks.asked > 0)
             spares = ranks.spares
             policy, action = policy.after(fault, spares)
-            _write(sides, ended, action, spares)
             guides = not launch.quiet and not ranks.asked
             if isinstance(action, EndRun):
+                _write(sides, ended, action, spares)
                 sys.stderr.write(name_guide(launch.folder, ended) if guides else "")
                 raise ended.error(action.reason)
             waited = action if isinstance(action, WaitForSpare) else None
             then = action.then if isinstance(action, WaitForSpare) else action
             if not launch.quiet:
                 sys.stderr.write(f"{ended.sentence} {_say(then, rules.restarts)}\n")
-            if guides:  # reading the guides takes longer than the sentence may wait
+            _write(sides, ended, action, spares)  # a busy disk may take longer than the sentence
+            if guides:  # and so does reading the guides
                 sys.stderr.write(name_guide(launch.folder, ended))
             if isinstance(then, Shrink) and smaller is not None:
                 launch = dataclasses.replace(launch, ranks=smaller.prepare(then.dp))

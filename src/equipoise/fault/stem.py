@@ -33,7 +33,7 @@ from types import FrameType
 from typing import NoReturn
 
 from equipoise.comm.meet import serve_store
-from equipoise.launch.agent import GRACE_S, STEM, end_with_agent, end_with_parent
+from equipoise.launch.agent import GRACE_S, STEM, end_with_parent
 from equipoise.launch.leave import leave, run_and_leave
 from equipoise.launch.stem import MESSAGE_BYTES, GangOrder
 
@@ -84,7 +84,11 @@ def _be_agent(program: str, asked: GangOrder, log: int, line: int, stem: int) ->
     call_process([sys.executable, *STEM, program, *asked.arguments])
     with socket.socket(fileno=line) as told:
         told.send(f"begun {os.getpid()}".encode())
-        agent = _Agent(program, asked, told)
+        try:
+            agent = _Agent(program, asked, told)
+        except OSError as error:  # a port that is taken, a disk that is full: it would come again
+            told.send(f"refused {error.errno}".encode())
+            leave(1)  # and its ranks with it
         code = agent.wait()
         told.send(f"ended {code}".encode())
     leave(code)
@@ -102,7 +106,7 @@ class _Agent:
         Path(asked.logs).mkdir(parents=True, exist_ok=True)
         logs = Path(tempfile.mkdtemp(prefix="start-", dir=asked.logs))
         with socket.create_server(("127.0.0.1", asked.port)) as listener:
-            port = listener.getsockname()[1]
+            port, agent = listener.getsockname()[1], os.getpid()
             for rank in range(asked.ranks):
                 (logs / str(rank)).mkdir()
                 with (logs / str(rank) / "stderr.log").open("wb") as errors:
@@ -112,7 +116,7 @@ class _Agent:
                             line.close()
                             listener.close()
                             os.dup2(errors.fileno(), 2)
-                            _be_rank(program, asked, rank, port)
+                            _be_rank(program, asked, rank, port, agent)
                         except BaseException:
                             traceback.print_exc()
                         os._exit(1)
@@ -173,8 +177,11 @@ class _Agent:
         later.start()
 
 
-def _be_rank(program: str, asked: GangOrder, rank: int, port: int) -> NoReturn:
+def _be_rank(program: str, asked: GangOrder, rank: int, port: int, agent: int) -> NoReturn:
     """Be a rank, in a process of its own."""
+    end_with_parent()
+    if os.getppid() != agent:  # it has ended meanwhile
+        os._exit(1)
     os.setsid()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.environ.update(
@@ -190,7 +197,6 @@ def _be_rank(program: str, asked: GangOrder, rank: int, port: int) -> NoReturn:
         TORCHELASTIC_USE_AGENT_STORE="True",
     )
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")  # as torchrun sets it
-    end_with_agent()
     words = [sys.executable, "-u", "-m", program, *asked.arguments]
     call_process([*words, f"RANK={rank}"])
     sys.argv = [program, *asked.arguments]

@@ -28,7 +28,18 @@ from equipoise.launch.agent import (
 from equipoise.launch.ends import RankEnds
 from equipoise.launch.last_words import VARIABLE, listen
 from equipoise.launch.stem import GangOrder, Stem, StemAgent
-from equipoise.launch.still import Note, StoppedRanks, describe_start
+from equipoise.launch.still import (
+    Note,
+    StoppedRanks,
+    describe_imports,
+    describe_start,
+    is_stopped,
+)
+
+START_S = 600.0
+"""The longest wait for imports, which take some seconds [s]; as ranks wait for one that starts."""
+
+_LOOK_S = 0.25
 
 _MOST = 4
 """Most ranks that hang while starting whose stacks are read."""
@@ -59,6 +70,8 @@ class Launch:
     program: str = PROGRAM
     """The program of a rank, a module; ranks that were kept ready import its ``AHEAD`` and
     call its ``main``."""
+    start_s: float = START_S
+    """The longest wait for the imports of its ranks [s]."""
 
     @property
     def arguments(self) -> list[str]:
@@ -106,13 +119,13 @@ class RankGang:
         whence: Stem | str,
     ) -> None:
         self.logs, self.begun = launch.folder / "logs", time.time()
+        self._start_s, self._log_path = launch.start_s, log
         self._stack = ExitStack()
         self.starts: list[tuple[str, str]] = []
         """A sentence and a stack for each rank that hangs while it starts."""
         with ExitStack() as opening:
             self._log = opening.enter_context(log.open(mode))
             address, self.heard = opening.enter_context(listen(show))
-            self.stopped = opening.enter_context(StoppedRanks(launch.ranks, note))
             self._begin = self._log.seek(0, os.SEEK_END)
             self.agent: StemAgent | subprocess.Popen[bytes]
             if isinstance(whence, Stem):
@@ -128,9 +141,25 @@ class RankGang:
                     start_new_session=True,
                     preexec_fn=end_with_parent,
                 )
+            self.stopped = opening.enter_context(StoppedRanks(launch.ranks, note, self._starters))
             self._stack = opening.pop_all()
         self.ends = RankEnds(self.agent, self.agent.kill)
         self.heard.met, self.heard.missed = self._meet, self._miss
+
+    def _starters(self) -> list[int]:
+        return self.agent.starters if isinstance(self.agent, StemAgent) else [self.agent.pid]
+
+    def begin(self) -> None:
+        """Wait until the agent has begun; imports that hang are ended, and described."""
+        agent, waited_s = self.agent, 0.0
+        if not isinstance(agent, StemAgent):
+            return
+        while not agent.begins_within(_LOOK_S):
+            stem = agent.starters[0]
+            waited_s += 0.0 if is_stopped(stem) else _LOOK_S
+            if waited_s >= self._start_s:
+                self.starts.append(describe_imports(stem, self._log_path, self._start_s))
+                agent.wait()
 
     def _meet(self, rank: int, process: int) -> None:
         self.ends.meet(rank, process)
@@ -141,9 +170,12 @@ class RankGang:
         self.starts += [describe_start(each, processes, self.logs) for each in ranks[:_MOST]]
 
     def close(self) -> str:
-        """What the agent wrote, once it has ended; returns when its ranks are gone."""
-        self.ends.wait_for_all()
+        """What the agent wrote, once it has ended; its ranks may still be dying."""
         self._log.seek(self._begin)
         words: bytes = self._log.read()
         self._stack.close()
         return words.decode(errors="replace")
+
+    def wait_until_gone(self) -> None:
+        """Return when its ranks are gone; the kernel takes a tenth of a second to free theirs."""
+        self.ends.wait_for_all()

@@ -15,33 +15,24 @@ Kept true (tests/multi/launch/test_launch.py, tests/multi/fault/test_recover.py)
 import dataclasses
 import fcntl
 import os
-import re
 import select
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Self
 
 from equipoise.base.disk import explain_refusal
 from equipoise.base.errors import (
-    CorruptError,
-    EquipoiseError,
     FaultError,
-    HungError,
     LayoutError,
-    MismatchError,
-    NonFiniteError,
 )
-from equipoise.launch.ends import Killed
+from equipoise.launch.explain import RESUME, RanksEnd, explain, port_taken, refuse
 from equipoise.launch.gang import Launch, RankGang
-from equipoise.launch.last_words import Words
 from equipoise.launch.spares import Spares, SpareState, has_room
 from equipoise.launch.stem import Stem, StemAgent
 from equipoise.launch.still import Note, read_traceback
@@ -69,10 +60,7 @@ def require_free_port(port: int) -> None:
         try:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
-            raise LayoutError(
-                f"Port {port} cannot be used ({error.strerror}). Choose another with --port, or "
-                f"omit --port to take any free one."
-            ) from error
+            raise LayoutError(port_taken(port, error)) from error
 
 
 def require_free_folder(folder: Path) -> None:
@@ -109,34 +97,6 @@ def folder_unlocked(folder: Path, error: OSError) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class RanksEnd:
-    """How ranks ended before their work was done."""
-
-    kind: str
-    """``killed``, ``failed``, ``hung``, ``corrupt`` or ``non-finite``; ``refused`` for any other
-    error of ours, which would come again."""
-    sentence: str
-    """Who ended and of what."""
-    rank: int | None = None
-    """None where nobody knows."""
-    step: int | None = None
-    """The last step that they had finished since they were started; None before any."""
-    advice: str = ""
-    more: str = ""
-    """A traceback, or the agent's last lines."""
-    exit_code: int = FaultError.exit_code
-
-    def error(self, reason: str = "") -> EquipoiseError:
-        """What to raise where nothing follows, and why nothing does."""
-        words = " ".join(filter(None, (self.sentence, reason, self.advice)))
-        text = f"{words}\n{self.more}" if self.more else words
-        is_fault = self.exit_code == FaultError.exit_code
-        error = FaultError(text) if is_fault else EquipoiseError(text)
-        error.exit_code = self.exit_code
-        return error
-
-
 def _note_nothing(sentence: str, processes: list[int], stopped_s: float) -> None:
     """Leave no record."""
 
@@ -150,6 +110,7 @@ class LocalRanks:
         self._is_quiet, self._note = is_quiet, note
         self._starts = 0
         self._gang: RankGang | None = None
+        self._dying: RankGang | None = None
         self._spares: Spares | None = None
         self._stem: Stem | None = None
         self._folder = Path()
@@ -165,6 +126,13 @@ class LocalRanks:
         self._dismiss_spares()
         if self._stem is not None:
             self._stem.close()
+        self._see_off()
+
+    def _see_off(self) -> None:
+        """Wait until the ranks of the last start are gone: two gangs never work at once."""
+        if self._dying is not None:
+            self._dying.wait_until_gone()
+            self._dying = None
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         del number, frame
@@ -203,6 +171,7 @@ class LocalRanks:
             KeyboardInterrupt: the user did not wait for the last step to be saved.
         """
         self._folder = launch.folder
+        self._see_off()
         if not self._starts:
             with suppress(OSError):
                 (launch.folder / "stop").unlink(missing_ok=True)
@@ -210,14 +179,19 @@ class LocalRanks:
         if self.asked:  # since the last start, when there was nobody to pass it on to
             self._pass_on(gang.agent)
         code = self._wait(gang, launch)
-        self._gang = None
+        self._gang, self._dying = None, gang
         agent_words = gang.close()
         if self.asked > 1:
             raise KeyboardInterrupt
         if not code:
             return None
+        if isinstance(gang.agent, StemAgent) and gang.agent.refused is not None:
+            return refuse(launch, gang.agent.refused)
         traces = [read_traceback(rank, gang.logs, gang.begun) for rank in range(launch.ranks)]
-        ended = _explain(launch, agent_words, gang.heard.errors, gang.ends.first, traces)
+        ended = explain(launch, agent_words, gang.heard.errors, gang.ends.first, traces)
+        if gang.starts and not gang.stopped.processes:  # it hung before there was a rank
+            ((sentence, stack),) = gang.starts
+            return RanksEnd("hung", sentence, advice=RESUME, more=stack)
         if gang.starts and ended.kind == "hung":
             sentence = " ".join([ended.sentence, *(each for each, _ in gang.starts)])
             stacks = "\n".join(filter(None, (each for _, each in gang.starts)))
@@ -226,6 +200,11 @@ class LocalRanks:
 
     def _new_gang(self, launch: Launch) -> RankGang:
         logs = launch.folder / "logs"
+        if self._starts and not launch.folder.is_dir():  # nothing may be made in its place
+            raise FaultError(
+                f"The run's folder {launch.folder} is gone, so its ranks cannot start again. Put "
+                f"it back, then run the same command again to resume."
+            )
         try:
             logs.mkdir(parents=True, exist_ok=True)
             log = logs / "agent.log"
@@ -282,6 +261,7 @@ class LocalRanks:
 
         That is done here, not in a thread: they end with the thread that has started them.
         """
+        gang.begin()
         kept, since = launch.spares, None
         try:
             ended = None if kept is None else os.pidfd_open(gang.agent.pid)
@@ -303,67 +283,3 @@ class LocalRanks:
         if ended is not None:
             os.close(ended)
         return gang.agent.wait()
-
-
-RESUME = "Run the same command again to resume from the last checkpoint."
-
-_KINDS = {
-    CorruptError.__name__: "corrupt",
-    HungError.__name__: "hung",
-    MismatchError.__name__: "failed",
-    NonFiniteError.__name__: "non-finite",
-}
-"""Kinds of our own errors, by their classes' names; any other would come again."""
-
-_LOST = re.compile(r"peer|Broken pipe|remote process exited|Connection reset|recvValue failed")
-"""What a rank says of whom it has lost; the cause is elsewhere."""
-
-
-def _explain(
-    launch: Launch,
-    log: str,
-    faults: Sequence[Words],
-    seen: Killed | None = None,
-    traces: Sequence[list[str]] = (),
-) -> RanksEnd:
-    own = [event for event in faults if event["name"] == "error"]
-    killed = _reported(launch, log) if seen is None else _killed(launch, seen)
-    for event in own:
-        message, kind = str(event["message"]), _KINDS.get(str(event["type"]), "refused")
-        if killed is not None and kind == "refused" and _LOST.search(message):
-            continue  # a save, for instance, that the killed rank did not finish
-        sentence, mark, advice = message.partition(" Run the same command again")
-        code = int(str(event["exit_code"]))
-        return RanksEnd(kind, sentence, event["rank"], None, f"{mark}{advice}".strip(), "", code)
-    if killed is not None:
-        return killed
-    # A rank whose peer died reports a broken connection; the first other error is the cause.
-    for event in [*(e for e in faults if not _LOST.search(str(e["message"]))), *faults]:
-        message = (str(event["message"]).strip().splitlines() or [str(event["type"])])[0]
-        sentence = f"Rank {event['rank']} of {launch.ranks} failed: {event['type']}: {message}"
-        trace = str(event["traceback"]).rstrip()
-        return RanksEnd("failed", sentence, event["rank"], None, RESUME, trace)
-    for rank, lines in enumerate(traces):
-        if lines:
-            sentence = f"Rank {rank} of {launch.ranks} failed before it began: {lines[-1]}"
-            return RanksEnd("failed", sentence, rank, None, RESUME, "\n".join(lines))
-    tail = "\n".join(log.strip().splitlines()[-15:])
-    return RanksEnd("killed", "The ranks ended without a word.", None, None, RESUME, tail)
-
-
-def _killed(launch: Launch, killed: Killed) -> RanksEnd:
-    """A rank that a signal ended."""
-    sentence = (
-        f"Rank {killed.rank} of {launch.ranks} (pid {killed.process}) was ended by "
-        f"{signal.Signals(killed.signal).name}; it left no traceback."
-    )
-    return RanksEnd("killed", sentence, killed.rank, None, RESUME)
-
-
-def _reported(launch: Launch, log: str) -> RanksEnd | None:
-    """The first rank that a signal ended, other than the agent's own, by the agent's report."""
-    pattern = r"rank\s*:\s*(\d+).*?\n\s*exitcode\s*:\s*-(\d+) \(pid: (\d+)\)"
-    for rank, number, pid in re.findall(pattern, log):
-        if int(number) != signal.SIGTERM:
-            return _killed(launch, Killed(int(rank), int(pid), int(number)))
-    return None

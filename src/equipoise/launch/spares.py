@@ -133,6 +133,7 @@ class Spares:
         self._gang.agent.wait()
         self._close()
         self._gang.close()
+        self._gang.wait_until_gone()
 
     def _close(self) -> None:
         for each in (self._door, *self._lines):

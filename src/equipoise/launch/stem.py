@@ -16,10 +16,12 @@ Kept true (tests/unit/launch/test_stem.py, tests/multi/fault/test_recover.py)
 
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -55,13 +57,15 @@ class StemAgent:
 
     Args:
         stem: Its parent.
-        line: Brings its number, then its exit code; ends with it.
+        line: Brings its number, then its exit code, or why it started no ranks; ends with it.
     """
 
     def __init__(self, stem: "subprocess.Popen[bytes]", line: socket.socket) -> None:
         self._stem, self._line = stem, line
         self._pid: int | None = None
         self.returncode: int | None = None
+        self.refused: OSError | None = None
+        """Why it could not start its ranks."""
 
     @property
     def pid(self) -> int:
@@ -69,6 +73,20 @@ class StemAgent:
         while self._pid is None and self.returncode is None:
             self._hear()
         return -1 if self._pid is None else self._pid
+
+    @property
+    def starters(self) -> list[int]:
+        """The stem, and the agent as soon as that is known."""
+        return [self._stem.pid, *([] if self._pid is None else [self._pid])]
+
+    def begins_within(self, seconds: float) -> bool:
+        """Wait for its begin; whether it has begun, or ended, by then."""
+        until = time.monotonic() + seconds
+        while self._pid is None and self.returncode is None:
+            if not select.select([self._line], [], [], max(0.0, until - time.monotonic()))[0]:
+                return False
+            self._hear()
+        return True
 
     def poll(self) -> int | None:
         """Its exit code; None while it runs."""
@@ -111,6 +129,9 @@ class StemAgent:
             self.returncode = _KILLED
         elif words[0] == b"begun":
             self._pid = int(words[1])
+        elif words[0] == b"refused":
+            number = int(words[1])
+            self.returncode, self.refused = 1, OSError(number, os.strerror(number))
         else:
             self.returncode = int(words[1])
 

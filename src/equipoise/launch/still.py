@@ -1,20 +1,22 @@
-"""Ranks that cannot speak for themselves: all of them stopped at once, or hanging while they start.
+"""Processes that cannot speak for themselves: ranks that are all stopped, or hang while they start.
 
 Why
     The watchdog of each rank watches the others. Where all are stopped (a debugger, a batch system
     that suspends jobs, a signal to the whole group), nobody is left to say so; and a rank that
-    hangs before it has met the others has no watchdog yet.
+    hangs before it has met the others has no watchdog yet. Nor have the processes that start ranks:
+    while they are stopped or hang, nobody begins and nobody hears of an end.
 
 What it decides
-    The launching command looks at the state that the kernel has of each rank's process. If all are
-    stopped it says so, and again when they go on; it ends nothing, since deadlines do not count
-    while a process is stopped. A rank that the others have waited for in vain is made to write
-    its stack: Python's own handler of SIGABRT (``PYTHONFAULTHANDLER``) does that from the first
-    import on, even inside of C code, and the process ends with it.
+    The launching command looks at the state that the kernel has of each process. If all ranks are
+    stopped, or a process that starts them is, it says so, and again when they go on; it ends
+    nothing, since deadlines do not count while a process is stopped. A rank that the others have
+    waited for in vain is made to write its stack: Python's own handler of SIGABRT
+    (``PYTHONFAULTHANDLER``) does that from the first import on, even inside of C code, and the
+    process ends with it. So is a process whose imports for all ranks take ten minutes.
 
 Kept true (tests/unit/launch/test_still.py, tests/multi/launch/test_still.py)
-    Ranks that are all stopped are named once and run to their end when they go on; a rank that
-    sleeps while starting is named with its line, and counts as hung.
+    Who is stopped is named once and runs to its end when it goes on; a rank that sleeps while
+    starting is named with its line, and counts as hung; so does a hang before there are ranks.
 
 Sources
     Letters of process states: proc_pid_stat(5).
@@ -25,8 +27,9 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 _LOOK_S, _STILL_S = 0.25, 1.0
@@ -53,15 +56,18 @@ def is_stopped(process: int) -> bool:
 
 
 class StoppedRanks:
-    """Watches for a moment in which all ranks of this machine are stopped, on a thread of its own.
+    """Watches for processes of this machine that are stopped, on a thread of its own.
 
     Args:
-        ranks: How many there are.
-        note: Called when all have been stopped for a second, and when one of them goes on.
+        ranks: How many there are; they count once all of them are stopped.
+        note: Called when they have been stopped for a second, and when one of them goes on.
+        starters: Processes that start ranks, as far as they are known; each of them counts.
     """
 
-    def __init__(self, ranks: int, note: Note) -> None:
-        self.ranks, self._note = ranks, note
+    def __init__(
+        self, ranks: int, note: Note, starters: Callable[[], Sequence[int]] = tuple
+    ) -> None:
+        self.ranks, self._note, self._starters = ranks, note, starters
         self.processes: dict[int, int] = {}
         """Process of each rank that has said which it is."""
         self._ended = threading.Event()
@@ -80,37 +86,91 @@ class StoppedRanks:
         self._thread.join()
 
     def _watch(self) -> None:
-        since: float | None = None
-        is_said = False
+        ranks = _Stop(tell_stopped, "The ranks go on; they were")
+        starters = _Stop(tell_stopped_starters, "What starts the ranks goes on; it was")
         while not self._ended.wait(_LOOK_S):
             processes = [process for _, process in sorted(self.processes.items())]
             are_all = len(processes) == self.ranks and all(map(is_stopped, processes))
-            now = time.monotonic()
-            if are_all:
-                since = now if since is None else since
-                if not is_said and now - since >= _STILL_S:
-                    is_said = True
-                    self._note(tell_stopped(processes), processes, now - since)
-            elif since is not None:
-                if is_said:
-                    text = f"The ranks go on; they were stopped for {now - since:.0f} s."
-                    self._note(text, [], now - since)
-                since, is_said = None, False
+            for watched, stopped in (
+                (ranks, processes if are_all else []),
+                (starters, [each for each in self._starters() if is_stopped(each)]),
+            ):
+                if said := watched.look(stopped):
+                    self._note(*said)
 
 
-def tell_stopped(processes: list[int]) -> str:
+@dataclass(slots=True)
+class _Stop:
+    """A stop of some processes: since when, and whether that was said."""
+
+    tell: Callable[[Sequence[int]], str]
+    go_on: str
+    since: float | None = None
+    is_said: bool = False
+
+    def look(self, stopped: Sequence[int]) -> tuple[str, list[int], float] | None:
+        """What is to be noted now, if anything."""
+        now = time.monotonic()
+        if stopped:
+            self.since = now if self.since is None else self.since
+            if self.is_said or now - self.since < _STILL_S:
+                return None
+            self.is_said = True
+            return self.tell(stopped), [*stopped], now - self.since
+        since, was_said = self.since, self.is_said
+        self.since, self.is_said = None, False
+        if since is None or not was_said:
+            return None
+        return f"{self.go_on} stopped for {now - since:.0f} s.", [], now - since
+
+
+def tell_stopped(processes: Sequence[int]) -> str:
     """A sentence on ranks that are all stopped.
 
     >>> tell_stopped([11, 12])[:46]
     'All ranks are stopped (processes 11, 12: SIGST'
     """
-    listed = ", ".join(map(str, processes))
-    plural = "process" if len(processes) == 1 else "processes"
     return (
-        f"All ranks are stopped ({plural} {listed}: SIGSTOP, or a debugger). Nothing is lost, and "
-        f"no deadline counts meanwhile; let them go on with kill -CONT "
+        f"All ranks are stopped ({_listed(processes)}: SIGSTOP, or a debugger). Nothing is lost, "
+        f"and no deadline counts meanwhile; let them go on with kill -CONT "
         f"{' '.join(map(str, processes))}."
     )
+
+
+def tell_stopped_starters(processes: Sequence[int]) -> str:
+    """A sentence on stopped processes that start ranks and wait for their end.
+
+    >>> tell_stopped_starters([11])[:67]
+    'What starts the ranks is stopped (process 11: SIGSTOP, or a debugge'
+    """
+    return (
+        f"What starts the ranks is stopped ({_listed(processes)}: SIGSTOP, or a debugger). Until "
+        f"it goes on, no rank is started, and nobody hears of their end: kill -CONT "
+        f"{' '.join(map(str, processes))}."
+    )
+
+
+def _listed(processes: Sequence[int]) -> str:
+    plural = "process" if len(processes) == 1 else "processes"
+    return f"{plural} {', '.join(map(str, processes))}"
+
+
+def describe_imports(process: int, log: Path, waited_s: float) -> tuple[str, str]:
+    """Where a process hangs that imports for all ranks: a sentence, and its stack; it is ended.
+
+    Args:
+        process: It.
+        log: Its error stream.
+        waited_s: For how long it was waited for [s].
+    """
+    begin = (
+        f"No rank has begun within {waited_s:g} s: process {process}, which imports for all of "
+        f"them, hangs"
+    )
+    stack = _abort(process, lambda: _stack_in(_read(log)))
+    if not stack:
+        return f"{begin}, and does not say where.", ""
+    return f"{begin} in {stack[0]}.", "\n".join(["Innermost line first:", *stack])
 
 
 def describe_start(rank: int, processes: Mapping[int, int], logs: Path) -> tuple[str, str]:
@@ -129,16 +189,25 @@ def describe_start(rank: int, processes: Mapping[int, int], logs: Path) -> tuple
         with suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
         return f"{begin}: it is stopped (SIGSTOP).", ""
+    stack = _abort(process, lambda: read_stack(rank, logs))
+    if not stack:
+        return f"{begin}, and does not say where.", ""
+    return f"{begin}, in {stack[0]}.", "\n".join([f"Rank {rank}, innermost line first:", *stack])
+
+
+def _abort(process: int, read: Callable[[], list[str]]) -> list[str]:
+    """Make a process write its stack and end; the stack, empty if it did not."""
     with suppress(ProcessLookupError):
         os.kill(process, signal.SIGABRT)
     stack: list[str] = []
     until = time.monotonic() + _STACK_S
     while not stack and time.monotonic() < until:
         time.sleep(0.05)
-        stack = read_stack(rank, logs)
+        stack = read()
     if not stack:
-        return f"{begin}, and does not say where.", ""
-    return f"{begin}, in {stack[0]}.", "\n".join([f"Rank {rank}, innermost line first:", *stack])
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+    return stack
 
 
 def _find(rank: int) -> int:
@@ -161,7 +230,11 @@ def _find(rank: int) -> int:
 
 def read_stack(rank: int, logs: Path) -> list[str]:
     """The lines of a rank's stack that Python wrote when it was aborted, innermost first."""
-    _, mark, after = _stderr(rank, logs).rpartition("Fatal Python error: Aborted")
+    return _stack_in(_stderr(rank, logs))
+
+
+def _stack_in(text: str) -> list[str]:
+    _, mark, after = text.rpartition("Fatal Python error: Aborted")
     if not mark:
         return []
     _, _, thread = after.partition("Current thread")
@@ -190,4 +263,11 @@ def _stderr(rank: int, logs: Path, begun: float = 0.0) -> str:
     """A rank's error stream of its last start."""
     times = [(each.stat().st_mtime, each) for each in logs.glob(f"**/{rank}/stderr.log")]
     at, file = max(times, default=(0.0, None))
-    return file.read_text(errors="replace") if file is not None and at >= begun else ""
+    return _read(file) if file is not None and at >= begun else ""
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(errors="replace")
+    except OSError:  # somebody has removed it
+        return ""

@@ -100,7 +100,8 @@ EVENTS: tuple[EventKind, ...] = (
         "scalar",
         "recommend",
         _fields(
-            "step loss samples step_s ids exchanges lookup_s exchange_s dense_s reduce_s",
+            "step loss samples step_s ids exchanges lookup_s exchange_s dense_s reduce_s "
+            "input_s input_waited_s ids_s ids_waited_s",
             objects="sent_bytes",
         ),
         is_per_step=True,

@@ -23,11 +23,16 @@ _DIGITS = 20
 """A number of fixed width is overwritten in one piece."""
 
 
+_MOST = 10**15
+"""More starts than any run has: a file that says more is damaged."""
+
+
 def _read(file: int) -> int:
     try:
-        return int(os.pread(file, _DIGITS, 0) or b"0")
+        epoch = int(os.pread(file, _DIGITS, 0) or b"0")
     except ValueError:
         return 0
+    return epoch if 0 <= epoch < _MOST else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,7 @@ from equipoise.spec.program.file import read_program
 from equipoise.spec.program.spec import DEFAULT, ProgramSpec
 from equipoise.spec.run.spec import Recompute
 from equipoise.spec.words import LAYOUT_WORDS, read_model, read_words
-from equipoise.spec.workload import distribution_names
+from equipoise.spec.workload import distribution_names, listed_lengths
 
 _SEARCHED = tuple(name for name, traits in POLICIES.items() if traits.planned == "for any")
 
@@ -107,7 +107,7 @@ class PlanRequest:
     expert_slots: int = 1
     """Most copies of experts that the policy makes on a rank."""
     lengths: str | None = None
-    """Document lengths: a distribution or a file; None: full windows."""
+    """Document lengths: a distribution, a file or a list, as in 3000,40,900; None: full windows."""
     policy: str | None = None
     """``pack.policy`` for ``lengths``; None: by-work; ``any`` searches."""
     seed: int = 0
@@ -385,7 +385,7 @@ def read_digests(model: str, cluster: str, lengths: str | None) -> dict[str, str
         "equipoise": __version__,
     }
     if lengths is not None:
-        is_known = lengths in distribution_names()
+        is_known = lengths in distribution_names() or listed_lengths(lengths) is not None
         digests["lengths"] = lengths if is_known else digest_file(Path(lengths))
     return digests
 

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from equipoise.base.arrays import Ints
-from equipoise.recsys.exchange import TableExchange, as_bytes
 from equipoise.schedule.tables.placement import RowMap, TablePlan
 
 
@@ -71,47 +70,3 @@ def locate_rows(ids: Tensor, row_map: RowMap) -> tuple[Tensor, Tensor]:
     place = torch.from_numpy(row_map.place[index]).to(ids.device)
     owner = row_map.owner if row_map.owner is not None else row_map.place
     return torch.from_numpy(owner[index]).to(ids.device), place
-
-
-def receive_bags(
-    exchange: TableExchange,
-    plan: TablePlan,
-    sent: Sequence[Sequence[tuple[Tensor, Tensor]]],
-    sizes: Mapping[str, Sequence[int]],
-    *,
-    like: Tensor,
-) -> list[Bags]:
-    """Exchange lengths, then ids; the bags of each shard that this rank holds, rank after rank.
-
-    Args:
-        exchange: Among the plan's ranks.
-        plan: Where tables lie.
-        sent: What ``split_bags`` made.
-        sizes: For each table, bags of each rank.
-        like: A tensor on the device of the bags.
-    """
-    mine = [
-        each.table.name
-        for each in plan.placements
-        if each.kind != "data"
-        for _ in each.shards_on(exchange.rank)
-    ]
-    bags_RS = [[sizes[name][peer] for name in mine] for peer in range(exchange.ranks)]
-    blocks = [as_bytes([lengths for lengths, _ in parts], like) for parts in sent]
-    arrived = exchange.swap("lengths", blocks, [4 * sum(row) for row in bags_RS])
-    lengths_R = [
-        part.view(torch.int32).split(row) for part, row in zip(arrived, bags_RS, strict=True)
-    ]
-    counts_R = [[int(part.sum()) for part in parts] for parts in lengths_R]
-    blocks = [as_bytes([ids for _, ids in parts], like) for parts in sent]
-    arrived = exchange.swap("ids", blocks, [8 * sum(counts) for counts in counts_R])
-    ids_R = [
-        part.view(torch.int64).split(counts) for part, counts in zip(arrived, counts_R, strict=True)
-    ]
-    return [
-        Bags(
-            torch.cat([lengths[shard] for lengths in lengths_R]),
-            torch.cat([ids[shard] for ids in ids_R]),
-        )
-        for shard in range(len(mine))
-    ]

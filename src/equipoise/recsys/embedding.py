@@ -26,7 +26,7 @@ Sources
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -35,28 +35,13 @@ from torch import Tensor
 
 from equipoise.base.arrays import Ints
 from equipoise.base.errors import LayoutError
-from equipoise.recsys.bags import Bags, receive_bags, split_bags
+from equipoise.recsys.ahead.delivery import Batch, Delivered, Delivery
 from equipoise.recsys.exchange import TableExchange, as_bytes
-from equipoise.recsys.jagged import KeyedJagged, require_ids
 from equipoise.recsys.optimizer import SparseStep, sum_rows
 from equipoise.recsys.returns import Returns
-from equipoise.recsys.sessions.inverse import InverseJagged
 from equipoise.recsys.shard import RowKeeping, TableShard, make_shard
 from equipoise.schedule.tables.placement import TablePlan
 from equipoise.schedule.tables.traffic import Wire
-
-Batch = KeyedJagged | InverseJagged
-
-
-@dataclasses.dataclass(slots=True, eq=False)
-class _Pass:
-    """What a forward leaves for its backward."""
-
-    batch: Batch
-    sizes: dict[str, list[int]]
-    """For each table, bags of each rank."""
-    bags: list[Bags]
-    """One for each shard that this rank holds."""
 
 
 class ShardedTables:
@@ -119,21 +104,25 @@ class ShardedTables:
 
     @property
     def width(self) -> int:
-        """Floats of an output row: all tables side by side."""
-        return sum(each.table.width for each in self.plan.placements)
+        """Floats of an output row: all vectors side by side."""
+        return sum(each.width for each in self.plan.outputs)
 
     def held(self) -> Iterator[TableShard]:
         """Every shard and copy on this rank."""
         yield from self.shards
         yield from self.copies
 
-    def __call__(self, batch: Batch) -> Tensor:
+    def deliver(self, batch: Batch) -> Delivery:
+        """A batch whose ids may travel early; arguments are those of the call."""
+        return Delivery(self.plan, self.exchange, batch)
+
+    def __call__(self, batch: Batch | Delivery) -> Tensor:
         """Pool every table for this rank's samples; all ranks call it together.
 
         Args:
             batch: Ids of this rank's samples, with a feature for each table; ranks may have
                 different numbers of samples, also none. Rows that samples share are looked up and
-                exchanged once; all ranks group the same features.
+                exchanged once; all ranks group the same features. A ``Delivery`` may have begun.
 
         Returns:
             float32 [B, sum of widths], in the order of the plan's tables.
@@ -147,48 +136,60 @@ class ShardedTables:
                 "The tables have a gradient that no step has applied. Call step() before the next "
                 "forward, or forward under torch.no_grad()."
             )
-        out: Tensor = _Pooled.apply(self._anchor, self, batch, torch.is_grad_enabled())
+        delivery = batch if isinstance(batch, Delivery) else self.deliver(batch)
+        passed, is_training = delivery.receive(), torch.is_grad_enabled()
+        out: Tensor = _Pooled.apply(self._anchor, self, passed, is_training)
         return out
 
-    def forward(self, batch: Batch, *, is_training: bool) -> tuple[Tensor, _Pass]:
-        """Pool, and keep what the backward needs."""
-        by_table = {}
-        for each in self.plan.placements:
-            lengths, values = batch.bags(each.table.name)
-            require_ids(each.table.name, lengths, values, each.table.rows)
-            by_table[each.table.name] = Bags(lengths, values)
-        sizes = self._gather_sizes(batch)
-        split = split_bags(self.plan, by_table, self.exchange.ranks)
-        bags = receive_bags(self.exchange, self.plan, split, sizes, like=batch.values)
-        self.ids_received = {
-            f"{shard.table.name}:{shard.index}": each.count_by_rank(sizes[shard.table.name])
-            for shard, each in zip(self.shards, bags, strict=True)
-        }
-        sums = [
-            shard.pool(each.ids, each.lengths, is_training=is_training)
-            for shard, each in zip(self.shards, bags, strict=True)
-        ]
-        out = dict(self._returns.send_sums(self.shards, sums, sizes))
+    def forward(self, passed: Delivered, *, is_training: bool) -> Tensor:
+        """Pool ids that have arrived; arguments are those of ``look_up``."""
+        sums = self.look_up(passed, is_training=is_training)
+        out = dict(self._returns.send_sums(self.shards, sums, passed.sizes))
         for copy in self.copies:
-            own = by_table[copy.table.name]
+            own = passed.by_table[copy.table.name]
             out[copy.table.name] = copy.pool(own.ids, own.lengths, is_training=is_training)
         columns = []
         for each in self.plan.placements:
             name = each.table.name
-            rows = _scale(out[name], by_table[name].lengths, each.table.pooling)
-            columns.append(batch.expand(name, rows))
-        return torch.cat(columns, dim=1), _Pass(batch, sizes, bags)
+            rows = scale_sums(out[name], passed.by_table[name].lengths, each.table.pooling)
+            columns.append(passed.batch.expand(name, rows))
+        return torch.cat(columns, dim=1)
 
-    def backward(self, grad: Tensor, passed: _Pass) -> None:
+    def look_up(self, passed: Delivered, *, is_training: bool) -> list[Tensor]:
+        """Sum the rows of bags that have arrived.
+
+        Args:
+            passed: A batch whose ids are where their rows lie.
+            is_training: Whether a backward follows.
+
+        Returns:
+            For each shard here, float32 [bags of all ranks, columns].
+        """
+        self.ids_received = {
+            f"{shard.table.name}:{shard.index}": each.count_by_rank(passed.sizes[shard.table.name])
+            for shard, each in zip(self.shards, passed.bags, strict=True)
+        }
+        return [
+            shard.pool(each.ids, each.lengths, is_training=is_training)
+            for shard, each in zip(self.shards, passed.bags, strict=True)
+        ]
+
+    def backward(self, grad: Tensor, passed: Delivered) -> None:
         """Bring the outputs' gradients to the rows; ``step`` applies them."""
         by_table: dict[str, Tensor] = {}
         begin = 0
         for each in self.plan.placements:
             lengths, _ = passed.batch.bags(each.table.name)
             part = passed.batch.fold(each.table.name, grad[:, begin : begin + each.table.width])
-            by_table[each.table.name] = _scale(part, lengths, each.table.pooling)
+            by_table[each.table.name] = scale_sums(part, lengths, each.table.pooling)
             begin += each.table.width
         arrived = self._returns.send_gradients(self.shards, by_table, passed.sizes)
+        self.keep_gradients(arrived, by_table, passed)
+
+    def keep_gradients(
+        self, arrived: list[Tensor], by_table: dict[str, Tensor], passed: Delivered
+    ) -> None:
+        """Sum by row what arrived for each shard's bags, and what copies have for this rank's."""
         self._gradients = [
             (shard, *sum_rows(bags.ids, bags.lengths, pooled))
             for shard, bags, pooled in zip(self.shards, passed.bags, arrived, strict=True)
@@ -217,16 +218,16 @@ class ShardedTables:
             shard.apply(step, rows, grad, number=self.number, squares=shared)
         self._gradients = None
 
-    def _gather_sizes(self, batch: Batch) -> dict[str, list[int]]:
-        """For each table, bags of each rank."""
-        own = torch.tensor(batch.group_rows, dtype=torch.int64, device=self.device)
-        ranks, block = self.exchange.ranks, own.view(torch.uint8)
-        parts = self.exchange.swap("sizes", [block] * ranks, [len(block)] * ranks)
-        sizes_RG = [part.view(torch.int64).tolist() for part in parts]
-        return {
-            each.table.name: [row[batch.group_of(each.table.name)] for row in sizes_RG]
-            for each in self.plan.placements
-        }
+    def parts(self) -> dict[str, dict[str, Any]]:
+        """States that this rank saves besides its shards, by name."""
+        return {}
+
+    def part_names(self) -> list[str]:
+        """Names of such states over all ranks."""
+        return []
+
+    def load_parts(self, read: Callable[[str], Mapping[str, Any]]) -> None:
+        """Take the states that this rank needs from a checkpoint."""
 
     def _squares(self) -> dict[str, Tensor]:
         """Mean squared gradient of each touched row over all column shards, by table.
@@ -286,7 +287,7 @@ class ShardedTables:
         return sums
 
     def _sum_copies(
-        self, by_table: dict[str, Tensor], passed: _Pass
+        self, by_table: dict[str, Tensor], passed: Delivered
     ) -> list[tuple[TableShard, Tensor, Tensor]]:
         """Every rank's row gradients of data-parallel tables, summed in the order of the ranks."""
         if not self.copies:
@@ -321,7 +322,8 @@ class ShardedTables:
         return summed
 
 
-def _scale(pooled: Tensor, lengths: Tensor, pooling: str) -> Tensor:
+def scale_sums(pooled: Tensor, lengths: Tensor, pooling: str) -> Tensor:
+    """Sums of bags, or gradients of them, float32 [bags, W], as the table pools."""
     if pooling == "sum":
         return pooled
     return pooled / lengths.clamp(min=1).unsqueeze(1)
@@ -332,12 +334,11 @@ class _Pooled(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, anchor: Tensor, tables: ShardedTables, batch: Batch, is_training: bool
+        ctx: Any, anchor: Tensor, tables: ShardedTables, passed: Delivered, is_training: bool
     ) -> Tensor:
         del anchor
-        out, passed = tables.forward(batch, is_training=is_training)
         ctx.tables, ctx.passed = tables, passed
-        return out
+        return tables.forward(passed, is_training=is_training)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, None, None]:

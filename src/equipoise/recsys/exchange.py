@@ -1,13 +1,19 @@
-"""One exchange among all ranks, whose bytes are counted by stage and by peer.
+"""Exchanges among all ranks, whose bytes are counted by stage and by peer.
 
 Why
     Every byte of a step passes here, so what is sent can be held against the plan's formula.
+
+What it decides
+    An exchange may begin long before its bytes are needed. They are counted with the step that
+    needs them, whenever they travelled.
 
 Kept true (tests/multi/recsys/test_tables.py)
     Bytes equal ``schedule.tables.traffic`` on every link, in every stage.
 """
 
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -16,6 +22,22 @@ from torch import Tensor
 
 from equipoise.base.arrays import Ints
 from equipoise.schedule.tables.traffic import STAGES
+
+
+@dataclass(slots=True, eq=False)
+class TableSwap:
+    """An exchange under way."""
+
+    stage: str
+    sizes: list[int]
+    """Bytes to each rank."""
+    expected: list[int]
+    """Bytes from each."""
+    sent: Tensor
+    """Kept until the bytes have left."""
+    arrived: Tensor
+    work: dist.Work | None
+    """None within a process alone."""
 
 
 class TableExchange:
@@ -44,21 +66,67 @@ class TableExchange:
         Returns:
             For each rank, uint8 [bytes].
         """
-        sizes = [len(block) for block in blocks]
+        under_way = self.begin(stage, blocks, expected)
+        self.count(under_way)
+        return self.end(under_way)
+
+    def begin(self, stage: str, blocks: Sequence[Tensor], expected: Sequence[int]) -> TableSwap:
+        """Start what ``swap`` does; the rank computes while bytes travel, and calls ``end``.
+
+        All ranks begin their exchanges in one order. Nothing is counted before ``count``.
+        """
+        sizes, received = [len(block) for block in blocks], list(expected)
+        if self.ranks == 1:
+            return TableSwap(stage, sizes, received, blocks[0], blocks[0], None)
+        data = torch.cat(list(blocks))
+        arrived = data.new_empty(sum(received))
+        work = dist.all_to_all_single(arrived, data, received, sizes, async_op=True)
+        return TableSwap(stage, sizes, received, data, arrived, work)
+
+    def count(self, under_way: TableSwap) -> None:
+        """Count the bytes of an exchange that has begun."""
         for peer in range(self.ranks):
             if peer != self.rank:
-                self.sent[stage][peer] += sizes[peer]
-                self.received[stage][peer] += expected[peer]
-        if self.ranks == 1:
-            return [blocks[0]]
-        data = torch.cat(list(blocks))
-        arrived = data.new_empty(sum(expected))
-        dist.all_to_all_single(arrived, data, list(expected), sizes)
+                self.sent[under_way.stage][peer] += under_way.sizes[peer]
+                self.received[under_way.stage][peer] += under_way.expected[peer]
+
+    def end(self, under_way: TableSwap) -> list[Tensor]:
+        """Wait for the bytes of an exchange that has begun: for each rank, uint8 [bytes]."""
+        if under_way.work is None:
+            return [under_way.arrived]
+        under_way.work.wait()
         # Bytes are read as 64-bit numbers, which must begin at multiples of 8.
         return [
             part if part.storage_offset() % 8 == 0 else part.clone()
-            for part in arrived.split(list(expected))
+            for part in under_way.arrived.split(under_way.expected)
         ]
+
+
+class TimedExchange(TableExchange):
+    """An exchange that counts its uses and their seconds, waits for other ranks included."""
+
+    def __init__(self, *, alone: bool = False) -> None:
+        super().__init__(alone=alone)
+        self.spent_s, self.swaps = 0.0, 0
+
+    def begin(self, stage: str, blocks: Sequence[Tensor], expected: Sequence[int]) -> TableSwap:
+        """As ``TableExchange.begin``."""
+        began = time.perf_counter()
+        under_way = super().begin(stage, blocks, expected)
+        self.spent_s += time.perf_counter() - began
+        return under_way
+
+    def count(self, under_way: TableSwap) -> None:
+        """As ``TableExchange.count``."""
+        super().count(under_way)
+        self.swaps += 1
+
+    def end(self, under_way: TableSwap) -> list[Tensor]:
+        """As ``TableExchange.end``."""
+        began = time.perf_counter()
+        arrived = super().end(under_way)
+        self.spent_s += time.perf_counter() - began
+        return arrived
 
 
 def as_bytes(parts: Sequence[Tensor], like: Tensor) -> Tensor:

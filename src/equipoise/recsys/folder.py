@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 from equipoise.base.durable import write_whole
 from equipoise.base.errors import CheckpointError, SpecError
 from equipoise.base.read import read_json, reason
-from equipoise.spec.names import RECOMMEND
+from equipoise.spec.names import RANKED, RECOMMEND
 from equipoise.spec.recommend import RecommendSpec
 
 _SAME = (
@@ -36,7 +36,6 @@ _SAME = (
     "tables.memory_mib",
 )
 """What a run that goes on must not change."""
-_SPEC = "spec.json"
 _TABLES = tuple(each.name for each in dataclasses.fields(RecommendSpec) if each.name != "name")
 
 
@@ -48,7 +47,7 @@ def prepare(folder: Path, spec: RecommendSpec, base: Path) -> None:
             samples, or one whose file is damaged.
     """
     ours = json.loads(json.dumps(dataclasses.asdict(spec)))
-    file = folder / _SPEC
+    file = folder / RANKED
     if file.is_file():
         theirs = _tables_of(file)
         unset = json.loads(json.dumps(dataclasses.asdict(RecommendSpec())))
@@ -78,12 +77,12 @@ def read_prepared(folder: Path) -> tuple[RecommendSpec, Path]:
         SpecError: nobody has prepared it.
     """
     try:
-        facts = json.loads((folder / _SPEC).read_text("utf-8"))
+        facts = json.loads((folder / RANKED).read_text("utf-8"))
         base = Path(facts.pop("base"))
         return TypeAdapter(RecommendSpec).validate_python(facts), base
     except (OSError, ValueError, KeyError, TypeError, ValidationError) as error:
         raise SpecError(
-            f"{folder} holds no readable {_SPEC}: it is not the folder of a recommender of this "
+            f"{folder} holds no readable {RANKED}: it is not the folder of a recommender of this "
             "version. Start it with `equipoise train run.toml`."
         ) from error
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from equipoise.balance.tables.plan import TableAnswer, plan_tables
 from equipoise.balance.tables.price import TableMachine
+from equipoise.balance.tables.towers import plan_towers
 from equipoise.base.arrays import Ints
 from equipoise.recsys.samples import Samples
 from equipoise.recsys.sessions.sharing import predict_loads
@@ -20,24 +21,38 @@ _MEMORY_BYTES_PER_S, _LINK_BYTES_PER_S = 1e10, 2e9
 """Assumed of a core and of gloo between two processes of one machine: only their ratio decides."""
 
 
-def plan_samples(spec: RecommendSpec, samples: Samples) -> TableAnswer:
-    """Place the tables of some samples by the lookups of their training part."""
-    means = samples.ids_per_sample()
-    tables = [
-        TableSpec(key, rows, spec.model.width, means[key], spec.model.pooling)
+def describe_tables(spec: RecommendSpec, samples: Samples) -> list[TableSpec]:
+    """The tables of some samples, with the ids of their training part."""
+    means, model = samples.ids_per_sample(), spec.model
+    return [
+        TableSpec(key, rows, model.width, means[key], model.pooling)
         for key, rows in zip(samples.keys, samples.rows, strict=True)
     ]
-    machine = TableMachine(
+
+
+def run_machine(spec: RecommendSpec) -> TableMachine:
+    """The ranks of a run, as plans of its tables take them."""
+    return TableMachine(
         spec.layout.dp,
         max(1, spec.train.batch // spec.layout.dp),
         _MEMORY_BYTES_PER_S,
         _LINK_BYTES_PER_S,
         _LINK_BYTES_PER_S,
+        spec.layout.ranks_per_host,
         optimizer=spec.tables.optimizer,
         wire=spec.tables.wire,
     )
+
+
+def plan_samples(spec: RecommendSpec, samples: Samples) -> TableAnswer:
+    """Place the tables of some samples by the lookups of their training part."""
+    tables, machine, model = describe_tables(spec, samples), run_machine(spec), spec.model
     kinds = [k for k in spec.tables.kinds if spec.tables.precision == "fp32" or k != "column"]
-    return plan_tables(tables, machine, kinds=kinds, row_counts=samples.row_counts())
+    counts = samples.row_counts()
+    if model.towers:
+        sizes = model.tower_sizes
+        return plan_towers(tables, model.towers, sizes, machine, kinds=kinds, row_counts=counts)
+    return plan_tables(tables, machine, kinds=kinds, row_counts=counts)
 
 
 def predict_traffic(spec: RecommendSpec, samples: Samples, plan: TablePlan) -> dict[str, Ints]:

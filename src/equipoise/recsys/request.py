@@ -23,6 +23,7 @@ from equipoise.launch.local import require_free_folder
 from equipoise.recsys.folder import prepare, read_trained
 from equipoise.recsys.models.catalog import build_model
 from equipoise.recsys.place import plan_samples
+from equipoise.recsys.rank.coding import write_coding
 from equipoise.recsys.samples import Samples, read_samples, require_scores
 from equipoise.recsys.store import require_readable
 from equipoise.recsys.trainer import count_epoch_steps
@@ -56,13 +57,13 @@ def run(
     samples = read_samples(spec.data, base)
     answer = plan_samples(spec, samples)
     require_scores(samples)
-    tables = [each.table for each in answer.plan.placements]
-    build_model(spec.model, tables, samples.numbers.shape[1], seed=spec.train.seed)
+    build_model(spec.model, answer.plan.outputs, samples.numbers.shape[1], seed=spec.train.seed)
     if not is_quiet:
         sys.stdout.write(_describe(spec, samples, answer))
         sys.stdout.flush()
     require_free_folder(folder)
     prepare(folder, spec, base)
+    write_coding(folder, samples.coding)
     steps = spec.train.epochs * count_epoch_steps(spec, samples)
     if read_trained(folder).get("step", -1) < steps:
         require_readable(folder)
@@ -93,6 +94,8 @@ def _fits(spec: RecommendSpec, samples: Samples) -> bool:
 def _describe(spec: RecommendSpec, samples: Samples, answer: TableAnswer) -> str:
     kinds = [each.kind for each in answer.plan.placements]
     counted = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
+    if towers := len(answer.plan.towers):
+        counted += f", in {towers} towers on {answer.plan.hosts} hosts"
     return (
         f"{samples.edges[3]:,} samples, {samples.edges[1]:,} of them to train; "
         f"{len(samples.keys)} tables of {sum(samples.rows):,} rows on {spec.layout.dp} ranks "

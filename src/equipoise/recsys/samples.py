@@ -17,7 +17,7 @@ import csv
 import importlib.util
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from equipoise.base.read import read_text, reason
 from equipoise.base.shown import listed, shown
 from equipoise.data.columns import open_parquet
 from equipoise.recsys.jagged import KeyedJagged
+from equipoise.recsys.rank.coding import Coding, NumberScale
 from equipoise.recsys.sessions.order import find_sessions, shuffle_sessions
 from equipoise.spec.recommend import ColumnsSpec
 
@@ -58,6 +59,8 @@ class Samples:
     """Where the splits begin and end: 0, train, train + validation, all."""
     sessions: Ints | None = None
     """The session of each sample, int64 [samples]; None unless the data names them."""
+    coding: Coding = field(default_factory=Coding)
+    """How columns became ids and numbers."""
 
     def bounds(self, split: str) -> tuple[int, int]:
         """First and one past the last sample of a split."""
@@ -131,7 +134,7 @@ def make_samples(columns: Mapping[str, np.ndarray], spec: ColumnsSpec, label: st
                 f'{label} has no column "{name}" among its {len(columns)} '
                 f'({listed(columns)}). Nearest: "{nearest(name, list(columns))}".'
             )
-    stamps = _numbers(columns, spec.time, label) if spec.time else None
+    stamps = column_numbers(columns, spec.time, label) if spec.time else None
     count = len(columns[spec.label])
     order = np.arange(count) if stamps is None else np.argsort(stamps, kind="stable")
     train = int(count * spec.train_share)
@@ -140,8 +143,11 @@ def make_samples(columns: Mapping[str, np.ndarray], spec: ColumnsSpec, label: st
         raise DataError(
             f"{label} has {count:,} rows, too few for training, validation and test. Give more."
         )
-    labels = (_numbers(columns, spec.label, label)[order] >= spec.positive_from).astype(np.float32)
+    labels = (column_numbers(columns, spec.label, label)[order] >= spec.positive_from).astype(
+        np.float32
+    )
     offsets, ids, rows = [], [], []
+    words: dict[str, list[str]] = {}
     for name in features:
         starts, values = _split(columns[name][order], is_bag=name in spec.bags)
         known, inverse = np.unique(values, return_inverse=True)
@@ -151,11 +157,18 @@ def make_samples(columns: Mapping[str, np.ndarray], spec: ColumnsSpec, label: st
         offsets.append(starts)
         ids.append(place[inverse].astype(np.int64))
         rows.append(int(seen.sum()) + 1)
-    table = [_numbers(columns, name, label)[order] for name in spec.numbers]
+        words[name] = known[seen].tolist()
+    table = [column_numbers(columns, name, label)[order] for name in spec.numbers]
     numbers = np.stack(table, axis=1) if table else np.zeros((count, 0))
+    scales: dict[str, NumberScale] = {}
     if table:
         mean, deviation = numbers[:train].mean(axis=0), numbers[:train].std(axis=0)
-        numbers = (numbers - mean) / np.where(deviation > 0, deviation, 1.0)
+        deviation = np.where(deviation > 0, deviation, 1.0)
+        numbers = (numbers - mean) / deviation
+        scales = {
+            name: NumberScale(float(mean[at]), float(deviation[at]))
+            for at, name in enumerate(spec.numbers)
+        }
     sessions = None
     if spec.session:
         times = None if stamps is None else stamps[order]
@@ -169,6 +182,7 @@ def make_samples(columns: Mapping[str, np.ndarray], spec: ColumnsSpec, label: st
         labels,
         (0, train, held, count),
         sessions,
+        Coding(spec.ids, spec.bags, words, scales),
     )
 
 
@@ -200,7 +214,7 @@ def _split(values: np.ndarray, *, is_bag: bool) -> tuple[Ints, np.ndarray]:
     )
 
 
-def _numbers(columns: Mapping[str, np.ndarray], name: str, label: str) -> Floats:
+def column_numbers(columns: Mapping[str, np.ndarray], name: str, label: str) -> Floats:
     """A column as finite numbers.
 
     Raises:

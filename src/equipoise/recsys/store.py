@@ -2,8 +2,9 @@
 
 What it decides
     A rank writes its shards, each with the rows and columns that it is; data-parallel tables and
-    the dense part are rank 0's. The folder has its name only once every rank has written. A rank
-    that loads takes from each file the region that it holds.
+    the dense part are rank 0's, a tower's module that of one rank of its host. The folder has its
+    name only once every rank has written. A rank that loads takes from each file the region that
+    it holds.
 
 Kept true (tests/multi/recsys/test_train.py)
     A checkpoint of one plan goes on under another, on another number of ranks, as if nothing had
@@ -33,7 +34,8 @@ from equipoise.spec.names import CHECKPOINTS
 
 _KEEP = 2
 _MANIFEST = "recommend.json"
-_DENSE = "dense.pt"
+DENSE = "dense.pt"
+"""The dense part and its optimizer, in a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,23 +73,28 @@ def save(
         name = f"{number}:{shard.table.name}"
         arrays[f"{name}:rows"] = shard.rows
         arrays[f"{name}:columns"] = np.array(shard.columns)
+        arrays[f"{name}:shard"] = np.array([shard.index])
         arrays |= {f"{name}:{key}": value for key, value in shard.arrays().items()}
     save_file(arrays, unfinished / f"rank-{exchange.rank:05d}.safetensors")
+    for name, part in tables.parts().items():
+        torch.save(part, unfinished / f"{name}.pt")
     if exchange.rank == 0:
         state = {"dense": dense.state_dict(), "optimizer": optimizer.state_dict()}
-        torch.save(state, unfinished / _DENSE)
+        torch.save(state, unfinished / DENSE)
         facts = asdict(saved) | {
             "optimizer": tables.optimizer.name,
             "number": tables.number,
             "ranks": exchange.ranks,
+            "parts": tables.part_names(),
             "tables": {p.table.name: [p.table.rows, p.table.width] for p in tables.plan.placements},
+            "kinds": {p.table.name: p.kind for p in tables.plan.placements},
         }
         (unfinished / _MANIFEST).write_text(json.dumps(facts), encoding="utf-8")
     _wait(exchange.ranks)
     if exchange.rank == 0:
         shutil.rmtree(final, ignore_errors=True)
         unfinished.rename(final)
-        for old in _checkpoints(folder)[:-_KEEP]:
+        for old in checkpoints(folder)[:-_KEEP]:
             shutil.rmtree(old)
     _wait(exchange.ranks)
     return final
@@ -98,15 +105,15 @@ def _wait(ranks: int) -> None:
         dist.barrier()
 
 
-def _checkpoints(folder: Path) -> list[Path]:
+def checkpoints(folder: Path) -> list[Path]:
     """Whole checkpoints, oldest first."""
     return sorted(each.parent for each in (folder / CHECKPOINTS).glob(f"step-*/{_MANIFEST}"))
 
 
 def newest_step(folder: Path) -> int | None:
     """The step of the newest whole checkpoint of a run's folder."""
-    checkpoints = _checkpoints(folder)
-    return int(checkpoints[-1].name.removeprefix("step-")) if checkpoints else None
+    whole = checkpoints(folder)
+    return int(whole[-1].name.removeprefix("step-")) if whole else None
 
 
 def require_readable(folder: Path) -> None:
@@ -115,18 +122,19 @@ def require_readable(folder: Path) -> None:
     Raises:
         CheckpointError: names the file, and what is wrong with it.
     """
-    for newest in _checkpoints(folder)[-1:]:
+    for newest in checkpoints(folder)[-1:]:
         file = newest / _MANIFEST
         try:
-            ranks = _facts(file)["ranks"]
-            for rank in range(ranks):
+            facts = _facts(file)
+            for rank in range(facts["ranks"]):
                 file = newest / f"rank-{rank:05d}.safetensors"
                 require_file(file)
                 with safe_open(file, framework="numpy"):
                     pass
-            file = newest / _DENSE
-            require_file(file)
-            torch.load(file, weights_only=True)
+            for name in (DENSE, *(f"{part}.pt" for part in facts["parts"])):
+                file = newest / name
+                require_file(file)
+                torch.load(file, weights_only=True)
         except (OSError, *_TORN) as error:
             # torch says "invalid argument" of a file that was cut.
             says_why = isinstance(error, ValueError | FileNotFoundError)
@@ -135,6 +143,16 @@ def require_readable(folder: Path) -> None:
                 f"{file} cannot be read: {why}. Remove its folder, so that the run goes on from "
                 "the checkpoint before."
             ) from None
+
+
+def read_manifest(checkpoint: Path) -> dict[str, Any]:
+    """What a whole checkpoint says of itself: its step, ranks and tables.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is not what ``save`` writes.
+    """
+    return _facts(checkpoint / _MANIFEST)
 
 
 _TORN = (ValueError, RuntimeError, EOFError, UnpicklingError, SafetensorError)
@@ -149,6 +167,8 @@ def _facts(file: Path) -> dict[str, Any]:
         ValueError: it is not what ``save`` writes.
     """
     facts = read_json(file)
+    if isinstance(facts, dict):
+        facts.setdefault("parts", [])  # of a version without towers
     kinds = {
         "step": int,
         "losses": list,
@@ -156,6 +176,7 @@ def _facts(file: Path) -> dict[str, Any]:
         "optimizer": str,
         "number": int,
         "ranks": int,
+        "parts": list,
         "tables": dict,
     }
     wrong = [
@@ -176,10 +197,10 @@ def load_newest(
     Raises:
         CheckpointError: it is of other tables or of another optimizer.
     """
-    checkpoints = _checkpoints(folder)
-    if not checkpoints:
+    whole = checkpoints(folder)
+    if not whole:
         return None
-    newest = checkpoints[-1]
+    newest = whole[-1]
     facts = _facts(newest / _MANIFEST)
     ours = {p.table.name: [p.table.rows, p.table.width] for p in tables.plan.placements}
     if facts["tables"] != ours or facts["optimizer"] != tables.optimizer.name:
@@ -198,9 +219,10 @@ def load_newest(
                 f"{newest} lacks rows of table {shard.table.name}. Remove this folder, so that the "
                 "run goes on from the one before."
             )
-    state = torch.load(newest / _DENSE, weights_only=True)
+    state = torch.load(newest / DENSE, weights_only=True)
     dense.load_state_dict(state["dense"])
     optimizer.load_state_dict(state["optimizer"])
+    tables.load_parts(lambda name: torch.load(newest / f"{name}.pt", weights_only=True))
     tables.number = int(facts["number"])
     return RankSaved(int(facts["step"]), list(facts["losses"]), facts["best"])
 

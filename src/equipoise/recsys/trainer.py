@@ -15,8 +15,8 @@ Kept true (tests/multi/recsys/test_train.py, tests/multi/recsys/test_recover.py)
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,23 +29,25 @@ from equipoise.base.arrays import Floats, Ints
 from equipoise.base.errors import NonFiniteError
 from equipoise.launch.last_words import say_step
 from equipoise.observe.journal import EventSink
+from equipoise.recsys.ahead.steps import StepInput, StepsAhead
 from equipoise.recsys.cache.foresight import expect_epoch, predict_hits
-from equipoise.recsys.embedding import ShardedTables
-from equipoise.recsys.exchange import TableExchange
+from equipoise.recsys.exchange import TimedExchange
 from equipoise.recsys.metrics import measure_auc, measure_entropy
 from equipoise.recsys.models.catalog import build_model
 from equipoise.recsys.optimizer import SparseStep
+from equipoise.recsys.rank.scorer import score_tiles
 from equipoise.recsys.samples import Samples
 from equipoise.recsys.sessions.sharing import BatchSharing
 from equipoise.recsys.store import RankSaved, load_newest, newest_step, save
 from equipoise.recsys.tiers.run import commit_files, fetch_ahead, keep_rows
+from equipoise.recsys.towers.tables import make_tables
 from equipoise.schedule.tables.placement import TablePlan
 from equipoise.schedule.tables.traffic import STAGES
 from equipoise.spec.recommend import RecommendSpec
 
 StepParts = dict[str, float]
 """Seconds of a step's parts on this rank: ``lookup_s`` (tables without the exchange),
-``exchange_s`` and ``reduce_s`` (both with their waits), ``dense_s``."""
+``exchange_s`` and ``reduce_s`` (both with their waits), ``dense_s``; and ``EarlySeconds``."""
 
 
 @dataclass(slots=True)
@@ -92,21 +94,6 @@ def draw_order(spec: RecommendSpec, samples: Samples, epoch: int) -> Ints:
     return samples.order(source, spec.train.shuffle)
 
 
-class TimedExchange(TableExchange):
-    """An exchange that counts its uses and their seconds, waits for other ranks included."""
-
-    spent_s = 0.0
-    swaps = 0
-
-    def swap(self, stage: str, blocks: Sequence[Tensor], expected: Sequence[int]) -> list[Tensor]:
-        """As ``TableExchange.swap``."""
-        began = time.perf_counter()
-        arrived = super().swap(stage, blocks, expected)
-        self.spent_s += time.perf_counter() - began
-        self.swaps += 1
-        return arrived
-
-
 class _Clock:
     """Seconds since it was last read."""
 
@@ -131,25 +118,31 @@ class RankTrainer:
         plan: TablePlan,
         journal: EventSink,
         exchange: TimedExchange,
+        *,
+        is_early: bool = True,
     ) -> None:
+        """Draw this rank's weights.
+
+        Args:
+            folder: The run's.
+            spec: The run.
+            samples: Its samples.
+            plan: Where tables lie.
+            journal: What is measured goes here.
+            exchange: Among the plan's ranks.
+            is_early: Whether a step reads the input and sends the ids of those after it; losses
+                are the same to the bit.
+        """
         self.folder, self.spec, self.samples, self.plan = folder, spec, samples, plan
         self.journal, self.exchange = journal, exchange
         step = SparseStep(spec.tables.optimizer, lr=spec.tables.lr)
-        wire = spec.tables.wire
-        self.tables = ShardedTables(
-            plan,
-            exchange,
-            step,
-            seed=spec.train.seed,
-            forward=wire,
-            backward=wire,
-            kept=keep_rows(spec, samples, plan, step, folder, exchange.rank, newest_step(folder)),
-        )
+        kept = keep_rows(spec, samples, plan, step, folder, exchange.rank, newest_step(folder))
+        self.tables = make_tables(spec, plan, exchange, step, kept)
         self._known_epoch = -1
         """The epoch whose steps the tables' caches know."""
         self.dense = build_model(
             spec.model,
-            [each.table for each in plan.placements],
+            plan.outputs,
             samples.numbers.shape[1],
             seed=spec.train.seed,
         )
@@ -157,6 +150,9 @@ class RankTrainer:
             self.dense.parameters(), lr=spec.train.lr, weight_decay=spec.train.weight_decay
         )
         self.sharing = BatchSharing(spec, self.dense)
+        self._ahead = StepsAhead(self._make_input, is_early=is_early)
+        self._order: tuple[int, Ints] = -1, np.zeros(0, dtype=np.int64)
+        """The epoch that was drawn last, and its order."""
         self.step = 0
         self.is_asked_to_stop = False
         self.losses: list[float] = []
@@ -191,7 +187,7 @@ class RankTrainer:
         while self.step < end and not self.is_asked_to_stop:
             began = time.perf_counter()
             with self.journal.phase("train", step=self.step + 1):
-                loss, count, parts = self._train_step()
+                loss, count, parts = self._train_step(end)
             self.step += 1
             self.losses.append(loss)
             took = time.perf_counter() - began
@@ -217,6 +213,7 @@ class RankTrainer:
             if is_due or self.is_asked_to_stop:
                 with self.journal.phase("save", step=self.step):
                     self._save()
+        self._ahead.stop()
         reason = "interrupted" if self.is_asked_to_stop else "done"
         return Trained(self.step, self.losses, self.best, self.traffic, reason)
 
@@ -242,33 +239,61 @@ class RankTrainer:
         order = draw_order(self.spec, self.samples, 0)
         return predict_hits(self.tables, self.samples, order, self.spec.train.batch)
 
-    def _train_step(self) -> tuple[float, int, StepParts]:
-        epoch, within = divmod(self.step, self.epoch_steps)
-        batch = self.spec.train.batch
-        order = draw_order(self.spec, self.samples, epoch)
+    def _draw(self, step: int) -> Ints:
+        """The samples of a step, over all ranks."""
+        epoch, within = divmod(step, self.epoch_steps)
+        drawn = self._order
+        if drawn[0] != epoch:
+            drawn = self._order = epoch, draw_order(self.spec, self.samples, epoch)
+        return drawn[1][within * self.spec.train.batch : (within + 1) * self.spec.train.batch]
+
+    def _make_input(self, step: int) -> StepInput:
+        """A step's input, from samples alone: another thread makes it."""
+        index = self._draw(step)
+        jagged, numbers, labels = self.samples.batch(self._share(index))
+        delivery = self.tables.deliver(self.sharing.share(jagged))
+        return StepInput(len(index), delivery, numbers, labels)
+
+    def _tell_caches(self) -> None:
+        """Tell caches that know the coming steps of an epoch those of this one."""
+        epoch, batch = self.step // self.epoch_steps, self.spec.train.batch
         if self.spec.tables.cache_policy == "trace" and self._known_epoch != epoch:
+            order = draw_order(self.spec, self.samples, epoch)
             expect_epoch(self.tables, self.samples, order, batch, epoch * self.epoch_steps)
             self._known_epoch = epoch
-        index = order[within * batch : (within + 1) * batch]
-        jagged, numbers, labels = self.samples.batch(self._share(index))
+
+    def _fetch_ahead(self, end: int) -> None:
+        """Begin to read from files what the next step of this epoch looks up, on all ranks."""
+        coming = self.step + 1
+        if self.spec.tables.memory_mib and coming < end and coming % self.epoch_steps:
+            fetch_ahead(self.tables, self.samples.batch(self._draw(coming))[0])
+
+    def _train_step(self, end: int) -> tuple[float, int, StepParts]:
+        self._tell_caches()
         self.exchange.clear()
         self.exchange.spent_s, self.exchange.swaps = 0.0, 0
         clock = _Clock()
-        pooled = self.tables(self.sharing.share(jagged, is_counted=True))
-        if self.spec.tables.memory_mib and within + 1 < self.epoch_steps:
-            coming = order[(within + 1) * batch : (within + 2) * batch]
-            fetch_ahead(self.tables, self.samples.batch(coming)[0])
+        given, early = self._ahead.take(self.step, end)
+        count, numbers, labels = given.samples, given.numbers, given.labels
+        self._ahead.begin_next(early)
+        clock.lap()
+        spent_s = self.exchange.spent_s
+        pooled = self.tables(given.delivery)
+        self.sharing.count(given.delivery.batch)
+        self._fetch_ahead(end)
+        self._ahead.advance()
         tables_s = clock.lap()
         cut = pooled.detach().requires_grad_()
         logits = self.dense(cut, numbers)
         loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, labels, reduction="sum")
         self.optimizer.zero_grad()
-        (loss / len(index)).backward()
+        (loss / count).backward()
         dense_s = clock.lap()
+        self._ahead.advance()
         pooled.backward(cut.grad)
         tables_s += clock.lap()
         asked = self.exchange.rank == 0 and (self.folder / "stop").exists()
-        words = [float(loss.detach().double()) / len(index), float(asked)]
+        words = [float(loss.detach().double()) / count, float(asked)]
         total, stops = self._sum(torch.tensor(words, dtype=torch.float64)).tolist()
         self.is_asked_to_stop = stops > 0
         if not math.isfinite(total):
@@ -286,14 +311,15 @@ class RankTrainer:
         self.traffic.ids += int(sum(each.sum() for each in self.tables.ids_received.values()))
         for stage, sent in self.exchange.sent.items():
             self.traffic.sent[stage] = self.traffic.sent[stage] + sent
-        spent_s = self.exchange.spent_s
+        early.ids_s, early.ids_waited_s = given.delivery.travel_s, given.delivery.waited_s
         parts: StepParts = {
-            "lookup_s": tables_s - spent_s,
-            "exchange_s": spent_s,
+            "lookup_s": tables_s - (self.exchange.spent_s - spent_s),
+            "exchange_s": self.exchange.spent_s,
             "dense_s": dense_s,
             "reduce_s": reduce_s,
+            **asdict(early),
         }
-        return total, len(index), parts
+        return total, count, parts
 
     def _sum(self, tensor: Tensor) -> Tensor:
         if self.exchange.ranks > 1:
@@ -326,18 +352,18 @@ class RankTrainer:
         logits = np.zeros(end - begin)
         for at in range(begin, end, 8192):
             index = np.arange(at, min(end, at + 8192))
-            logits[at - begin : at - begin + len(index)] = self._logits(index)
+            logits[at - begin : at - begin + len(index)] = self.logits(index)
         labels = self.samples.labels[begin:end].astype(np.float64)
         return measure_auc(logits, labels), measure_entropy(logits, labels)
 
-    def _logits(self, index: Ints) -> Floats:
+    def logits(self, index: Ints) -> Floats:
         """Logits of samples, each computed by one rank."""
         ranks, rank = self.exchange.ranks, self.exchange.rank
         whole = torch.zeros(len(index), dtype=torch.float64)
         jagged, numbers, _ = self.samples.batch(self._share(index))
         with torch.no_grad():
             begin = rank * len(index) // ranks
-            own = self.dense(self.tables(self.sharing.share(jagged)), numbers)
+            own = score_tiles(self.dense, self.tables(self.sharing.share(jagged)), numbers)
             whole[begin : begin + len(own)] = own.double()
         return self._sum(whole).numpy()
 

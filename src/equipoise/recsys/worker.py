@@ -28,12 +28,13 @@ from equipoise.launch.agent import end_with_agent
 from equipoise.launch.last_words import say_process
 from equipoise.launch.leave import run_and_leave
 from equipoise.observe.journal import Journal
+from equipoise.recsys.exchange import TimedExchange
 from equipoise.recsys.folder import read_prepared, read_trained
 from equipoise.recsys.place import plan_samples, predict_traffic
 from equipoise.recsys.samples import Samples, read_samples
 from equipoise.recsys.sessions.sharing import table_groups
 from equipoise.recsys.tiers.run import count_held
-from equipoise.recsys.trainer import RankTrainer, TimedExchange
+from equipoise.recsys.trainer import RankTrainer
 from equipoise.schedule.tables.placement import TablePlan
 from equipoise.spec.names import RECOMMEND
 from equipoise.spec.recommend import RecommendSpec
@@ -109,6 +110,8 @@ def make_record(
     predicted = predict_traffic(spec, samples, answer.plan)
     has_steps = rows[0]["measured"]["steps"] > 0
     before = {} if has_steps else read_trained(folder)
+    hosts = np.arange(answer.plan.ranks) // answer.plan.per_host
+    away = hosts[:, None] != hosts[None, :]
     traffic = [
         {
             "rank": rank,
@@ -116,6 +119,8 @@ def make_record(
             "predicted_ids": int(predicted["ids"][rank]),
             "sent_bytes": sum(row["measured"]["sent_bytes"]),
             "predicted_sent_bytes": int(predicted["bytes"][rank].sum()),
+            "across_bytes": float(np.sum(np.asarray(row["measured"]["sent_bytes"])[away[rank]])),
+            "predicted_across_bytes": int(predicted["bytes"][rank][away[rank]].sum()),
             "held_bytes": int(answer.held_bytes[rank]),
         }
         for rank, row in enumerate(rows)
@@ -139,6 +144,8 @@ def make_record(
             for each in answer.plan.placements
         ],
         "plan": {"skew": answer.skew, "gap": answer.gap},
+        "hosts": answer.plan.hosts,
+        "towers": [list(each.tables) for each in answer.plan.towers],
         "step": rows[0]["step"],
         "losses": rows[0]["losses"],
         "best": rows[0]["best"],

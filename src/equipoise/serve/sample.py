@@ -69,8 +69,8 @@ class Sampling:
             (
                 "repetition_penalty",
                 self.repetition_penalty,
-                0 < self.repetition_penalty < _INFINITE,
-                "above 0",
+                0.01 <= self.repetition_penalty <= 100,
+                "from 0.01 to 100",
             ),
             ("presence_penalty", self.presence_penalty, -2 <= self.presence_penalty <= 2, _TWO),
             ("frequency_penalty", self.frequency_penalty, -2 <= self.frequency_penalty <= 2, _TWO),
@@ -114,7 +114,9 @@ def adjust(
 
 def probabilities(logits_V: Tensor, sampling: Sampling) -> Tensor:
     """The probabilities that tokens are drawn by, float64 [V]; most are zero after ``top_k``."""
-    logits_V = logits_V.double() / sampling.temperature
+    logits_V = logits_V.double()
+    # The largest becomes 0: divided by the smallest temperatures, others are minus infinity.
+    logits_V = (logits_V - logits_V.max()) / sampling.temperature
     if 0 < sampling.top_k < len(logits_V):
         least = torch.topk(logits_V, sampling.top_k).values[-1]
         logits_V = logits_V.masked_fill(logits_V < least, -torch.inf)

@@ -69,7 +69,7 @@ class ModelTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text, with what the tokenizer's own rules add."""
-        return list(self.core.encode(text).ids)
+        return self._ids(text, special=True)
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """Token ids of a conversation, up to where the assistant answers.
@@ -90,7 +90,12 @@ class ModelTokenizer:
             text = self._template.render(messages, add_generation_prompt=True)
         except RenderError as error:
             raise ModelError(f"The conversation cannot be written: {error}.") from None
-        return list(self.core.encode(text, add_special_tokens=False).ids)
+        return self._ids(text, special=False)
+
+    def _ids(self, text: str, *, special: bool) -> list[int]:
+        # A batch of one: only for batches other threads go on meanwhile.
+        (encoding,) = self.core.encode_batch([text], add_special_tokens=special)
+        return list(encoding.ids)
 
 
 def has_template(files: ModelFiles) -> bool:

@@ -29,7 +29,12 @@ from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.pack import PackedStep, Pieces
 from equipoise.spec.run.spec import PackSpec
-from equipoise.spec.workload import distribution_names, draw_lengths, read_lengths
+from equipoise.spec.workload import (
+    distribution_names,
+    draw_lengths,
+    listed_lengths,
+    read_lengths,
+)
 
 STEPS = 9
 """Steps among which the one of median work stands for all; odd, so that one is the median."""
@@ -56,7 +61,7 @@ def step_packer(model: ModelSpec, lengths: str | ArrayLike, options: StepOptions
 
     Args:
         model: What a document's work is counted for.
-        lengths: A distribution's name, a file of lengths, or lengths [tokens].
+        lengths: A distribution's name, a file, or lengths [tokens], also as text: 3000,40,900.
         options: Window, sequences, policy and seed, which no choice changes.
 
     Raises:
@@ -108,7 +113,7 @@ def read_documents(
     """Lengths as given, as read from a file, or enough draws of a distribution.
 
     Args:
-        lengths: A distribution's name, a file of lengths, or lengths [tokens].
+        lengths: A distribution's name, a file, or lengths [tokens], also as text: 3000,40,900.
         context_tokens: Window; longer documents are cut.
         most_tokens: For how many tokens draws have to be enough.
         seed: Of the draws.
@@ -118,6 +123,8 @@ def read_documents(
     """
     if not isinstance(lengths, str):
         return np.asarray(lengths)
+    if (listed := listed_lengths(lengths)) is not None:
+        return np.array(listed)
     if lengths not in distribution_names():
         return read_lengths(Path(lengths))
     documents = 4096

@@ -9,14 +9,14 @@ Kept true (tests/unit/sim/test_parts.py)
     Equal questions get equal answers; a curve read beyond its sizes is named.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from equipoise.base.arrays import Floats
 from equipoise.cost.kernel import attention_s, attention_slowdown, gemm_s, stream_s
 from equipoise.cost.link import Op, collective_s, group_of
-from equipoise.cost.step.dispatch import ExpertRoutes
+from equipoise.cost.step.dispatch import ExpertRoutes, carried_bytes_per_s
 from equipoise.cost.step.layer import Collective
 from equipoise.cost.step.request import Precision
 from equipoise.schedule.attention.price import LinkPrice, Links
@@ -155,16 +155,25 @@ class Machine:
             self._traffic[ranks, at_once] = seconds
         return self._traffic[ranks, at_once]
 
-    def expert_routes(self, ranks: tuple[int, ...], most_nodes: int = 0) -> ExpertRoutes | None:
-        """What connects the ranks that share a layer's experts; None of one rank."""
+    def expert_routes(
+        self, ranks: tuple[int, ...], most_nodes: Callable[[int], int]
+    ) -> ExpertRoutes | None:
+        """What connects the ranks that share a layer's experts; None of one rank.
+
+        Args:
+            ranks: Who they are.
+            most_nodes: Of nodes, how many a row is sent to at most.
+        """
         if len(ranks) == 1:
             return None
         stand = self.stand(ranks)
         nodes = len(np.unique(self.cluster.node_of(stand)))
         touched = [self.cluster.classes[at] for at in np.unique(self.cluster.class_of(stand))]
         far = min(each.nic_bytes_per_s for each in touched) if nodes > 1 else 0.0
-        near = min(each.tiers[-1].link.bytes_per_s for each in touched)
-        return ExpertRoutes(len(ranks), nodes, near, far, most_nodes)
+        near = min((each.tiers[-1].link for each in touched), key=lambda link: link.bytes_per_s)
+        carried = carried_bytes_per_s(near.name)
+        most = most_nodes(nodes)
+        return ExpertRoutes(len(ranks), nodes, near.bytes_per_s, far, most, carried)
 
     def hop_s(
         self, source: int, target: int, size_bytes: float, *, at_once: int | None = None

@@ -118,7 +118,7 @@ class StepParts:
             machine.collective(ranks) if layout.tp > 1 else None,
             machine.collective(experts) if layout.ep > 1 else None,
             machine.collective(tuple(layout.group_of(0, "etp"))) if layout.etp > 1 else None,
-            machine.expert_routes(experts, options.stack.dispatch_nodes),
+            machine.expert_routes(experts, model.most_nodes),
         )
         self._next = layout.rank_at(pp=min(1, layout.pp - 1))
         self._links: Links | None = None

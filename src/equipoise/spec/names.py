@@ -1,5 +1,7 @@
 """Names of files that several rooms look for."""
 
+from pathlib import Path
+
 RESOLVED = "resolved.json"
 """The resolved run, in a run's folder."""
 
@@ -14,3 +16,15 @@ CHECKPOINTS = "checkpoint"
 
 RECOMMEND = "recommend.json"
 """The record of a recommender's run, in its folder."""
+
+RANKED = "spec.json"
+"""What the ranks of a recommender's run obey, in its folder."""
+
+LOW_BIT = "ranking.json"
+"""What a folder says of itself that holds a recommender in few bits."""
+
+
+def is_recommender(folder: Path) -> bool:
+    """Whether a folder is that of a recommender's run, or holds one in few bits."""
+    is_run = (folder / RANKED).is_file() and not (folder / RESOLVED).exists()
+    return is_run or (folder / LOW_BIT).is_file()

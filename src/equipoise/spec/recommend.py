@@ -26,6 +26,7 @@ from equipoise.spec.run.faults import describe, explain_refusal, refuse_text
 from equipoise.spec.run.load import parse_toml
 from equipoise.spec.run.spec import FaultKind, FaultSpec, SpareRanks
 from equipoise.spec.tables.table import SparseOptimizer
+from equipoise.spec.towers import TowerKind, TowerSizes, require_hosts, require_towers
 
 KIND = "recommend"
 _STRICT = ConfigDict(strict=True, allow_inf_nan=False)
@@ -90,6 +91,27 @@ class RankModelSpec:
     """Columns to which its products are compressed."""
     hidden: tuple[_Count, ...] = (64,)
     """Hidden widths of the MLP behind its products."""
+    towers: tuple[tuple[str, ...], ...] = ()
+    """Columns of each tower, which a host holds; none: rows go to samples as they are."""
+    tower_module: TowerKind = "identity"
+    """What a tower makes of its vectors before they leave its host."""
+    tower_vectors: Annotated[int, Field(ge=0, le=4096)] = 0
+    """Vectors that leave a tower; 0: one for each of its columns."""
+    tower_width: Annotated[int, Field(ge=0, le=4096)] = 0
+    """Floats of each; 0: as many as of every embedding."""
+    tower_low_rank: _Count = 8
+    """Rank of the matrix of a cross tower."""
+
+    @property
+    def tower_sizes(self) -> TowerSizes:
+        """The module of every tower."""
+        return TowerSizes(
+            self.tower_module,
+            self.width,
+            self.tower_vectors,
+            self.tower_width,
+            self.tower_low_rank,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +161,8 @@ class RankLayoutSpec:
     """How many ranks, and how long they wait for each other."""
 
     dp: Annotated[int, Field(ge=1, le=1024)] = 2
+    ranks_per_host: Annotated[int, Field(ge=0, le=1024)] = 0
+    """Ranks of a host, for what is placed on hosts and counted between them; 0: all are on one."""
     deadline_s: Annotated[float | None, Field(gt=0, le=36_000)] = None
     """Longest wait of one rank for another; ten steps and at least 30 s unless given."""
 
@@ -299,6 +323,9 @@ def _require(spec: RecommendSpec) -> None:
             f"{spec.tables.memory_mib:g}: files hold rows as fp32. Set one of them."
         )
     _require_groups(spec)
+    columns, shares = (*spec.data.ids, *spec.data.bags), bool(spec.tables.deduplicate)
+    require_towers(spec.model.towers, spec.model.tower_sizes, columns, shares_rows=shares)
+    require_hosts(len(spec.model.towers), spec.layout.dp, spec.layout.ranks_per_host)
 
 
 def _require_groups(spec: RecommendSpec) -> None:

@@ -43,6 +43,8 @@ _MODEL_WORDS = (
     "top_k",
     "expert_ffn",
     "identity_experts",
+    "expert_groups",
+    "kept_groups",
     "shared_ffn",
     "shortcut",
     "dense_layers",
@@ -56,6 +58,8 @@ _FROM_ZERO = (
     "top_k",
     "expert_ffn",
     "identity_experts",
+    "expert_groups",
+    "kept_groups",
     "shared_ffn",
     "shortcut",
     "dense_layers",
@@ -252,6 +256,12 @@ def _model_of(words: Mapping[str, int]) -> ModelSpec:
             "model: shortcut lets rows of experts travel beside a shared expert. Give experts and "
             "shared_ffn too."
         )
+    groups, kept = words.get("expert_groups", 0), words.get("kept_groups", 0)
+    if (groups == 0) != (kept == 0) or kept > groups or (groups and experts % groups):
+        raise SpecError(
+            f"model: {experts} experts in expert_groups = {groups} with kept_groups = {kept}. "
+            f"Give both, kept_groups between 1 and expert_groups, which divides experts."
+        )
     gated = bool(words.get("gated", 1))
     ffn = words.get("ffn") or (-(-8 * hidden // 768) * 256 if gated else 4 * hidden)
     return ModelSpec(
@@ -268,6 +278,8 @@ def _model_of(words: Mapping[str, int]) -> ModelSpec:
         top_k=top_k,
         expert_ffn=words.get("expert_ffn") or (ffn if experts else 0),
         identity_experts=words.get("identity_experts", 0),
+        expert_groups=groups,
+        kept_groups=kept,
         shared_ffn=words.get("shared_ffn", 0),
         shortcut=bool(words.get("shortcut", 0)),
         dense_layers=words.get("dense_layers", 0),

@@ -28,7 +28,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.base.errors import DataError
+from equipoise.base.errors import DataError, SpecError
 from equipoise.base.nearest import nearest
 from equipoise.base.read import parse_json, reason, require_file
 
@@ -83,6 +83,33 @@ def draw_lengths(name: str, documents: int, *, seed: int = 0) -> Lengths:
     drawn = np.random.Generator(np.random.PCG64(seed)).random(documents)
     lengths: Lengths = np.rint(np.exp(np.interp(drawn, quantiles, np.log(tokens)))).astype(np.int64)
     return lengths
+
+
+def listed_lengths(text: str, *, least: int = 1) -> tuple[int, ...] | None:
+    """Lengths in a list, as in 3000,40,900; None if the text names something instead.
+
+    Args:
+        text: What ``--lengths`` gives.
+        least: The shortest length [tokens].
+
+    Raises:
+        SpecError: a word of the list is not a length.
+    """
+    if "," not in text and not text.isdigit():
+        return None
+    words = [word.strip() for word in text.rstrip(",").split(",")]
+    wrong = [word for word in words if not re.fullmatch(r"\d+(_\d+)*", word)]
+    wrong = wrong or [
+        word for word in words if len(word) > 20 or not least <= int(word) <= _MOST_TOKENS
+    ]
+    if not wrong:
+        return tuple(int(word) for word in words)
+    if Path(text).is_file():
+        return None
+    raise SpecError(
+        f'--lengths {text}: "{wrong[0]}" is not a length. Give whole numbers of tokens, as in '
+        f"3000,40,900."
+    )
 
 
 def read_lengths(file: Path) -> Lengths:

@@ -2,9 +2,8 @@
 
 What it decides
     When to stop; when to save, ``train.saving`` says, and what the disk has to do with it,
-    ``train.watch``.
-    Everything else was decided by run.toml, the stream, the packer and the curve, each a pure
-    function that every rank evaluates for itself.
+    ``train.watch``. Everything else was decided by run.toml, the stream, the packer and the curve,
+    each a pure function that every rank evaluates for itself.
 """
 
 import dataclasses
@@ -48,6 +47,7 @@ from equipoise.train.curves import (
 from equipoise.train.evaluate import Evaluator
 from equipoise.train.folder import RunFolder
 from equipoise.train.health.host import HostWatch
+from equipoise.train.health.links import LinkWatch
 from equipoise.train.health.slow import SlowWatch
 from equipoise.train.process import StopRequest, return_freed_memory, spare_small_chunks
 from equipoise.train.saving.loads import loads_texts, resume_loads
@@ -73,6 +73,9 @@ class Position:
 
 class Trainer:
     """One rank's part of a run, from its folder to its last step."""
+
+    links: LinkWatch | None = None
+    """What is known of the ranks' links."""
 
     def __init__(
         self, folder: Path, resolved: ResolvedFile, ranks: Ranks, journals: Sequence[Journal]
@@ -186,7 +189,7 @@ class Trainer:
             stack.callback(self.ground.close)
             stack.callback(self.saves.close)
             pauses = self.runner.own.pauses = stack.enter_context(GarbagePauses())
-            self._slow = SlowWatch(self.ranks, self.journal, pauses, sides=len(self.sides))
+            self._slow = SlowWatch(self.ranks, self.journal, pauses, self.links, len(self.sides))
             sinks = open_sinks(self.folder, self.spec, is_first=self.ranks.rank == 0)
             stack.callback(sinks.close)
             sampler = stack.enter_context(HostSampler())
@@ -214,7 +217,6 @@ class Trainer:
         began, first, loss = time.perf_counter(), self.position.step, float("nan")
         while self.position.step < steps:
             step = self.position.step + 1
-            stop_asked = bool(stop) or self._is_stop_left()
             word = saves.word | self.ground.look(
                 has_unsaved=saves.saved_step < self.position.step, is_saving=saves.is_under_way
             )
@@ -226,7 +228,7 @@ class Trainer:
                 rate=learning_rate(self.spec.train, step),
                 clip_norm=self.spec.train.clip_norm,
                 last_good=self._last_good,
-                stop_asked=stop_asked,
+                stop_asked=bool(stop) or self._is_stop_left(),
                 word=word,
             )
             result, loads, loss = results[0], packs[0][1], results[0].loss
@@ -255,8 +257,7 @@ class Trainer:
             if result.stop:
                 reason = "interrupted"
                 break
-            is_due = saves.is_due(step) or step == steps
-            if is_due or result.words[0] & Word.SAVE:
+            if saves.is_due(step) or step == steps or result.words[0] & Word.SAVE:
                 self._leave_if_gone(view)
                 waits = bool(result.words[0] & Word.TIGHT)
                 self._save(view, waits=waits, must=step == steps)
@@ -277,8 +278,7 @@ class Trainer:
             journal.flush()
         for sentence in self.ground.settle():
             view.say(sentence)
-        done = self.position.step - first
-        if done:
+        if done := self.position.step - first:
             took_s = time.perf_counter() - began - self.evaluator.spent_s
             view.say(summary_line(done, done * self.spec.pack.step_tokens, took_s, loss))
         self._doubt_curve(view)

@@ -81,6 +81,7 @@ def _train(
     proves: bool = True,
     watchdog: Watchdog | None = None,
     fence: Fence | None = None,
+    links: LinkWatch | None = None,
 ) -> None:
     if ranks.world != resolved.ranks:
         data_ranks, left = divmod(ranks.world, resolved.spec.layout.sharing)
@@ -102,6 +103,7 @@ def _train(
             for journal, (_, side) in zip(journals, resolved_sides(folder, resolved), strict=True):
                 prove_layout(side, ranks, journal, cache)
         trainer = Trainer(folder, resolved, ranks, journals)
+        trainer.links = links
         if injector is not None:
             injector.trainer = trainer
         label = " | ".join(resolved.compare or [resolved.spec.pack.policy])
@@ -130,17 +132,19 @@ def main() -> int:
     end_with_agent()
     say_process(rank)
     try:
-        resolved = read_resolved(folder)
+        with RankWords(folder, (), rank).told():
+            resolved = read_resolved(folder)
         settle(int(os.environ.get("LOCAL_RANK", rank)), pin=resolved.spec.layout.pin)
         sides = tuple(each for each, _ in resolved_sides(folder, resolved))
         words = RankWords(folder, sides, rank, (FolderTakenError, FolderGoneError))
+        links = LinkWatch(sides)
         with ExitStack() as stack, words.told():
             joined = join_from_environment(
                 run_facts(resolved),
                 deadline_s=resolved.spec.layout.deadline_s,
                 tell=words.tell,
                 tell_late=words.tell_late,
-                hear_links=LinkWatch(sides).hear,
+                hear_links=links.hear,
             )
             ranks, watchdog = stack.enter_context(joined)
             fence = stack.enter_context(hold_folder(folder, ranks))
@@ -152,6 +156,7 @@ def main() -> int:
                 proves=not args.no_proof,
                 watchdog=watchdog,
                 fence=fence,
+                links=links,
             )
     except EquipoiseError as error:
         complain(str(error))

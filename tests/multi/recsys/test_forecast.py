@@ -1,15 +1,18 @@
 """What verbs say of a recommender: placements, predicted seconds, and a journal beside them."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from equipoise.comm.local import run_ranks
+from equipoise.dash.recommend.report import render
 from equipoise.recsys.foresight.forecast import count_exchanges, count_step, read_rates
 from equipoise.recsys.place import plan_samples
 from equipoise.recsys.samples import read_samples
-from equipoise.spec.recommend import read_recommend
+from equipoise.recsys.worker import make_record
+from equipoise.spec.recommend import RankLayoutSpec, read_recommend
 from support.read_run import events
 from support.recsys.clicks import train_part, write_clicks
 from support.verbs import run
@@ -84,6 +87,55 @@ def test_exchanges_and_parts_are_those_of_a_run(run_toml: Path, tmp_path: Path) 
         assert all(0 < each[part] < each["step_s"] for each in steps for part in PARTS[:4])
         counts = count_step(spec, samples, answer)
         assert [each.samples for each in counts] == [32.0, 32.0]
+
+
+TOWERS = {
+    "model.towers": '[["ad", "words"], ["user"]]',
+    "model.tower_module": "linear",
+    "model.tower_width": "2",
+    "layout.ranks_per_host": "1",
+}
+
+
+def test_towers_are_planned_counted_and_recorded(
+    run_toml: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [word for key, value in TOWERS.items() for word in (f"--{key}", value)]
+    code, out, err = run(capsys, "plan", run_toml, *words, "--json")
+    assert code == 0, err
+    planned = json.loads(out)
+    assert planned["towers"] == [
+        {"columns": ["ad", "words"], "host": 0, "vectors": 2},
+        {"columns": ["user"], "host": 1, "vectors": 1},
+    ]
+    code, out, _ = run(capsys, "plan", run_toml, *words)
+    assert "Tower 1 on host 0: ad, words; 2 vectors leave it for each sample." in out
+    assert "of it between 2 hosts." in out
+    code, out, _ = run(capsys, "pack", run_toml, *words, "--steps", 3, "--json")
+    assert (code, json.loads(out)[0]["placement"]) == (0, "planned")
+
+    spec, base = read_recommend(run_toml, [*TOWERS.items(), ("train.epochs", "1")])
+    samples = read_samples(spec.data, base)
+    answer = plan_samples(spec, samples)
+    rows = run_ranks(2, train_part, tmp_path / "run", spec, base, 4)
+    steps = events(tmp_path / "run", "recommend")
+    assert {each["exchanges"] for each in steps} == {count_exchanges(spec, answer)}
+    record = make_record(tmp_path / "run", spec, samples, answer, rows)
+    assert (record["hosts"], record["towers"]) == (2, [["ad", "words"], ["user"]])
+    across = [each["across_bytes"] for each in record["traffic"]]
+    assert across == pytest.approx(
+        [each["predicted_across_bytes"] for each in record["traffic"]], rel=0.1
+    )
+    assert sum(across) == pytest.approx(planned["across_bytes"], rel=0.1)
+    assert across == [each["sent_bytes"] for each in record["traffic"]]  # each rank is a host
+    page = render(record)
+    assert "<h2>Sent to other hosts, of 2</h2>" in page
+    assert "<td>1</td><td>ad, words</td>" in page
+    assert "Sent to other hosts" not in render(record | {"hosts": 1})
+    counts = count_step(spec, samples, answer)
+    single = replace(spec, layout=RankLayoutSpec(dp=1))
+    alone = count_step(single, samples, plan_samples(single, samples))
+    assert sum(each.flop for each in counts) == alone[0].flop
 
 
 def test_pack_names_every_placement(run_toml: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from equipoise.comm.local import run_ranks
 from equipoise.recsys.embedding import whole_table
-from equipoise.recsys.trainer import TimedExchange
+from equipoise.recsys.exchange import TimedExchange
 from equipoise.spec.architectures import ARCHITECTURES
 from equipoise.spec.recommend import RecommendSpec, read_recommend
 from support.read_run import EXACT

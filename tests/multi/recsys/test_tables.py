@@ -106,7 +106,7 @@ def test_bytes_are_the_formula_on_every_link(world: int) -> None:
                 assert sent.tolist() == formula[stage].tolist(), (name, optimizer, wire, stage)
                 if sent.any():
                     seen.add(stage)
-    assert seen == set(STAGES)
+    assert seen == set(STAGES) - {"towers"}
 
 
 @pytest.mark.parametrize("world", [2, 4])

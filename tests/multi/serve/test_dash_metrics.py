@@ -9,6 +9,7 @@ from equipoise.dash.web.serving import CONTEXT, COUNTERS, GAUGES, LATENCIES, SER
 from equipoise.fault.runbook.metric_names import METRICS
 from equipoise.observe.prometheus import histogram, parse_metrics
 from equipoise.serve.engine.build import EngineSettings, open_engine
+from equipoise.serve.http.app import make_app
 from equipoise.serve.http.keys import hash_key, make_key
 from equipoise.serve.http.served import serve_model
 from equipoise.serve.http.server import ServerThread
@@ -32,7 +33,7 @@ def page() -> str:
     with open_engine(model, settings, curve=CURVE) as engine:
         engine.prompts = prompt_reader()
         state = ServerState(serve_model(Path("small"), model, engine), TENANTS)
-        with ServerThread(state) as server:
+        with ServerThread(make_app(state), state) as server:
             headers = [{"Authorization": f"Bearer {key}"} for key in KEYS.values()]
             body = {"prompt": "a world of words", "max_tokens": TOKENS, "ignore_eos": True}
             data = json.dumps({**body, "n": ANSWERS}).encode()

@@ -8,9 +8,10 @@ import torch
 
 from equipoise.comm.group import Ranks
 from equipoise.observe.journal import EventSink
+from equipoise.recsys.exchange import TimedExchange
 from equipoise.recsys.place import plan_samples
 from equipoise.recsys.samples import read_samples
-from equipoise.recsys.trainer import RankTrainer, TimedExchange
+from equipoise.recsys.trainer import RankTrainer
 from equipoise.spec.recommend import RecommendSpec
 
 

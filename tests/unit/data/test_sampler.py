@@ -315,6 +315,13 @@ BY_WORK = PackSpec(policy="by-work", context_tokens=8, step_tokens=16)
         ),
         (
             DataError,
+            [[3, 5]],
+            {},
+            "Document lengths have shape (1, 2). Give one number per document, such as "
+            '[len(each["input_ids"]) for each in dataset].',
+        ),
+        (
+            DataError,
             ["3"],
             {},
             "Document lengths have type <U1. Give whole numbers of tokens, such as "

@@ -17,7 +17,7 @@ from equipoise.checkpoint import blocks, manifest
 from equipoise.checkpoint.blocks import SummedFile, sum_block
 from equipoise.comm import patience, signature, standstill
 from equipoise.fault import blame, policy, recover
-from equipoise.fault.detect import links
+from equipoise.fault.detect import links, slow
 from equipoise.fault.drill import inside
 from equipoise.fault.interference.verdict import HostVerdict
 from equipoise.launch import ends
@@ -139,6 +139,12 @@ GUARDS = {
         "_judge",
         lambda *_: None,
         "fault/detect/test_links.py::test_a_cell_is_the_link_and_no_rank",
+    ),
+    "load that comes and goes": Guard(
+        slow,
+        "_HOST_PROOF",
+        12.0,
+        "fault/detect/test_slow.py::test_load_that_comes_and_goes_accuses_nobody",
     ),
     "whose a slow second is": Guard(
         host,

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from equipoise.base.errors import EquipoiseError, FaultError, LayoutError
-from equipoise.launch import local
 from equipoise.launch.agent import PROGRAM, SPARE, whole_environment
+from equipoise.launch.explain import RanksEnd, explain
 from equipoise.launch.forms import Job, Nodes, agent_words
 from equipoise.launch.gang import Launch, spares_command
 from equipoise.launch.last_words import Words
@@ -102,12 +102,12 @@ Root Cause (first observed failure):
 """
 
 
-def explain(log: str = "", *faults: Words) -> EquipoiseError:
+def told(log: str = "", *faults: Words) -> EquipoiseError:
     return ended(log, *faults).error()
 
 
-def ended(log: str = "", *faults: Words) -> local.RanksEnd:
-    return local._explain(Launch(Path("run"), 2, True, 0), log, faults)
+def ended(log: str = "", *faults: Words) -> RanksEnd:
+    return explain(Launch(Path("run"), 2, True, 0), log, faults)
 
 
 def fault(rank: int, name: str = "exception", **fields) -> Words:
@@ -119,7 +119,7 @@ LOST = fault(0, message="Connection closed by peer [127.0.0.1]:1")
 
 
 def test_a_killed_rank_is_named_though_its_peer_complained() -> None:
-    error = explain(KILLED.format(rank=1, number=9), LOST)
+    error = told(KILLED.format(rank=1, number=9), LOST)
     assert isinstance(error, FaultError)
     assert (
         str(error) == f"Rank 1 of 2 (pid 4711) was ended by SIGKILL; it left no traceback. {RESUME}"
@@ -128,28 +128,28 @@ def test_a_killed_rank_is_named_though_its_peer_complained() -> None:
 
 def test_the_agents_own_sigterm_is_no_cause() -> None:
     log = KILLED.format(rank=0, number=signal.SIGTERM.value) + KILLED.format(rank=1, number=11)
-    assert str(explain(log)) == (
+    assert str(told(log)) == (
         f"Rank 1 of 2 (pid 4711) was ended by SIGSEGV; it left no traceback. {RESUME}"
     )
 
 
 def test_an_error_of_ours_is_told_in_its_own_words_and_exit_code() -> None:
     known = fault(1, "error", message="One sentence.", exit_code=4)
-    error = explain(KILLED.format(rank=0, number=9), LOST, known)
+    error = told(KILLED.format(rank=0, number=9), LOST, known)
     assert (str(error), error.exit_code) == ("One sentence.", 4)
 
 
 def test_the_first_exception_that_is_not_a_lost_connection_is_the_cause() -> None:
-    error = explain("", LOST, fault(1, message="bad\nsecond line"))
+    error = told("", LOST, fault(1, message="bad\nsecond line"))
     assert str(error) == f"Rank 1 of 2 failed: ValueError: bad {RESUME}\nTRACE"
 
 
 def test_ranks_that_said_nothing_leave_the_agents_last_lines() -> None:
     log = "\n".join(f"line {number}" for number in range(20))
     tail = "\n".join(f"line {number}" for number in range(5, 20))
-    assert str(explain(log)) == f"The ranks ended without a word. {RESUME}\n{tail}"
+    assert str(told(log)) == f"The ranks ended without a word. {RESUME}\n{tail}"
     traces = [[], ["Traceback (most recent call last):", "NameError: x"]]
-    begun = local._explain(Launch(Path("run"), 2, True, 0), log, [], None, traces)
+    begun = explain(Launch(Path("run"), 2, True, 0), log, [], None, traces)
     assert (begun.kind, begun.rank) == ("failed", 1)
     assert begun.sentence == "Rank 1 of 2 failed before it began: NameError: x"
     assert begun.more == "\n".join(traces[1])

@@ -1,13 +1,18 @@
 """A stem and what is forked from it, with a small program in place of training."""
 
+import dataclasses
 import os
+import resource
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from equipoise.launch.gang import Launch
+from equipoise.launch.local import LocalRanks
 from equipoise.launch.stem import GangOrder, Stem, StemAgent
 
 PROGRAM = """
@@ -152,3 +157,24 @@ def test_what_cannot_be_imported_fails_in_every_rank_with_its_traceback(
     made.close()
     errors = made.errors()
     assert len(errors) == 2 and any(each.endswith("ImportError: no card\n") for each in errors)
+
+
+def test_an_agent_that_cannot_start_its_ranks_says_why_once(started: Started) -> None:
+    launch = Launch(started.folder, 1, quiet=True, port=0, program="twig")
+    with socket.create_server(("127.0.0.1", 0)) as taken, LocalRanks(is_quiet=True) as ranks:
+        port = taken.getsockname()[1]
+        ended = ranks.run(dataclasses.replace(launch, port=port))
+        assert ended is not None and (ended.kind, ended.exit_code) == ("refused", 2)
+        assert str(ended.error()) == (
+            f"Port {port} cannot be used (Address already in use). Choose another with --port, or "
+            "omit --port to take any free one."
+        )
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        process = ranks._stem._process.pid if ranks._stem is not None else 0
+        resource.prlimit(process, resource.RLIMIT_NOFILE, (5, most[1]))
+        ended = ranks.run(launch)
+        assert ended is not None and (ended.kind, ended.exit_code) == ("refused", 6)
+        assert str(ended.error()) == (
+            f"The ranks of {started.folder} cannot be started (Too many open files). Run the same "
+            "command again to resume from the last checkpoint."
+        )

@@ -1,6 +1,8 @@
 """Processes that are all stopped are named once, and again when they go on; stacks are read."""
 
+import dataclasses
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -8,6 +10,11 @@ import time
 from functools import partial
 from pathlib import Path
 
+import pytest
+
+from equipoise.base.errors import FaultError
+from equipoise.launch.gang import Launch
+from equipoise.launch.local import LocalRanks
 from equipoise.launch.still import (
     StoppedRanks,
     describe_start,
@@ -57,6 +64,72 @@ def test_all_that_are_stopped_are_named_once_and_one_alone_is_not() -> None:
     assert whole_s > stopped_s >= 1
 
 
+def test_a_stopped_process_that_starts_ranks_is_named() -> None:
+    child = subprocess.Popen([sys.executable, "-c", WAIT])
+    said: list[tuple[str, list[int], float]] = []
+    try:
+        with StoppedRanks(2, lambda *words: said.append(words), lambda: [child.pid]):
+            for number, count in ((signal.SIGSTOP, 1), (signal.SIGCONT, 2)):
+                child.send_signal(number)
+                wait_for(lambda count=count: len(said) == count)
+    finally:
+        child.kill()
+        child.wait()
+    (text, processes, _), (over, none, whole_s) = said
+    assert text == (
+        f"What starts the ranks is stopped (process {child.pid}: SIGSTOP, or a debugger). Until it "
+        f"goes on, no rank is started, and nobody hears of their end: kill -CONT {child.pid}."
+    )
+    assert processes == [child.pid] and none == []
+    assert over == f"What starts the ranks goes on; it was stopped for {whole_s:.0f} s."
+
+
+HANG = """
+import sys
+if "equipoise.fault.stem" in sys.orig_argv:
+    import os, signal, time
+    def mount():
+        {what}
+    mount()
+"""
+
+
+def test_imports_that_hang_are_ended_with_their_stack_and_those_that_are_stopped_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    launch = Launch(tmp_path, 2, quiet=True, port=0, start_s=4.0)
+    (tmp_path / "sitecustomize.py").write_text(HANG.format(what="time.sleep(600)"))
+    with LocalRanks(is_quiet=True) as ranks:
+        ended = ranks.run(launch)
+    assert ended is not None and (ended.kind, ended.rank, ended.step) == ("hung", None, None)
+    assert re.fullmatch(
+        "No rank has begun within 4 s: process \\d+, which imports for all of them, hangs in "
+        "\\S+sitecustomize.py:6 \\(mount\\).",
+        ended.sentence,
+    )
+    first, second, third, *_ = ended.more.splitlines()
+    assert first == "Innermost line first:"
+    assert (second.split()[-1], third.split()[-1]) == ("(mount)", "(<module>)")
+    assert str(ended.error()).startswith(f"{ended.sentence} Run the same command again to resume")
+
+    stop = "os.kill(os.getpid(), signal.SIGSTOP)"
+    (tmp_path / "sitecustomize.py").write_text(HANG.format(what=stop))
+    stopped: list[int] = []
+
+    def note(text: str, processes: list[int], stopped_s: float) -> None:
+        if processes:
+            stopped.extend(processes)
+            time.sleep(2.0)  # longer than it may hang
+            os.kill(processes[0], signal.SIGKILL)
+
+    with LocalRanks(is_quiet=True, note=note) as ranks:
+        ended = ranks.run(dataclasses.replace(launch, start_s=1.0))
+    assert len(stopped) == 1
+    assert ended is not None
+    assert (ended.kind, ended.sentence) == ("killed", "The ranks ended without a word.")
+
+
 def test_a_rank_that_hangs_is_aborted_with_its_stack_and_a_stopped_one_is_named(
     tmp_path: Path,
 ) -> None:
@@ -104,3 +177,23 @@ def test_a_traceback_that_ends_an_error_stream_is_read(tmp_path: Path) -> None:
     assert read_traceback(0, tmp_path, begun=time.time() + 60) == []
     file.write_text("\n".join([*lines, "NameError: x", "and it went on"]))
     assert read_traceback(0, tmp_path) == []
+
+
+def test_no_rank_starts_again_in_the_place_of_a_folder_that_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, site = tmp_path / "run", tmp_path / "site"
+    site.mkdir()
+    monkeypatch.setenv("PYTHONPATH", str(site), prepend=os.pathsep)
+    go = f"import shutil; shutil.rmtree({str(folder)!r}); os.kill(os.getpid(), signal.SIGKILL)"
+    (site / "sitecustomize.py").write_text(HANG.format(what=go))
+    with LocalRanks(is_quiet=True) as ranks:
+        ended = ranks.run(Launch(folder, 2, quiet=True, port=0))
+        assert ended is not None and ended.kind == "killed"
+        with pytest.raises(FaultError) as caught:
+            ranks.run(Launch(folder, 2, quiet=True, port=0))
+    assert str(caught.value) == (
+        f"The run's folder {folder} is gone, so its ranks cannot start again. Put it back, then "
+        f"run the same command again to resume."
+    )
+    assert not folder.exists()

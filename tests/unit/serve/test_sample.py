@@ -71,7 +71,10 @@ def test_a_token_of_probability_zero_is_never_drawn() -> None:
         ({"top_p": 1.5}, "top_p must be above 0 and at most 1; it is 1.5."),
         ({"seed": -3}, "seed must be from 0 to 2**63 - 1; it is -3."),
         ({"min_p": 1.5}, "min_p must be from 0 to 1; it is 1.5."),
-        ({"repetition_penalty": 0.0}, "repetition_penalty must be above 0; it is 0.0."),
+        (
+            {"repetition_penalty": 1e-300},
+            "repetition_penalty must be from 0.01 to 100; it is 1e-300.",
+        ),
         ({"presence_penalty": 2.5}, "presence_penalty must be from -2 to 2; it is 2.5."),
         ({"frequency_penalty": -3.0}, "frequency_penalty must be from -2 to 2; it is -3.0."),
         ({"logit_bias": {3: 1.0, 4: 101.0}}, "logit_bias must be from -100 to 100; it is 101.0."),
@@ -124,3 +127,11 @@ def test_log_probabilities_of_a_row_do_not_depend_on_other_rows() -> None:
     together = log_probabilities(logits)
     assert torch.equal(torch.stack([log_probabilities(row[None])[0] for row in logits]), together)
     assert float(together.exp().sum(1).sub(1).abs().max()) < 1e-5
+
+
+def test_the_smallest_temperature_takes_the_likeliest_token() -> None:
+    logits = torch.tensor([1.0, 3.0, 2.0, -torch.inf])
+    for temperature in (5e-324, 1e-308, 1e-9):
+        sampling = Sampling(temperature=temperature)
+        assert probabilities(logits, sampling).tolist() == [0.0, 1.0, 0.0, 0.0]
+        assert {choose_token(logits, sampling, at) for at in range(20)} == {1}

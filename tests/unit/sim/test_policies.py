@@ -8,9 +8,11 @@ import pytest
 
 from equipoise.base.errors import EquipoiseError
 from equipoise.cli.main import main
+from equipoise.cost.step.request import StepOptions
 from equipoise.sim.policies.compare import PolicyComparison, compare_policies
-from equipoise.sim.policies.setting import CompareOptions
+from equipoise.sim.policies.setting import CompareOptions, PolicySetting, fitting
 from equipoise.sim.request import StepRequest
+from equipoise.spec.layout import Layout
 
 WLB = StepRequest(
     "llama2-7b",
@@ -20,6 +22,7 @@ WLB = StepRequest(
     4,
     lengths="pretrain-128k",
 )
+AGAIN = ["attention", "every-4", "every-3", "every-2", "selective", "full"]
 POLICIES = ["in-order", "by-tokens", "by-work", "delayed", "divided-in-time", "divided", "gangs"]
 
 
@@ -70,6 +73,19 @@ def test_what_does_not_fit_gets_the_first_change_that_does() -> None:
     )
     row = compare_policies(request, ["divided"], steps=1).row("divided")
     assert (row.change, row.layout, row.fits) == ("zero=2", "tp=8,dp=16,zero=2", True)
+
+
+def test_more_zero_is_tried_with_less_recomputation() -> None:
+    layout = Layout(tp=8, dp=8, zero=1)
+    rows = fitting(PolicySetting("gangs", layout, StepOptions(65_536, 4), None))
+    assert [[each.change for each in row] for row in rows[:2]] == [
+        ["zero=2", "zero=3"],
+        [f"--recompute {how}" for how in AGAIN],
+    ]
+    assert [each.change for each in rows[2]] == [f"zero=2 --recompute {how}" for how in AGAIN]
+    assert {each.layout.zero for each in rows[3]} == {3}
+    fixed = PolicySetting("gangs", layout, StepOptions(65_536, 4, recompute="full"), None)
+    assert [[each.change for each in row] for row in fitting(fixed)] == [["zero=2", "zero=3"]]
 
 
 def test_whole_documents_and_a_cap_of_each_rank() -> None:

@@ -89,6 +89,8 @@ def test_packed_documents_are_priced_as_they_are_given() -> None:
     halves = simulate(dataclasses.replace(EIGHT, documents=[[[2048, 2048]] * 8] * 4))
     assert halves.tokens == whole.tokens and halves.useful_flop < whole.useful_flop
     listed = simulate(dataclasses.replace(EIGHT, lengths=[4096] * 32))
+    as_text = ",".join(["4096"] * 32)
+    assert simulate(dataclasses.replace(EIGHT, lengths=as_text)).step_s == listed.step_s
     assert listed.step_s == whole.step_s
 
 

@@ -201,6 +201,16 @@ def test_options_that_are_none(changes: dict, error: type, message: str) -> None
     assert str(caught.value) == message
 
 
+def test_more_passes_than_are_replayed_are_refused() -> None:
+    with pytest.raises(LayoutError) as caught:
+        price_step(MODEL, h100(8), Layout(pp=8), options(step_sequences=800_000))
+    assert str(caught.value) == (
+        "800,000 micro-batches through 8 stages are 6,400,000 passes, and 1,048,576 at most are "
+        "replayed. Give larger micro-batches, more data-parallel ranks, or a step of fewer "
+        "sequences."
+    )
+
+
 def test_stages_differ_and_the_fullest_counts() -> None:
     price = price_step(MODEL, h100(8), Layout(pp=8), options())
     assert len(np.unique(np.round(price.memory_bytes))) > 4

@@ -67,8 +67,8 @@ def test_a_layout_of_words() -> None:
             "layer=2",
             'model: "layer=2" begins with no known name. Nearest: layers. Give layers, hidden, '
             "heads, kv_heads, head_width, ffn, vocab, gated, tied, experts, top_k, expert_ffn, "
-            "identity_experts, shared_ffn, shortcut, dense_layers, expert_every as name=number, "
-            "with commas between.",
+            "identity_experts, expert_groups, kept_groups, shared_ffn, shortcut, dense_layers, "
+            "expert_every as name=number, with commas between.",
         ),
         (
             "layers=2,layers=3",
@@ -134,6 +134,11 @@ def test_a_layout_of_words() -> None:
         (
             "layers=2,hidden=8,heads=2,vocab=9,experts=4,top_k=5",
             "model: 4 experts with top_k = 5. Give both, top_k between 1 and experts.",
+        ),
+        (
+            "layers=2,hidden=8,heads=2,vocab=9,experts=4,top_k=2,expert_groups=3,kept_groups=1",
+            "model: 4 experts in expert_groups = 3 with kept_groups = 1. Give both, "
+            "kept_groups between 1 and expert_groups, which divides experts.",
         ),
         (
             "nowhere/config.json",

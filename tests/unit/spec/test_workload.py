@@ -13,8 +13,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from equipoise.base.errors import DataError
-from equipoise.spec.workload import distribution_names, draw_lengths, read_lengths
+from equipoise.base.errors import DataError, SpecError
+from equipoise.spec.workload import (
+    distribution_names,
+    draw_lengths,
+    listed_lengths,
+    read_lengths,
+)
 
 MOST = 2**31 - 1
 FIX = (
@@ -355,3 +360,22 @@ def test_a_million_rows_are_read_whole(tmp_path: Path):
     file = tmp_path / "a.csv"
     file.write_bytes(b"tokens\n" + as_text(lengths.tolist()))
     assert np.array_equal(read_lengths(file), lengths)
+
+
+def test_a_list_is_read_where_a_name_could_stand(tmp_path: Path) -> None:
+    assert listed_lengths("3000, 40,1_000,") == (3000, 40, 1000)
+    assert listed_lengths("512") == (512,)
+    assert listed_lengths("wikipedia") is None
+    file = tmp_path / "a,b.csv"
+    file.write_text("7\n")
+    assert listed_lengths(str(file)) is None
+
+
+@pytest.mark.parametrize("word", ["0", "x", "-1", "2.5", "2147483648", "9" * 21])
+def test_a_word_of_a_list_that_is_not_a_length_is_named(word: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        listed_lengths(f"300,{word}")
+    assert str(caught.value) == (
+        f'--lengths 300,{word}: "{word}" is not a length. Give whole numbers of tokens, as in '
+        "3000,40,900."
+    )

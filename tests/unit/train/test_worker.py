@@ -12,6 +12,7 @@ import torch
 from equipoise.base.errors import LayoutError
 from equipoise.comm.group import Ranks
 from equipoise.fault.rank import FolderTakenError, hold_folder
+from equipoise.launch.last_words import VARIABLE, listen
 from equipoise.launch.local import LOCK
 from equipoise.spec.model.presets import preset
 from equipoise.spec.run.resolved import ResolvedFile
@@ -83,3 +84,21 @@ def test_a_lock_that_cannot_be_opened(tmp_path: Path) -> None:
     with pytest.raises(LayoutError) as caught, hold_folder(tmp_path, ALONE):
         pass
     assert str(caught.value).startswith(f"{tmp_path}/.lock cannot be locked (Is a directory), so ")
+
+
+def test_a_rank_without_a_prepared_run_tells_its_launcher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without that, its launcher would start it again and again."""
+    monkeypatch.setattr("sys.argv", ["worker", str(tmp_path)])
+    with listen() as (address, heard):
+        monkeypatch.setenv(VARIABLE, address)
+        assert worker.main() == 2
+    sentence = (
+        f"{tmp_path} holds no readable resolved.json: it is not the folder of a run of this "
+        "version. Start it with `equipoise train run.toml`."
+    )
+    assert capsys.readouterr().err == f"{sentence}\n"
+    (error,) = heard.errors
+    assert (error["message"], error["exit_code"], error["name"]) == (sentence, 2, "error")
+    assert [*tmp_path.iterdir()] == []

@@ -102,12 +102,22 @@ def shifted(loads: Ints, cells: int) -> Ints:
     return np.where(loads > 0, np.maximum(loads >> (bits - 62), 1), 0)
 
 
+def count_samples(samples: int) -> str:
+    """A number of samples, in words.
+
+    >>> count_samples(1), count_samples(2000)
+    ('1 sample', '2,000 samples')
+    """
+    return f"{samples:,} sample{'s' * (samples > 1)}"
+
+
 def count_units(units: Units) -> str:
     """How many samples there are to place, and in how many groups."""
-    samples, names = len(units.unit_of), f"{len(units):,} sample{'s' * (len(units) > 1)}"
+    samples = len(units.unit_of)
     if len(units) == samples:
-        return names
-    return f"{samples:,} samples in {len(units):,} groups that stay together"
+        return count_samples(samples)
+    groups = "1 group that stays" if len(units) == 1 else f"{len(units):,} groups that stay"
+    return f"{samples:,} samples in {groups} together"
 
 
 def too_long(

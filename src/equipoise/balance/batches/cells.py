@@ -11,12 +11,14 @@ What it decides
     ``cells_of_turns``  as if all cells were alike; then similar ones share a turn. If a
                         sample outweighs a cell, turns as high as these samples compete with that.
     ``cells_of_ranks``  ranks first, then each rank's own micro-batches.
+    ``cells_of_own_turns``  the same, and each rank has as few of them as the limits allow.
 
 Kept true (tests/unit/balance/batches/test_batch.py, by Hypothesis)
     Every unit has one cell; the limits hold; no cell is empty where there are enough units.
 """
 
 import numpy as np
+import numpy.typing as npt
 
 from equipoise.balance.batches.bins import exchange, place, shelve
 from equipoise.balance.packing.whole import even_tokens
@@ -98,6 +100,69 @@ def cells_of_ranks(
     if not may_be_empty:
         _fill_empty(cell_of, loads, ranks * turns)
     return cell_of
+
+
+def cells_of_own_turns(
+    loads: Ints,
+    sizes: Ints,
+    limits: Ints,
+    ranks: int,
+    least: int,
+    step: int,
+    *,
+    may_be_empty: bool = False,
+) -> tuple[Ints, Ints] | None:
+    """Ranks that are even in sum, each with as few micro-batches as the limits allow.
+
+    Args:
+        loads: Seconds of each unit in each phase, int64 [units, phases] [ns].
+        sizes: What is limited in a micro-batch, int64 [units, limits].
+        limits: Most of each size in a micro-batch, int64 [limits].
+        ranks: Data-parallel ranks.
+        least: Fewest micro-batches of a rank.
+        step: Number that divides each rank's micro-batches.
+        may_be_empty: Whether micro-batches may be empty; if not, a rank with fewer units than
+            micro-batches gets the lightest ones of ranks that can spare them.
+
+    Returns:
+        Micro-batches of each rank, int64 [ranks], and the cell of each unit; None if there are too
+        few units.
+    """
+    rank_of = fit(loads, sizes, np.maximum(sizes.sum(0), 1), ranks)
+    if rank_of is None:
+        return None
+    shares = [
+        _own_turns(rank_of == rank, loads, sizes, limits, least, step) for rank in range(ranks)
+    ]
+    lightest = np.argsort(loads.sum(1), kind="stable")
+    for moved in range(len(loads) + 1):
+        spare = np.array([len(turn_of) - turns for turns, turn_of in shares])
+        poor = int(spare.argmin())
+        if may_be_empty or spare[poor] >= 0:
+            break
+        given = lightest[spare[rank_of[lightest]] > 0]
+        if not len(given) or moved == len(loads):
+            return None
+        giver, rank_of[given[0]] = int(rank_of[given[0]]), poor
+        for rank in (giver, poor):
+            shares[rank] = _own_turns(rank_of == rank, loads, sizes, limits, least, step)
+    cell_of = np.empty_like(rank_of)
+    for rank, (_, turn_of) in enumerate(shares):
+        cell_of[rank_of == rank] = turn_of * ranks + rank
+    return np.array([turns for turns, _ in shares]), cell_of
+
+
+def _own_turns(
+    mine: npt.NDArray[np.bool_], loads: Ints, sizes: Ints, limits: Ints, least: int, step: int
+) -> tuple[int, Ints]:
+    """The fewest micro-batches of one rank, and the one of each of its units."""
+    fewest = int((-(-sizes[mine].sum(0) // limits)).max())
+    turns = -(-max(fewest, least) // step) * step
+    if not mine.any():
+        return turns, np.empty(0, dtype=np.int64)
+    while (turn_of := fit(loads[mine], sizes[mine], limits, turns)) is None:
+        turns += step
+    return turns, turn_of
 
 
 def turns_ns(cell_of: Ints, loads: Ints, ranks: int, turns: int) -> int:

@@ -12,6 +12,7 @@ Kept true (tests/unit/balance/batches/test_divided.py, by Hypothesis)
 
 import numpy as np
 
+from equipoise.balance.batches.arguments import count_samples
 from equipoise.balance.packing.pack import batch_ns, pack_step
 from equipoise.balance.packing.turns import align_turns
 from equipoise.base.arrays import Ints
@@ -58,9 +59,9 @@ def divide(
         packed = pack_step(pieces, spec, ranks, curve, meets_each_turn=meets_each_turn)
     except LayoutError:
         raise LayoutError(
-            f"{len(tokens):,} samples of up to {int(tokens.max()):,} tokens cannot be divided over "
-            f"{ranks} ranks with {cap:,} tokens in a micro-batch. Give a larger max_tokens or more "
-            f"ranks."
+            f"{count_samples(len(tokens))} of up to {int(tokens.max()):,} tokens cannot be divided "
+            f"over {ranks} ranks with {cap:,} tokens in a micro-batch. Give a larger max_tokens or "
+            f"more ranks."
         ) from None
     return packed if in_time else align_turns(packed)
 

@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from equipoise.balance.batches.answer import Batches, Meets
 from equipoise.balance.batches.arguments import (
+    count_samples,
     count_units,
     price_units,
     read_limits,
@@ -33,9 +34,9 @@ from equipoise.balance.batches.arguments import (
 )
 from equipoise.balance.batches.cells import (
     CLOSE,
+    cells_of_own_turns,
     cells_of_ranks,
     cells_of_turns,
-    fit,
     ranks_ns,
 )
 from equipoise.balance.batches.divided import divide, seconds_of
@@ -160,6 +161,7 @@ def batch(
             limits,
             ranks,
             turns,
+            multiple_of,
             meets,
             pipeline=pipeline,
             schedule=schedule,
@@ -176,20 +178,21 @@ def batch(
     small = Units(units.unit_of, shifted(units.loads, ranks * max(turns, len(units))), units.sizes)
     if equal_counts:
         turns, cell_of = _equal_cells(small, limits, ranks, turns, multiple_of, meets, may_be_empty)
+        own_turns = np.full(ranks, turns)
     else:
-        turns, cell_of = _own_cells(small, limits, ranks, min_micro_batches, multiple_of)
+        own_turns, cell_of = _own_cells(
+            small, limits, ranks, min_micro_batches, multiple_of, may_be_empty
+        )
     return _answer(
         table,
         units,
         unit_s,
         fixed_s,
         cell_of,
-        ranks,
-        turns,
+        own_turns,
         meets,
         pipeline=pipeline,
         schedule=schedule,
-        equal_counts=equal_counts,
     )
 
 
@@ -232,24 +235,21 @@ def _equal_cells(
     )
 
 
-def _own_cells(units: Units, limits: Ints, ranks: int, least: int, step: int) -> tuple[int, Ints]:
-    """Even ranks first; then as few micro-batches on each rank as the cap allows."""
-    rank_of = fit(units.loads, units.sizes, np.maximum(units.sizes.sum(0), 1), ranks)
-    if rank_of is None:
-        raise LayoutError("Samples without a limit always fit; this cannot happen.")
-    turn_of = np.zeros_like(rank_of)
-    most = 0
-    for rank in range(ranks):
-        mine = np.flatnonzero(rank_of == rank)
-        if not len(mine):
-            continue
-        fewest = int((-(-units.sizes[mine].sum(0) // limits)).max())
-        turns = -(-max(fewest, least) // step) * step
-        while (own := fit(units.loads[mine], units.sizes[mine], limits, turns)) is None:
-            turns += step
-        turn_of[mine] = own
-        most = max(most, turns)
-    return most, turn_of * ranks + rank_of
+def _own_cells(
+    units: Units, limits: Ints, ranks: int, least: int, step: int, may_be_empty: bool
+) -> tuple[Ints, Ints]:
+    """Each rank's own number of micro-batches, and each unit's cell."""
+    own_cells = cells_of_own_turns(
+        units.loads, units.sizes, limits, ranks, least, step, may_be_empty=may_be_empty
+    )
+    if own_cells is None:
+        fewest = -(-least // step) * step
+        raise LayoutError(
+            f"{count_units(units)} cannot fill at least {fewest:,} micro-batches on each of "
+            f"{ranks:,} ranks, in multiples of {step:,}. Give more samples, a smaller "
+            f"min_micro_batches or multiple_of, or may_be_empty=True."
+        )
+    return own_cells
 
 
 def _answer(
@@ -258,15 +258,17 @@ def _answer(
     unit_s: Floats,
     fixed_s: Floats,
     cell_of: Ints,
-    ranks: int,
-    turns: int,
+    own_turns: Ints,
     meets: Meets,
     *,
     pipeline: int,
     schedule: str,
-    equal_counts: bool,
 ) -> Batches:
-    """Cells as micro-batches of samples, in the order in which they run."""
+    """Cells as micro-batches of samples, in the order in which they run.
+
+    ``own_turns`` int64 [ranks]: micro-batches of each rank.
+    """
+    ranks, turns = len(own_turns), int(own_turns.max())
     cells = ranks * turns
     counts = np.bincount(cell_of[units.unit_of], minlength=cells)
     order = np.argsort(cell_of[units.unit_of], kind="stable")
@@ -287,8 +289,8 @@ def _answer(
             by_rank[rank] = by_rank[rank][chosen]
             makespans.append(makespan_s)
     pieces = tuple(
-        tuple(batches[cell] for cell in row if equal_counts or counts[cell])
-        for row in by_rank.tolist()
+        tuple(batches[cell] for cell in row[:own])
+        for row, own in zip(by_rank.tolist(), own_turns.tolist(), strict=True)
     )
     table_s = seconds[by_rank]
     bound_s = _bound_s(unit_s, fixed_s, ranks) / pipeline
@@ -325,6 +327,7 @@ def _divided(
     limits: Ints,
     ranks: int,
     turns: int,
+    step: int,
     meets: Meets,
     *,
     pipeline: int,
@@ -341,12 +344,15 @@ def _divided(
         in_time=pipeline > 1,
         meets_each_turn=meets == "each micro-batch",
     )
-    if not may_be_empty and not min(packed.rank_tokens):
+    most = -(-max(packed.micro_batches, turns) // step) * step
+    filled = min(sum(bool(len(batch.pieces)) for batch in rank) for rank in packed.ranks)
+    if not may_be_empty and filled < most:
         raise LayoutError(
-            f"{len(tokens):,} samples cannot give each of {ranks:,} ranks a part that pays. Give "
-            f"more samples, fewer ranks, or may_be_empty=True."
+            f"{count_samples(len(tokens))} can be divided so that {filled:,} of "
+            f"{most:,} micro-batch{'es' * (most > 1)} on the emptiest of {ranks:,} ranks "
+            f"{'has' if filled == 1 else 'have'} a part that pays. Give more samples, fewer "
+            f"micro-batches or ranks, or may_be_empty=True."
         )
-    most = packed.micro_batches
     seconds = np.zeros((ranks, most, 1))
     counts = np.zeros((ranks, most, 1), dtype=np.int64)
     makespans = []
@@ -358,6 +364,10 @@ def _divided(
             _, makespan_s = order_in_pipeline(np.array(row), schedule, pipeline, units=units)
             makespans.append(makespan_s)
     bound_s = divisible_bound(curve.document_ns(tokens), ranks) / 1e9 + 1e-9 * curve.fixed_ns
-    pieces = tuple(tuple(each.pieces for each in rank) for rank in packed.ranks)
+    nothing = np.empty((0, 3), dtype=np.int64)
+    pieces = tuple(
+        tuple(each.pieces for each in rank) + (nothing,) * (most - len(rank))
+        for rank in packed.ranks
+    )
     step_s = _step_s(seconds, meets, makespans)
     return Batches(pieces, counts, seconds, step_s, bound_s / pipeline, meets)

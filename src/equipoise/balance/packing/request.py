@@ -119,7 +119,12 @@ def pack(
 
 def _pieces(doc_tokens: Sequence[int] | Ints, context_tokens: int) -> Pieces:
     """Documents in order, whole or cut at multiples of a window, int64 [pieces, 3]."""
-    given = read_numbers("Lengths", doc_tokens, "[412, 96, 2048]").reshape(-1)
+    given = read_numbers("Lengths", doc_tokens, "[412, 96, 2048]")
+    if given.ndim != 1:
+        raise DataError(
+            f"Lengths have shape {given.shape}. Give one number per document, such as "
+            "[412, 96, 2048]."
+        )
     wrong = np.flatnonzero(~(np.isfinite(given) & (given == np.floor(given))))
     if len(wrong):
         raise DataError(

@@ -51,6 +51,8 @@ class TableMachine:
     """What one rank keeps of tables and their optimizer's state."""
     optimizer: SparseOptimizer = "row-wise-adagrad"
     wire: Wire = "fp32"
+    visitors: int = 0
+    """Ranks of other hosts whose samples are looked up here too: ids come over their link."""
 
     def __post_init__(self) -> None:
         if self.ranks < 1 or self.batch < 1:
@@ -72,6 +74,12 @@ class TableMachine:
     def samples(self) -> int:
         """Samples of a step, over all ranks."""
         return self.ranks * self.batch
+
+    @property
+    def ids_s_per_byte(self) -> float:
+        """Seconds to get a byte of ids out of each that all samples need, at each link's rate."""
+        near = self.peer_s_per_byte + self.visitors / self.link_bytes_per_s
+        return near / (self.ranks + self.visitors)
 
     @property
     def peer_s_per_byte(self) -> float:
@@ -101,8 +109,9 @@ def price_shard(
     samples = machine.samples
     ids = table.ids_per_sample * share * samples
     compute = (4 * ids + 2 * samples) * width * FLOAT_BYTES / machine.memory_bytes_per_s
-    moved = 8 * ids + 4 * samples + 2 * samples * wire_bytes(width, machine.wire)
-    exchange = moved / machine.ranks * machine.peer_s_per_byte
+    asked = (8 * ids + 4 * samples) * machine.ids_s_per_byte
+    moved = 2 * samples * wire_bytes(width, machine.wire)
+    exchange = asked + moved / machine.ranks * machine.peer_s_per_byte
     return ShardPrice(round(compute * PS_PER_S), round(exchange * PS_PER_S))
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from equipoise.base.errors import ModelError, SpecError
 from equipoise.base.units import format_bytes, format_count
 from equipoise.cli.console import make_progress
-from equipoise.cli.convert import layout
-from equipoise.spec.names import CHECKPOINTS, RESOLVED
+from equipoise.cli.convert import layout, recommend
+from equipoise.spec.names import CHECKPOINTS, RESOLVED, is_recommender
 
 HELP = "turn a checkpoint into a Hugging Face folder, or rewrite it for another layout"
 
@@ -24,6 +24,8 @@ examples:
   equipoise convert SmolLM2-135M.Q8_0.gguf smollm2   dequantised
   equipoise convert runs/run --layout dp=4,tp=2 --dry-run    bytes and seconds of each rank
   equipoise convert runs/run runs/tp2 --layout dp=4,tp=2     a checkpoint as these ranks want it
+  equipoise convert runs/ml-100k small --budget 0.001        a recommender in the fewest bits that
+                                                     lose 0.1% of normalised entropy; serve it
 
 A run starts from such a folder: equipoise train --model.init hf:exported
 
@@ -40,7 +42,8 @@ checkpoint often or from far away: equipoise train run.toml --out runs/tp2 --lay
 name, and is empty where there is one alone. With --layout it prints {"folder", "from", "step",
 "ranks_before", "layout", "stage_edges", "stored_bytes", "ranks": [{"needed_bytes", "read_bytes",
 "ranges"}], "needed_bytes", "read_bytes", "disk_bytes_per_s", "shared_disk_s", "own_disk_s",
-"passed_over"}.
+"passed_over"}. Of a recommender it prints {"folder", "name", "from", "step", "budget", "bytes",
+"loss", "held_out", "parts", "tried", "windows"}, the "ranking.json" of the folder.
 """
 
 
@@ -102,11 +105,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="tokenizer.json to copy (default: the run's or the GGUF's own)",
     )
+    parser.add_argument(
+        "--budget",
+        type=float,
+        metavar="SHARE",
+        help="of a recommender: by how much its normalised entropy may grow for fewer bits "
+        "(default: 0.001)",
+    )
+    parser.add_argument(
+        "--stream",
+        type=Path,
+        metavar="FILE",
+        help="of a recommender: later samples to follow, so that drift shows and is answered "
+        "(default: its test split)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Read, convert, write, and say what was written."""
     target: Path | None = args.target
+    if is_recommender(args.source):
+        return recommend.run(args)
+    for name in ("budget", "stream"):
+        if getattr(args, name) is not None:
+            raise SpecError(
+                f"--{name} is for a recommender's run, and {args.source} is none. Leave it out."
+            )
     if args.layout is not None:
         _require_checkpoint(args.source)
         return layout.run(args)

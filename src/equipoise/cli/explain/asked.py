@@ -4,6 +4,7 @@ import argparse
 import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,17 @@ DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 """Ranks, rounds and micro-batches in pictures, one character each."""
 
 LINK = "10:50"
+
+
+@dataclass(frozen=True, slots=True)
+class StepOrigin:
+    """Where a step's micro-batches come from, to be shown."""
+
+    documents: str
+    policy: str
+    model: str
+    is_alone: bool
+    """Whether one rank computes each stage; ranks that share one in the run are not priced."""
 
 
 def add_step_arguments(

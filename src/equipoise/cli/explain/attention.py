@@ -8,7 +8,6 @@ from equipoise.base.whole import whole_number
 from equipoise.cli.counts import MOST_SHARING
 from equipoise.cli.explain import asked
 from equipoise.cli.explain.asked import EXAMPLE_MODEL, EXAMPLE_RANKS
-from equipoise.cli.lengths import listed_lengths
 from equipoise.cli.run_arguments import run_from
 from equipoise.spec.limits import MOST_SIZE
 
@@ -180,7 +179,9 @@ def _mask(text: str) -> "Mask":
 def _documents(args: argparse.Namespace, run: "ResolvedRun") -> tuple[tuple[int, ...], str]:
     if args.lengths is None and not asked.asks_for_corpus(args):
         return _DOCUMENTS, "an example"
-    listed = None if args.lengths is None else listed_lengths(args.lengths)
+    from equipoise.spec.workload import listed_lengths
+
+    listed = None if args.lengths is None else listed_lengths(args.lengths, least=0)
     if listed is not None:
         return listed, "--lengths"
     pieces, origin = asked.first_pieces(args, run, run.spec.pack.context_tokens, "window")

@@ -6,15 +6,14 @@ What it decides
 """
 
 import argparse
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from equipoise.base.errors import LayoutError, SpecError
 from equipoise.cli.counts import MOST_MICRO_BATCHES, MOST_SHARING
 from equipoise.cli.explain import asked
-from equipoise.cli.explain.asked import EXAMPLE_MODEL, EXAMPLE_RANKS
-from equipoise.cli.lengths import listed_lengths
+from equipoise.cli.explain.asked import EXAMPLE_MODEL, EXAMPLE_RANKS, StepOrigin
 from equipoise.cli.run_arguments import run_from
 from equipoise.spec.catalog import LOSSY, POLICIES, SCHEDULES
 from equipoise.spec.limits import MOST_SIZE
@@ -47,19 +46,6 @@ _SKIP = 0.25
 
 _SPEEDS = (0.001, 1e6)
 """TFLOP/s for which the largest models' steps, and the smallest's, are whole nanoseconds."""
-
-"""Policies that cut documents at windows by themselves."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepOrigin:
-    """Where a step's micro-batches come from, to be shown."""
-
-    documents: str
-    policy: str
-    model: str
-    is_alone: bool
-    """Whether one rank computes each stage; ranks that share one in the run are not priced."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -262,11 +248,13 @@ def _step(
     """The documents of one step, how they are packed, and where they come from."""
     import numpy as np
 
+    from equipoise.spec.workload import listed_lengths
+
     pack = run.spec.pack
     if args.micro_batches is not None:
         step_tokens = args.micro_batches * data_ranks * pack.context_tokens
         pack = replace(pack, step_tokens=step_tokens)
-    listed = None if args.lengths is None else listed_lengths(args.lengths)
+    listed = None if args.lengths is None else listed_lengths(args.lengths, least=0)
     if listed is not None:
         lengths = np.array([each for each in listed if each], dtype=np.int64)
         return _whole(lengths), _for_listed(args, pack, lengths, data_ranks), "--lengths"

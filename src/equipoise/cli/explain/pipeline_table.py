@@ -13,8 +13,7 @@ import numpy as np
 from equipoise.balance.pipeline import PipelineAnswer, PipelineScore, PipelineStep
 from equipoise.base.units import format_bytes, format_seconds
 from equipoise.cli.console import make_console
-from equipoise.cli.explain.asked import DIGITS
-from equipoise.cli.explain.pipeline import StepOrigin
+from equipoise.cli.explain.asked import DIGITS, StepOrigin
 from equipoise.cli.table import Column, print_columns
 from equipoise.schedule.pipeline.instruction import Op
 from equipoise.schedule.pipeline.replay import PipelineTimeline

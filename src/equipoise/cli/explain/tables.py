@@ -30,6 +30,8 @@ examples:
   equipoise explain tables synthetic:1000 --ranks 128 --ranks-per-host 8 --plot tables.svg
   equipoise explain tables tables.csv --capacity 4 --optimizer adam
                                                       columns name,rows,width,ids_per_sample
+  equipoise explain tables --ranks 16 --towers 2 --tower-width 64
+                                                      each tower on a host, which sends half
 
 --json prints {"tables": [...], "ranks": [...], "skew", "gap", "bound_s", "slowest_s", "beside"}.
 """
@@ -90,13 +92,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="assumed GB/s of a device to other hosts (default: 50)",
     )
     parser.add_argument(
+        "--towers",
+        type=int,
+        metavar="N",
+        help="deal tables of equal load to N towers, each on one host",
+    )
+    parser.add_argument(
+        "--tower-width",
+        type=int,
+        metavar="N",
+        help="floats to which towers cut each row before it leaves its host (default: the row's)",
+    )
+    parser.add_argument(
         "--plot", type=Path, metavar="FILE", help="draw each rank's load (.png, .svg or .pdf)"
     )
 
 
 def run(args: argparse.Namespace) -> int:
     """Plan the tables, and show the plan."""
-    require_counts(args, {"ranks": _MOST_RANKS, "ranks_per_host": _MOST_RANKS, "batch": MOST_SIZE})
+    counts = {"ranks": _MOST_RANKS, "ranks_per_host": _MOST_RANKS, "batch": MOST_SIZE}
+    require_counts(args, counts | {"towers": MOST_SIZE, "tower_width": MOST_SIZE})
+    if args.tower_width is not None and args.towers is None:
+        raise SpecError("--tower-width needs --towers. Give both or neither.")
     require_kind("plot", args.plot, "picture")
     require_folder_of("plot", args.plot)
     for flag in ("capacity", "host_link", "link"):
@@ -152,6 +169,10 @@ def _plan(args: argparse.Namespace) -> "tuple[TableAnswer, str]":
         args.wire,
     )
     kinds = tuple(word.strip() for word in args.kinds.split(","))
+    if args.towers is not None:
+        from equipoise.balance.tables.towers import plan_even_towers
+
+        return plan_even_towers(tables, args.towers, args.tower_width, machine, kinds), origin
     return plan_tables(tables, machine, kinds=kinds), origin
 
 
@@ -187,6 +208,11 @@ def _rows(answer: "TableAnswer", beside: "list[NamedLoads]") -> dict[str, object
                 )
             )
         ],
+        "towers": [
+            {"tables": list(each.tables), "host": each.host, "width": each.width}
+            for each in answer.plan.towers
+        ],
+        "across_bytes": _across(answer),
         "skew": answer.skew,
         "gap": answer.gap,
         "bound_s": answer.bound_ps / 1e12,
@@ -246,8 +272,46 @@ def _show(answer: "TableAnswer", beside: "list[NamedLoads]", origin: str) -> Non
         for rank in order
     ]
     print_columns(console, columns, rows)
+    if plan.hosts > 1:
+        console.print(_crossing(answer), soft_wrap=True)
     for each in beside:
         console.print(f"{each.name}: max/mean {each.skew:.3f}", soft_wrap=True)
+
+
+def _across(answer: "TableAnswer", *, is_flat: bool = False) -> int:
+    """Bytes of pooled rows and their gradients that leave a host in a step, over all hosts."""
+    from dataclasses import replace
+
+    import numpy as np
+
+    from equipoise.schedule.tables.traffic import across_hosts, count_traffic
+
+    machine = answer.machine
+    plan = replace(answer.plan, towers=()) if is_flat else answer.plan
+    none = {
+        each.table.name: np.zeros((plan.ranks, each.row_shards), dtype=np.int64)
+        for each in plan.placements
+    }
+    wire, sizes = machine.wire, [machine.batch] * plan.ranks
+    touched = {each.table.name: np.zeros(plan.ranks, dtype=np.int64) for each in plan.placements}
+    sent = count_traffic(plan, sizes, none, touched, forward=wire, backward=wire)
+    stages = ("pooled", "gradients")
+    return sum(across_hosts(plan, sent[stage]) for stage in stages)
+
+
+def _crossing(answer: "TableAnswer") -> str:
+    from equipoise.base.units import format_bytes
+
+    plan = answer.plan
+    text = f"{format_bytes(_across(answer))} of rows and gradients cross {plan.hosts} hosts a step"
+    if plan.towers:
+        held = ", ".join(f"{len(each.tables)} on host {each.host}" for each in plan.towers[:8])
+        more = ", ..." if len(plan.towers) > 8 else ""
+        text += (
+            f"; without what towers cut, {format_bytes(_across(answer, is_flat=True))}. Tables of "
+            f"towers: {held}{more}"
+        )
+    return text + "."
 
 
 def _ranks(ranks: tuple[int, ...], every: int) -> str:

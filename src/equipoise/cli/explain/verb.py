@@ -13,6 +13,7 @@ VERBS = {
     "traffic": "show what concurrent rings get of a network: hashed paths beside planned ones",
     "experts": "show which rank computes which expert's rows, before and after balancing",
     "tables": "show where embedding tables lie, and what each rank looks up and sends",
+    "towers": "show which columns of a recommender belong into one tower",
     "plan": "show why a plan.lock says what it says, and what was measured of it",
 }
 

@@ -12,7 +12,7 @@ from equipoise.base.read import read_json, reason, require_file
 from equipoise.checkpoint.manifest import MANIFEST, Manifest, find_checkpoints, read_manifest
 from equipoise.cli.console import make_progress
 from equipoise.spec.model.presets import ModelSpec
-from equipoise.spec.names import CHECKPOINTS, RESOLVED
+from equipoise.spec.names import CHECKPOINTS, LOW_BIT, RESOLVED
 from equipoise.spec.plan import Stages
 
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ def _describer(path: Path) -> Callable[[Path, bool], Facts]:
             return _gguf
         if path.suffix == ".json":
             return _tokenizer
+    elif (path / LOW_BIT).is_file():
+        return _low_bit
     elif (path / MANIFEST).exists() or path.name.startswith("step-"):
         return _checkpoint
     elif (path / RESOLVED).exists() or (path / _JOURNAL).is_dir() or (path / CHECKPOINTS).is_dir():
@@ -58,6 +60,32 @@ def _describer(path: Path) -> Callable[[Path, bool], Facts]:
         f"{path} is nothing that equipoise knows. Give a run, a checkpoint, a Hugging Face "
         "folder, a .gguf file, a token cache, or a tokenizer.json."
     )
+
+
+def _low_bit(folder: Path, silent: bool) -> Facts:
+    """A recommender in few bits: its formats, and what they were measured to lose."""
+    del silent
+    from equipoise.recsys.lowbit.artefact import describe_forms, read_artefact, read_facts
+
+    facts, ranker = read_facts(folder), read_artefact(folder)
+    return {
+        "kind": "recommender in few bits",
+        "path": str(folder),
+        "name": ranker.name,
+        "from": facts.get("from"),
+        "step": ranker.step,
+        "written_by": f"equipoise {facts.get('version')}",
+        "columns": ", ".join(ranker.columns),
+        "forms": describe_forms(facts["forms"]),
+        "weight_bytes": ranker.scorer.held_bytes,
+        "fp32_bytes": facts.get("bytes", {}).get("fp32"),
+        "budget": facts.get("budget"),
+        "validation_loss": facts.get("loss", {}).get("loss"),
+        "test_loss": facts.get("held_out", {}).get("loss"),
+        "windows": len(facts.get("windows", [])),
+        "drift_fired": sum(bool(each["fired"]) for each in facts.get("windows", [])),
+        "size_bytes": _bytes_of(folder),
+    }
 
 
 def _sizes(model: ModelSpec) -> Facts:

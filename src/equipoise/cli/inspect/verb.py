@@ -14,6 +14,7 @@ examples:
   equipoise inspect runs/run                         a run, and each of its checkpoints
   equipoise inspect runs/run/checkpoint/step-000250  a checkpoint; every byte is verified
   equipoise inspect exported                         a Hugging Face folder
+  equipoise inspect small                            a recommender that convert made of fewer bits
   equipoise inspect SmolLM2-135M.Q8_0.gguf --json
   equipoise inspect ~/.cache/equipoise/tokens-*/     a token cache, or a tokenizer.json
 

@@ -83,11 +83,11 @@ def print_table(scores: list[PackScore], setting: Setting, lengths: Lengths, ori
     middle, tail, longest = np.percentile(lengths, [50, 99, 100])
     shared = f", each shared by {setting.context_ranks} ranks" if setting.context_ranks > 1 else ""
     console.print(
-        f"{len(lengths):,} documents from {origin}: median {middle:,.0f} tokens, 99th "
-        f"percentile {tail:,.0f}, longest {longest:,.0f}. {len(setting.steps)} steps of "
-        f"{pack.step_tokens:,} tokens over {setting.bins} bins{shared}, windows of "
-        f"{pack.context_tokens:,}. Attention costs as much as the linear layers at "
-        f"{setting.curve.break_even_tokens:,.0f} tokens.",
+        f"{len(lengths):,} document{'s' * (len(lengths) > 1)} from {origin}: median "
+        f"{middle:,.0f} tokens, 99th percentile {tail:,.0f}, longest {longest:,.0f}. "
+        f"{len(setting.steps)} steps of {pack.step_tokens:,} tokens over {setting.bins} "
+        f"bins{shared}, windows of {pack.context_tokens:,}. Attention costs as much as the linear "
+        f"layers at {setting.curve.break_even_tokens:,.0f} tokens.",
         highlight=False,
     )
     has_delay = any(score.delay_max for score in scores)

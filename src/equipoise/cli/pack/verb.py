@@ -44,9 +44,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_arguments(parser)
     parser.add_argument(
         "--lengths",
-        metavar="NAME|FILE",
-        help="document lengths instead of the corpus: pretrain-128k, prolong, python-stdlib, "
-        "wikipedia, or a file with one length a row (CSV, Parquet, JSON lines, text)",
+        metavar="LIST|NAME|FILE",
+        help="document lengths instead of the corpus: a list as in 3000,40,900; pretrain-128k, "
+        "prolong, python-stdlib, wikipedia; or a file with one length a row (CSV, Parquet, JSON "
+        "lines, text)",
     )
     parser.add_argument(
         "--policy",

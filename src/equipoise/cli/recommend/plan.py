@@ -22,11 +22,14 @@ def plan_recommend(
 ) -> int:
     """Print the placement and the predicted seconds of each rank."""
     from equipoise.recsys.foresight.forecast import count_dense, count_step, read_rates
+    from equipoise.recsys.place import predict_traffic
+    from equipoise.schedule.tables.traffic import across_hosts
 
     asked, rates = read_asked(args, add_arguments), read_rates()
     counts = count_step(asked.spec, asked.samples, asked.answer)
     parts = None if rates is None else [rates.price(each) for each in counts]
     weights, flop = count_dense(asked.spec, asked.samples, asked.answer)
+    sent = predict_traffic(asked.spec, asked.samples, asked.answer.plan)["bytes"]
     rows = {
         "tables": [
             {
@@ -48,6 +51,12 @@ def plan_recommend(
                 **({} if parts is None else {f"{k}_s": v for k, v in parts[rank].items()}),
             }
             for rank, each in enumerate(counts)
+        ],
+        "hosts": asked.answer.plan.hosts,
+        "across_bytes": across_hosts(asked.answer.plan, sent),
+        "towers": [
+            {"columns": list(each.tables), "host": each.host, "vectors": each.vectors}
+            for each in asked.answer.plan.towers
         ],
         "architecture": asked.spec.model.architecture,
         "dense_weights": weights,
@@ -96,6 +105,12 @@ def _print(
             for each in rows["tables"]
         ]
         print_columns(console, columns, cells)
+        for at, each in enumerate(rows["towers"], start=1):
+            console.print(
+                f"Tower {at} on host {each['host']}: {', '.join(each['columns'])}; "
+                f"{each['vectors']} vectors leave it for each sample.",
+                soft_wrap=True,
+            )
         print_ranks(rows["ranks"])
     console.print(
         f"Dense part {rows['architecture']}: {rows['dense_weights']:,} weights, "
@@ -103,7 +118,12 @@ def _print(
         soft_wrap=True,
     )
     sent = sum(each["sent_bytes"] for each in rows["ranks"])
-    console.print(f"Ranks send {format_bytes(sent)} a step.", soft_wrap=True)
+    across = (
+        f", {format_bytes(rows['across_bytes'])} of it between {rows['hosts']} hosts"
+        if rows["hosts"] > 1
+        else ""
+    )
+    console.print(f"Ranks send {format_bytes(sent)} a step{across}.", soft_wrap=True)
     if rates is None:
         console.print(UNMEASURED, soft_wrap=True)
     else:

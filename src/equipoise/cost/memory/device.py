@@ -81,6 +81,18 @@ def logit_bytes(options: StepOptions) -> float:
     return held + element_bytes(options.precision) - 2 if held else 0.0
 
 
+def read_bytes(options: StepOptions) -> float:
+    """Kept of each number that a product reads, for its backward.
+
+    >>> from equipoise.cost.step.request import Stack
+    >>> read_bytes(StepOptions(8192, 1, precision="fp8", stack=Stack(keeps_fp8=True)))
+    1.0
+    """
+    if options.stack.keeps_fp8 and options.precision == "fp8":
+        return 1.0
+    return float(element_bytes(options.precision))
+
+
 def kept_bytes(
     model: ModelSpec,
     layout: Layout,
@@ -112,18 +124,22 @@ def kept_bytes(
     value = heads * model.head_width
     if model.latent is not None:
         key = heads * (model.score_width + model.head_width) / 2
+    read = read_bytes(options)
     given = width * hidden * beside
     output = width * value
     scores = (2.0 * width + 1.0) * heads * doc_tokens
     core = scores if stack.attention == "unfused" else 4.0 * heads
     inputs = width * query + 2.0 * width * key
-    norms = 3 * given + (2.0 * hidden * beside if stack.dropout else 0.0)
+    # The stream between, and both norms' outputs.
+    norms = given + 2.0 * read * hidden * beside + (2.0 * hidden * beside if stack.dropout else 0.0)
     feed = _feed_bytes(model, layout, options, sparse=sparse, received_rows=received_rows)
     if recompute == "full":
         return given
     if recompute == "selective":
         return given + inputs + output + (0.0 if stack.attention == "unfused" else core)
-    whole = given + norms + inputs + output + feed
+    # Attention reads its own output again, and the product after it a narrower copy.
+    narrowed = read * value if read < width else 0.0
+    whole = given + norms + inputs + output + narrowed + feed
     return whole if recompute == "attention" else whole + core
 
 
@@ -131,14 +147,16 @@ def _feed_bytes(
     model: ModelSpec, layout: Layout, options: StepOptions, *, sparse: bool, received_rows: float
 ) -> float:
     """What the feed-forward keeps, without its normed input [bytes a token]."""
-    width = element_bytes(options.precision)
+    width, read = element_bytes(options.precision), read_bytes(options)
+    # Of each hidden unit what its activation reads, and what the last product does.
+    unit = width * (model.products - 1) + read
     if not sparse:
-        return width * model.products * model.ffn / layout.tp
+        return unit * model.ffn / layout.tp
     # Each of a token's choices: the row that an expert reads, its hidden units, what comes back.
-    units = width * (model.products * model.expert_ffn / layout.etp + 2.0 * model.hidden)
+    units = unit * model.expert_ffn / layout.etp + (read + width) * model.hidden
     beside = 1 / layout.tp if options.stack.sequence_parallel else 1.0
     routed = model.mean_top_k * (units * layout.etp * received_rows + _ROUTE_BYTES) * beside
-    shared = width * model.products * model.shared_ffn / layout.tp
+    shared = unit * model.shared_ffn / layout.tp
     return routed + shared + 4.0 * model.choices * beside
 
 

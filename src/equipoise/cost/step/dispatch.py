@@ -18,13 +18,17 @@ Sources
     What is sent: DeepSeek-V3, arXiv:2412.19437, section 3.2.2. Rates: DeepEP's normal kernels on 1
     to 4 nodes of 8 H100, from the wheel of aiconfigurator-core 0.12.0,
     systems/data/h100_sxm/comm/sglang/0.5.6.post2/wideep_deepep_normal_perf.parquet, beside
-    DeepEP's own points on H800 (docs/legacy.md of its repository).
+    DeepEP's own points on H800 (docs/legacy.md of its repository); Hybrid-EP on GB200: the same
+    repository at 41cad944, docs/README_Hybrid-EP.md.
 """
 
 from dataclasses import dataclass
 
 _SM_BYTES_PER_S = (283e9, 300e9)
 """What the 20 to 24 multiprocessors of the kernels carry, out and back."""
+_SM_BYTES_PER_S_BY_LINK = {"nvlink5": (500e9, 500e9)}
+"""The same of the 32 that Hybrid-EP's kernels take on GB200, where copies are the memory engine's:
+its calls for 4,096 rows of 7,168 over 8 to 36 ranks."""
 _LINK_SHARE = 0.7
 """What a link inside a node carries at most: 140 of the 200 GB/s of H800's."""
 _PORT_SHARE = (0.92, 0.95)
@@ -35,6 +39,11 @@ _POWER = (6.0, 2.5)
 """The mean of ports and links has this power: the way back also adds rows up."""
 _SCALE_BYTES = 4.0 / 128
 """A scale for each 128 elements of 8 bits."""
+
+
+def carried_bytes_per_s(link: str) -> tuple[float, float]:
+    """What the kernels of a device carry inside nodes of this link, out and back [bytes/s]."""
+    return _SM_BYTES_PER_S_BY_LINK.get(link, _SM_BYTES_PER_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +58,8 @@ class ExpertRoutes:
     """Peak of a device's share of its node's ports; 0 on one node."""
     most_nodes: int = 0
     """Nodes that a row is sent to at most; 0 for any."""
+    carried_bytes_per_s: tuple[float, float] = _SM_BYTES_PER_S
+    """What a device's kernels carry, out and back."""
 
     def _nodes(self, top_k: float) -> float:
         """Nodes that a row reaches."""
@@ -90,7 +101,7 @@ class ExpertRoutes:
         near = row * self._devices(top_k) * (1.0 - 1.0 / inside)
         far = row * self._nodes(top_k) * (1.0 - 1.0 / self.nodes)
         way = int(is_return)
-        near_s = near / min(_SM_BYTES_PER_S[way], _LINK_SHARE * self.near_bytes_per_s)
+        near_s = near / min(self.carried_bytes_per_s[way], _LINK_SHARE * self.near_bytes_per_s)
         far_s = far / (_PORT_SHARE[way] * self.far_bytes_per_s) if far else 0.0
         power = _POWER[way]
         return float((near_s**power + far_s**power) ** (1.0 / power)) + _START_S[way]

@@ -62,6 +62,9 @@ TERMS = (
 )
 """The terms of a micro-batch's passes: columns of every table of parts."""
 
+MOST_PASSES = 1 << 20
+"""Micro-batches times stages of a pipeline that is replayed in seconds and in a few hundred MB."""
+
 PASSES = ("forward", "input", "weight")
 """Rows of every table of parts: forward, input gradient, weight gradient."""
 
@@ -192,7 +195,15 @@ class StepOptions:
                 f"A step of {self.step_sequences:,} sequences does not divide into micro-batches "
                 f"of {self.micro_batch} on {layout.dp} data-parallel ranks. Nearest: {nearest:,}."
             )
-        return self.step_sequences // each
+        count = self.step_sequences // each
+        passes = layout.pp * self.virtual * count
+        if layout.pp > 1 and passes > MOST_PASSES:
+            raise LayoutError(
+                f"{count:,} micro-batches through {layout.pp * self.virtual:,} stages are "
+                f"{passes:,} passes, and {MOST_PASSES:,} at most are replayed. Give larger "
+                f"micro-batches, more data-parallel ranks, or a step of fewer sequences."
+            )
+        return count
 
     def require(self) -> None:
         """Refuse sizes below 1.

@@ -119,6 +119,7 @@ def render(record: Mapping[str, Any]) -> str:
             ("", "ids", "predicted", "sent", "predicted", "rows and state"),
             by_rank,
         ),
+        *_across(record),
         "<h2>Tables</h2>",
         _table(
             ("table", "rows", "width", "ids a sample", "kind", "buckets", "ranks"),
@@ -129,6 +130,29 @@ def render(record: Mapping[str, Any]) -> str:
         "</body></html>\n",
     ]
     return "\n".join(parts)
+
+
+def _across(record: Mapping[str, Any]) -> list[str]:
+    """What ranks send to other hosts, and the towers from which it leaves."""
+    hosts = record.get("hosts", 1)
+    if hosts < 2:
+        return []
+    rows = [
+        [
+            f"rank {row['rank']}",
+            format_bytes(round(row["across_bytes"])),
+            format_bytes(row["predicted_across_bytes"]),
+        ]
+        for row in record["traffic"]
+    ]
+    towers = [
+        [str(at), ", ".join(names)] for at, names in enumerate(record.get("towers", []), start=1)
+    ]
+    return [
+        f"<h2>Sent to other hosts, of {hosts}</h2>",
+        _table(("", "sent", "predicted"), rows),
+        *([_table(("tower", "columns"), towers)] if towers else []),
+    ]
 
 
 def _shared(groups: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -10,8 +10,8 @@ What it decides
     that are null, the named special tokens, reasoning under all of its names. ``{% generation %}``
     marks what the assistant writes.
 
-    What a template may do is bounded: rounds of its loops, and the characters that it writes beside
-    those of the conversation.
+    What a template may do is bounded: rounds of its loops, and the characters that it writes, and
+    joins, beside those of the conversation.
 
     A template that asks for the date (``strftime_now``) writes the day of tokenizing.
 
@@ -52,6 +52,9 @@ _MOST_ROUNDS = 1 << 20
 """Rounds of loops and calls of macros in one rendering."""
 _MOST_WRITTEN, _MOST_TIMES = 1 << 20, 8
 """Characters that a template writes of its own, and how often it may repeat what it is given."""
+_MOST_JOINED = 64
+"""How often a template may copy what it may write, by ``+`` and ``~``: a text that grows in a loop
+is copied in every round."""
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
@@ -63,6 +66,19 @@ class _EndlessError(Exception):
     """A template does more than any conversation needs; with what it does."""
 
 
+class _Written:
+    """What a template has written so far."""
+
+    def __init__(self) -> None:
+        self.blocks: list[str] = []
+        self.characters = 0
+
+    def add(self, block: str) -> None:
+        """Append a block."""
+        self.blocks.append(block)
+        self.characters += len(block)
+
+
 class _Marks(jinja2.ext.Extension):
     """``{% generation %}``: notes which characters lie between it and its end."""
 
@@ -70,7 +86,7 @@ class _Marks(jinja2.ext.Extension):
 
     def __init__(self, environment: jinja2.Environment) -> None:
         super().__init__(environment)
-        self.written: list[str] | None = None
+        self.written: _Written | None = None
         self.spans: list[Span] = []
         environment.extend(marks=self)
 
@@ -82,14 +98,14 @@ class _Marks(jinja2.ext.Extension):
     def _note(self, caller: Any) -> str:
         text: str = caller()
         if self.written is not None:
-            start = sum(map(len, self.written))
+            start = self.written.characters
             self.spans.append((start, start + len(text)))
         return text
 
     @contextmanager
-    def noting(self) -> Iterator[list[str]]:
-        """Note spans while blocks are added to the list that this yields."""
-        self.written, self.spans = [], []
+    def noting(self) -> Iterator[_Written]:
+        """Note spans while blocks are added to what this yields."""
+        self.written, self.spans = _Written(), []
         try:
             yield self.written
         finally:
@@ -97,12 +113,20 @@ class _Marks(jinja2.ext.Extension):
 
 
 class _Rounds(jinja2.ext.Extension):
-    """Counts every round of a template's loops and every call of its macros."""
+    """Counts every round of a template's loops, every call of its macros, and what it joins."""
 
     left = _MOST_ROUNDS
+    most_joined = left_joined = _MOST_JOINED * _MOST_WRITTEN
+
+    def begin(self, room: int) -> None:
+        """Count anew, for a rendering that may write this many characters."""
+        self.left = _MOST_ROUNDS
+        self.most_joined = self.left_joined = _MOST_JOINED * room
 
     def count_in(self, tree: jinja2.nodes.Template) -> None:
-        """Add a count to the body of each loop and macro, and to each loop's condition."""
+        """Add a count to each loop and its condition, to each macro, and to ``~``."""
+        for joined in tree.find_all(jinja2.nodes.Concat):
+            joined.nodes = [self.call_method("_join", [*joined.nodes], lineno=joined.lineno)]
         for loop in tree.find_all(jinja2.nodes.For):
             if loop.test is not None:
                 loop.test = jinja2.nodes.And(self.attr("counted"), loop.test)
@@ -117,6 +141,18 @@ class _Rounds(jinja2.ext.Extension):
         if self.left < 0:
             raise _EndlessError(f"runs its loops more than {_MOST_ROUNDS:,} times")
         return True
+
+    def count_joined(self, characters: int) -> None:
+        """A text of this many characters is about to be made of others."""
+        self.left_joined -= characters
+        if self.left_joined < 0:
+            raise _EndlessError(f"joins texts to more than {self.most_joined:,} characters")
+
+    def _join(self, *parts: Any) -> str:
+        """What ``~`` makes of some values."""
+        texts = [str(part) for part in parts]
+        self.count_joined(sum(map(len, texts)))
+        return "".join(texts)
 
 
 class _Dict:
@@ -174,13 +210,24 @@ def _now(form: str) -> str:
 
 
 class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """One in which products stay small: a text repeated 10^10 times would fill the memory."""
+    """One in which texts stay small: one that is repeated 10^10 times would fill the memory."""
 
-    intercepted_binops = frozenset({"*", "**"})
+    intercepted_binops = frozenset({"+", "*", "**"})
+
+    @property
+    def rounds(self) -> _Rounds:
+        """What it counts."""
+        rounds = self.extensions[_Rounds.identifier]
+        assert isinstance(rounds, _Rounds)  # noqa: S101 - as the environment was made
+        return rounds
 
     def call_binop(
         self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any
     ) -> Any:
+        if operator == "+":
+            if isinstance(left, str) and isinstance(right, str):
+                self.rounds.count_joined(len(left) + len(right))
+            return left + right
         for text, times in ((left, right), (right, left)):
             is_repeated = isinstance(text, Sized) and isinstance(times, int)
             if operator == "*" and is_repeated and len(text) * times > _MOST_REPEATED:
@@ -197,7 +244,7 @@ def _range(*args: int) -> range:
     return numbers
 
 
-def _environment() -> jinja2.Environment:
+def _environment() -> _Sandbox:
     made = _Sandbox(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Marks, _Rounds, jinja2.ext.loopcontrols]
     )
@@ -233,12 +280,10 @@ class ChatTemplate:
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         self.source, self.special_tokens = source, dict(special_tokens)
         environment = _environment()
-        rounds = environment.extensions[_Rounds.identifier]
-        assert isinstance(rounds, _Rounds)  # noqa: S101 - as the environment was made
-        self._rounds = rounds
+        self._rounds = environment.rounds
         try:
             tree = environment.parse(source)
-            rounds.count_in(tree)
+            self._rounds.count_in(tree)
             self._template = jinja2.Template.from_code(
                 environment, environment.compile(tree), environment.make_globals(None)
             )
@@ -283,7 +328,7 @@ class ChatTemplate:
         marks: _Marks = self._template.environment.marks  # type: ignore[attr-defined]
         given = sum(len(str(each)) for each in (*messages, *(tools or ())))
         room = _MOST_WRITTEN + _MOST_TIMES * given
-        self._rounds.left = _MOST_ROUNDS
+        self._rounds.begin(room)
         try:
             with marks.noting() as written:
                 for block in self._template.generate(
@@ -293,13 +338,12 @@ class ChatTemplate:
                     add_generation_prompt=add_generation_prompt,
                     **self.special_tokens,
                 ):
-                    room -= len(block)
-                    if room < 0:
+                    written.add(block)
+                    if written.characters > room:
                         raise _EndlessError(
                             f"writes more than {_MOST_WRITTEN:,} characters of its own"
                         )
-                    written.append(block)
-                return "".join(written), marks.spans
+                return "".join(written.blocks), marks.spans
         except jinja2.TemplateError as error:
             raise RenderError(f"the chat template refuses it: {_line(error)}") from None
         except RecursionError:

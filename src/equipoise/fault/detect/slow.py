@@ -20,7 +20,8 @@ What it decides
         evidence      0.0   0.0   1.5   3.0   4.5  ... 12.0     rank 1 is named
 
     The sum is kept twice: as it is, and without the time in which other programs had a rank's core.
-    The second has far less noise on a shared host; the first finds ranks that such a program slows.
+    The second has far less noise on a shared host; the first finds ranks that such a program slows,
+    if it does so for 32 steps or more. What comes and goes for some steps is noise.
 
     With two ranks only their difference is known: rank 1 takes longer for its work than rank 0.
 
@@ -34,6 +35,7 @@ Sources
 """
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -47,14 +49,27 @@ PARTS: tuple[Part, ...] = ("data", "compute", "communication")
 _EVEN, _SLOW = 0.0, 0.16
 """Logarithms of own over expected seconds that are told apart; 20% more is 0.18."""
 
-_PROOF, _MOST_PROOF = 12.0, 24.0
-"""Evidence that names a rank, and the most that is kept, so that a rank can be cleared."""
+_PROOF, _HOST_PROOF = 12.0, 48.0
+"""Evidence that names a rank: by its own seconds, and by those that other programs took as well.
+Such programs come and go, and a rank that they slow for some steps is nobody's fault."""
+
+_KEPT_PROOF = 12.0
+"""The most that is kept beyond, so that a rank can be cleared."""
 
 _STEP_PROOF = 1.5
 """The most by which one step changes evidence: eight steps must agree."""
 
 _LEAST_NOISE = 0.02
 _RECENT = 64
+
+_BLOCK, _MOST_BLOCKS, _LEAST_BLOCKS = 5, 32, 4
+"""Steps whose median is compared with that of the next ones, and how many such medians are kept,
+and needed: load that lasts longer than a step shows there."""
+
+_BLOCK_NOISE = 1.45
+"""Noise of a step over that of such a median. For independent normal steps it is 1.9; less is
+taken, since few medians are known and too much noise hides slow ranks: of 40 in the noise of a real
+run 39 are named, by 1.9 37, while load that comes and goes accuses as many."""
 
 _KNOWN_STEPS = 5
 """Steps before any counts: the first ones warm up, and show the noise."""
@@ -155,7 +170,7 @@ class SlowRanks:
 
     def __init__(self, ranks: int) -> None:
         self._ranks = ranks
-        self._every, self._own = _Evidence(ranks), _Evidence(ranks)
+        self._every, self._own = _Evidence(ranks, _HOST_PROOF), _Evidence(ranks, _PROOF)
         """By all seconds, and by those in which the rank had its core."""
         self._named = np.zeros(ranks, dtype=bool)
 
@@ -212,25 +227,29 @@ class SlowRanks:
 class _Evidence:
     """Evidence that each rank is slow, from its excess in each step."""
 
-    def __init__(self, ranks: int) -> None:
-        self.proof = np.zeros(ranks)
+    def __init__(self, ranks: int, needed: float) -> None:
+        self.proof, self._needed = np.zeros(ranks), needed
         self.rows: deque[_Compared] = deque(maxlen=_RECENT)
         self._against: deque[Flags] = deque(maxlen=_RECENT)
         """Ranks that each step counts against."""
         self._ratios: deque[Floats] = deque(maxlen=_RECENT)
+        self._blocks: deque[Floats] = deque(maxlen=_MOST_BLOCKS)
+        """Median ratios of ``_BLOCK`` steps each."""
         self._noise = np.full(ranks, _LEAST_NOISE)
         self._steps = 0
 
     @property
     def is_proven(self) -> Flags:
         """Which ranks are slow."""
-        return np.asarray(self.proof >= _PROOF)
+        return np.asarray(self.proof >= self._needed)
 
     def learn(self, row: _Compared) -> None:
         """Take a step into account."""
         self._steps += 1
         self.rows.append(row)
         self._ratios.append(ratio := row.ratio)
+        if self._steps % _BLOCK == 0:
+            self._blocks.append(np.median(np.array(self._ratios)[-_BLOCK:], axis=0))
         if self._steps % _NOISE_STEPS == 0 or self._steps == _KNOWN_STEPS + 1:
             self._noise = self._measure_noise()
         gained = (_SLOW - _EVEN) / self._noise**2 * (ratio - (_SLOW + _EVEN) / 2)
@@ -238,7 +257,7 @@ class _Evidence:
         if self._steps <= _KNOWN_STEPS:
             gained[:] = 0.0
         self._against.append(gained > 0)
-        self.proof = np.clip(self.proof + gained, 0.0, _MOST_PROOF)
+        self.proof = np.clip(self.proof + gained, 0.0, self._needed + _KEPT_PROOF)
 
     def rows_against(self, rank: int) -> list[_Compared]:
         """Recent steps that count against a rank, at least the last one."""
@@ -246,14 +265,25 @@ class _Evidence:
         return [row for row, against in pairs if against[rank]] or [self.rows[-1]]
 
     def _measure_noise(self) -> Floats:
-        """Standard deviation of each rank's ratio from step to step, whatever its level."""
-        changes = np.abs(np.diff(np.array(self._ratios), axis=0))
-        noise = np.full(changes.shape[1], _LEAST_NOISE)
-        known = np.isfinite(changes).any(axis=0)
-        # 1.4826: of a normal distribution's median deviation; a difference has twice the variance.
-        middle = 1.4826 / np.sqrt(2) * np.nanmedian(changes[:, known], axis=0)
-        noise[known] = np.maximum(noise[known], middle)
-        return noise
+        """Noise of each rank's ratio in one step, whatever its level.
+
+        Evidence adds up as if steps were independent. Where they are not, since other programs come
+        and go, medians of some steps differ by more than that says, and count as noise as well.
+        """
+        noise = np.maximum(_LEAST_NOISE, _deviation(self._ratios))
+        if len(self._blocks) < _LEAST_BLOCKS:
+            return noise
+        return np.maximum(noise, _BLOCK_NOISE * _deviation(self._blocks))
+
+
+def _deviation(rows: Sequence[Floats]) -> Floats:
+    """Standard deviation by the median change from row to row; 0 where nothing is known."""
+    changes = np.abs(np.diff(np.array(rows), axis=0))
+    deviation = np.zeros(changes.shape[1])
+    known = np.isfinite(changes).any(axis=0)
+    # 1.4826: of a normal distribution's median deviation; a difference has twice the variance.
+    deviation[known] = 1.4826 / np.sqrt(2) * np.nanmedian(changes[:, known], axis=0)
+    return deviation
 
 
 def _expected(predicted_s: Floats, compute_s: Floats) -> Floats:

@@ -110,6 +110,7 @@ def _rehearse(stage: Stage, name: str, request: DrillRequest, progress: Progress
     outcomes = []
     for repeat in range(request.repeat):
         outcomes.append(fault.rehearse(stage, repeat))
+        stage.rehearsed.setdefault(name, outcomes[-1])
         progress.advance()
     return DrillRow(name, fault.number, tuple(outcomes))
 

@@ -57,18 +57,14 @@ def kill_ready(stage: Stage, repeat: int) -> Rehearsal:
 def shrink(stage: Stage, repeat: int) -> Rehearsal:
     """A rank is ended at one step of three starts in a row; the others go on without it.
 
-    Each time ranks of the next start are ready, and what is timed is the start with fewer ranks.
+    What is timed is the start with fewer ranks.
     """
     draw, rank = stage.draw("shrink", repeat), (stage.ranks - 1 - repeat) % stage.ranks
     step = draw.randint(2, STEPS - 1)
     folder = stage.folder("shrink")
-    ask(folder / "drill", [Injection("kill-when-ready", rank, "forward", step)] * _IN_A_ROW)
-    more = (
-        "--fault.spares=at-once",
-        f"--layout.deadline_s={_READY_WITHIN_S}",
-        f"--fault.least_dp={stage.data_ranks - 1}",
-    )
-    with stage.start(folder, *more, drill=folder / "drill") as attempt:
+    ask(folder / "drill", [Injection("kill", rank, "forward", step)] * _IN_A_ROW)
+    fewer = f"--fault.least_dp={stage.data_ranks - 1}"
+    with stage.start(folder, fewer, drill=folder / "drill") as attempt:
         code = attempt.end()
     struck = proven(folder / "drill")
     if not struck:

@@ -2,8 +2,9 @@
 
 What it decides
     Ranks are killed or stopped for good, at moments of a Poisson process, while the run goes on by
-    itself. What a fault costs is measured before: a kill and a hang are rehearsed once each, and
-    ``sim.faults`` forecasts the share of the time that goes into steps that are kept.
+    itself. What a fault costs is measured before: a kill and a hang are rehearsed once each,
+    unless this drill has done so, and ``sim.faults`` forecasts the share of the time that goes
+    into steps that are kept.
 
     Every step must have been trained once in the end, on the documents that it is due: a step that
     was computed again packed the same pieces and had the same loss, bit for bit.
@@ -50,7 +51,8 @@ def soak(stage: Stage, repeat: int) -> Rehearsal:
     draw = stage.draw("poisson", repeat)
     minutes = stage.minutes
     mean_s = min(_MEAN_S, 60 * minutes / _LEAST_FAULTS)
-    rehearsed = kill(stage, 0), hang(stage, 0)
+    before = stage.rehearsed
+    rehearsed = before.get("kill") or kill(stage, 0), before.get("hang") or hang(stage, 0)
     away_s = [(each.detected_s or 0.0) + (each.resumed_s or 0.0) for each in rehearsed]
     if not all(each.resumed_s for each in rehearsed):
         return Rehearsal("", said="A single kill and a single hang must be survived first.")

@@ -19,6 +19,7 @@ from pathlib import Path
 from equipoise.base.errors import FaultError, SpecError
 from equipoise.fault.drill.attempt import Attempt
 from equipoise.fault.drill.facts import events, ledger, state
+from equipoise.fault.drill.outcome import Rehearsal
 from equipoise.spec.run.spec import RunSpec
 
 STEPS, EVERY = 24, 8
@@ -66,6 +67,8 @@ class Stage:
     words: tuple[str, ...] = ()
     """The run in small, after ``equipoise train``."""
     step_tokens: int = 0
+    rehearsed: dict[str, Rehearsal] = field(default_factory=dict)
+    """The first rehearsal of each fault so far."""
     _made: int = 0
 
     @property

@@ -25,10 +25,11 @@ from equipoise.comm.local import run_ranks
 from equipoise.cost.recommend import PARTS, RankCounts, StepRates, fit_rates
 from equipoise.observe.event import Kind
 from equipoise.observe.journal import EventSink
+from equipoise.recsys.exchange import TimedExchange
 from equipoise.recsys.foresight.forecast import count_step
 from equipoise.recsys.place import plan_samples
 from equipoise.recsys.samples import read_samples
-from equipoise.recsys.trainer import RankTrainer, TimedExchange
+from equipoise.recsys.trainer import RankTrainer
 from equipoise.spec.device.here import cpu_model
 from equipoise.spec.recommend import RecommendSpec
 
@@ -123,9 +124,9 @@ def _probes(spec: RecommendSpec, ranks: int) -> tuple[list[RecommendSpec], list[
         other(2, kinds=("table",)),
         other(0.5, kinds=("row",)),
         other(2, kinds=("row",)),
-        other(0.5, kinds=("data",)),
-        other(2, kinds=("data",)),
     ]
+    if not spec.model.towers:  # their tables lie on their host
+        fitted += [other(0.5, kinds=("data",)), other(2, kinds=("data",))]
     return fitted, [other(1), other(1, kinds=("row",)), other(1, kinds=("table",))]
 
 

@@ -22,6 +22,8 @@ from equipoise.cost.recommend import RankCounts, StepRates
 from equipoise.recsys.models.catalog import build_model
 from equipoise.recsys.place import predict_traffic
 from equipoise.recsys.samples import Samples
+from equipoise.recsys.towers.modules import TowerModule
+from equipoise.schedule.tables.placement import TablePlan
 from equipoise.spec.device.file import device_folder
 from equipoise.spec.device.here import cpu_model
 from equipoise.spec.recommend import RecommendSpec
@@ -58,14 +60,28 @@ def read_rates(file: Path | None = None) -> StepRates | None:
 
 def count_dense(spec: RecommendSpec, samples: Samples, answer: TableAnswer) -> tuple[int, int]:
     """Weights of the dense part, and FLOP of a sample's forward."""
-    tables = [each.table for each in answer.plan.placements]
+    vectors = answer.plan.outputs
     numbers = samples.numbers.shape[1]
-    dense = build_model(spec.model, tables, numbers, seed=spec.train.seed)
-    pooled = torch.zeros(1, sum(table.width for table in tables))
+    dense = build_model(spec.model, vectors, numbers, seed=spec.train.seed)
+    pooled = torch.zeros(1, sum(each.width for each in vectors))
     with FlopCounterMode(display=False) as counter:
         dense(pooled, torch.zeros(1, numbers))
     weights = sum(each.numel() for each in dense.parameters())
     return weights, counter.get_total_flops()
+
+
+def count_towers(spec: RecommendSpec, plan: TablePlan) -> list[int]:
+    """FLOP of each rank in a forward of the modules of its host's towers, for a sample."""
+    flop = []
+    for tower in plan.towers:
+        module = TowerModule(spec.model.tower_sizes, len(tower.tables))
+        with FlopCounterMode(display=False) as counter:
+            module(torch.zeros(1, len(tower.tables), spec.model.width))
+        flop.append(counter.get_total_flops())
+    return [
+        sum(flop[at] for at, _ in plan.towers_on(rank // plan.per_host))
+        for rank in range(plan.ranks)
+    ]
 
 
 def count_step(spec: RecommendSpec, samples: Samples, answer: TableAnswer) -> list[RankCounts]:
@@ -74,6 +90,7 @@ def count_step(spec: RecommendSpec, samples: Samples, answer: TableAnswer) -> li
     weights, flop = count_dense(spec, samples, answer)
     traffic = predict_traffic(spec, samples, plan)
     size = spec.train.batch / ranks
+    towers = count_towers(spec, plan)
     counts, passes = samples.row_counts(), np.zeros(ranks)
     held = np.zeros(ranks, dtype=np.int64)
     train = samples.edges[1]
@@ -98,7 +115,7 @@ def count_step(spec: RecommendSpec, samples: Samples, answer: TableAnswer) -> li
             table_bytes=float(passes[rank]),
             exchanges=exchanges,
             sent_bytes=float(sent[rank]),
-            flop=3.0 * flop * size,
+            flop=3.0 * size * (flop + plan.hosts * towers[rank]),
             dense_bytes=4 * weights if ranks > 1 else 0,
             samples=size,
         )
@@ -107,7 +124,12 @@ def count_step(spec: RecommendSpec, samples: Samples, answer: TableAnswer) -> li
 
 
 def count_exchanges(spec: RecommendSpec, answer: TableAnswer) -> int:
-    """Exchanges of a step: sizes, lengths, ids, sums and gradients, and what some kinds add."""
+    """Exchanges of a step: sizes, lengths, ids, sums and gradients, and what some kinds add.
+
+    Towers add one inside hosts both ways, and the sum of their modules' gradients.
+    """
+    if answer.plan.towers:
+        return 7 + any(each.weights for each in answer.plan.towers)
     kinds = {each.kind for each in answer.plan.placements}
     adds_squares = "column" in kinds and spec.tables.optimizer == "row-wise-adagrad"
     return 5 + 2 * ("table-row" in kinds) + 2 * ("data" in kinds) + adds_squares

@@ -42,16 +42,16 @@ class BatchSharing:
         is_shared = any(numbers and numbers[0] in group for group in spec.tables.deduplicate)
         self.numbers = [RowSharing(mlp) for mlp in mlps if is_shared and mlp is not None]
 
-    def share(self, batch: KeyedJagged, *, is_counted: bool = False) -> KeyedJagged | InverseJagged:
+    def share(self, batch: KeyedJagged) -> KeyedJagged | InverseJagged:
         """The batch with distinct rows once; as it is where the run names no group."""
-        if not self.groups:
-            return batch
-        shared = share_rows(batch, self.groups)
-        if is_counted:
+        return share_rows(batch, self.groups) if self.groups else batch
+
+    def count(self, batch: KeyedJagged | InverseJagged) -> None:
+        """Count a batch that ``share`` made."""
+        if self.groups:
             self.samples += batch.samples
-            for place, count in enumerate(shared.group_rows[: len(self.groups)]):
+            for place, count in enumerate(batch.group_rows[: len(self.groups)]):
                 self.rows[place] += count
-        return shared
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,9 @@ Why
         column      all                        a range    any
         data        all                        all        every rank holds a copy
 
+    Towers gather some tables on one host, which condenses a sample's rows of them before they
+    leave it.
+
 Kept true (tests/unit/schedule/test_tables.py, by Hypothesis)
     Every row has one shard and one place in it, under each kind of bucket; shards are whole.
 
@@ -20,7 +23,7 @@ Sources
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, get_args
 
@@ -146,6 +149,21 @@ class TablePlacement:
         return shard if self.row_shards > 1 else 0
 
 
+@dataclass(frozen=True, slots=True)
+class TowerPlacement:
+    """Tables of one host, and what leaves it for each sample instead of their rows."""
+
+    tables: tuple[str, ...]
+    """In the order in which the tower's module reads them."""
+    host: int
+    vectors: int
+    """Vectors that leave for each sample."""
+    width: int
+    """Floats of each."""
+    weights: int = 0
+    """Weights of its module; every rank of the host has a copy."""
+
+
 @dataclass(frozen=True, eq=False)
 class TablePlan:
     """Every table's placement on some ranks, several to a host."""
@@ -154,6 +172,8 @@ class TablePlan:
     ranks: int
     ranks_per_host: int = 0
     """0: all ranks are on one host."""
+    towers: tuple[TowerPlacement, ...] = ()
+    """Every table is in one of them, or there are none."""
 
     def __post_init__(self) -> None:
         names = [each.table.name for each in self.placements]
@@ -165,6 +185,29 @@ class TablePlan:
             )
         for each in self.placements:
             self._require(each)
+        if self.towers:
+            self._require_towers()
+
+    def _require_towers(self) -> None:
+        inside = [name for tower in self.towers for name in tower.tables]
+        names = [each.table.name for each in self.placements]
+        if sorted(inside) != sorted(names):
+            raise LayoutError(
+                f"Towers hold {_listed(sorted(inside))}, and the tables are "
+                f"{_listed(sorted(names))}. Put each table into one tower."
+            )
+        for each in self.placements:
+            name, host = each.table.name, self.tower_of(each.table.name).host
+            if each.kind in ("row", "data"):
+                raise LayoutError(
+                    f"Table {name} is in a tower and of kind {each.kind}, which reaches beyond a "
+                    "host. Place it as table, table-row or column."
+                )
+            if any(rank // self.per_host != host for rank in each.ranks):
+                raise LayoutError(
+                    f"Table {name} lies on ranks {_listed(each.ranks)}, and its tower is on host "
+                    f"{host} of {self.hosts}, which has {self.per_host} ranks. Place it there."
+                )
 
     def _require(self, placement: TablePlacement) -> None:
         name, given = placement.table.name, placement.ranks
@@ -193,6 +236,36 @@ class TablePlan:
         """Number of hosts."""
         return self.ranks // self.per_host
 
+    def tower_of(self, table: str) -> TowerPlacement:
+        """The tower that a table is in."""
+        return next(tower for tower in self.towers if table in tower.tables)
+
+    def towers_on(self, host: int) -> list[tuple[int, TowerPlacement]]:
+        """The towers of a host, each with its number."""
+        return [(at, tower) for at, tower in enumerate(self.towers) if tower.host == host]
+
+    @property
+    def outputs(self) -> tuple[TableSpec, ...]:
+        """The vectors that a sample's rank gets: the tables', or those that leave the towers.
+
+        Towers that keep a vector for each table give them in the tables' order; others stand
+        side by side.
+        """
+        tables = [each.table for each in self.placements]
+        if self.keeps_tables:
+            widths = {name: tower.width for tower in self.towers for name in tower.tables}
+            return tuple(replace(each, width=widths.get(each.name, each.width)) for each in tables)
+        return tuple(
+            TableSpec(f"tower {at} vector {vector}", 1, tower.width)
+            for at, tower in enumerate(self.towers)
+            for vector in range(tower.vectors)
+        )
+
+    @property
+    def keeps_tables(self) -> bool:
+        """Whether a sample's rank gets one vector for each table."""
+        return all(tower.vectors == len(tower.tables) for tower in self.towers)
+
     def held_rows(self, rank: int) -> dict[str, int]:
         """How many rows of each table a rank holds, counted once for each range of columns."""
         return {
@@ -203,6 +276,6 @@ class TablePlan:
         }
 
 
-def _listed(ranks: Sequence[int]) -> str:
-    shown = ", ".join(map(str, ranks[:8]))
-    return f"{shown}, ..." if len(ranks) > 8 else shown or "(none)"
+def _listed(items: Sequence[object]) -> str:
+    shown = ", ".join(map(str, items[:8]))
+    return f"{shown}, ..." if len(items) > 8 else shown or "(none)"

@@ -19,6 +19,15 @@ What it decides
         squares     column shards under row-wise AdaGrad: 4 B of each row touched
         replicas    data-parallel: 8 B, and 8 + 4 D of each row that the rank's samples touch
 
+    Towers go another way from ``ids`` on. Rank j of each host serves the rank j of every host::
+
+        partial     sums of a shard for the samples that each rank of the host serves; means also
+                    4 B for each bag of a bucket of rows
+        pooled      b[s] V e of a tower's V floats from its host to the rank s, which it serves
+        gradients   as pooled, the other way
+        spread      as partial without lengths, the other way
+        towers      4 B of each weight of a module to the other ranks of its host
+
 Kept true (tests/multi/recsys/test_tables.py)
     Each number is what ranks sent, in each stage, on each link.
 
@@ -32,7 +41,8 @@ from typing import Literal, get_args
 import numpy as np
 
 from equipoise.base.arrays import Ints
-from equipoise.schedule.tables.placement import TablePlan
+from equipoise.schedule.tables.placement import TablePlacement, TablePlan
+from equipoise.spec.tables.table import FLOAT_BYTES
 
 Wire = Literal["fp32", "bf16", "fp16", "int8"]
 WIRES: tuple[Wire, ...] = get_args(Wire)
@@ -46,6 +56,7 @@ STAGES = (
     "spread",
     "squares",
     "replicas",
+    "towers",
 )
 
 
@@ -99,11 +110,13 @@ def count_traffic(
             begin, end = each.columns(shard)
             bytes_of["lengths"][:, rank] += 4 * size_R
             bytes_of["ids"][:, rank] += 8 * ids[name][:, each.row_shard(shard)]
-            if each.kind != "table-row":
+            if each.kind != "table-row" and not plan.towers:
                 bytes_of["pooled"][rank] += size_R * wire_bytes(end - begin, forward)
                 if touched is not None:
                     bytes_of["gradients"][:, rank] += size_R * wire_bytes(end - begin, backward)
-        if each.kind == "table-row":
+        if plan.towers:
+            _count_inside(plan, each, size_R, bytes_of, forward, backward, touched is not None)
+        elif each.kind == "table-row":
             _count_two_hops(plan, each.ranks, size_R, bytes_of, "partial", "pooled", width, forward)
             if touched is not None:
                 hops = ("spread", "gradients")
@@ -112,9 +125,49 @@ def count_traffic(
             held = np.bincount(each.ranks, minlength=ranks)
             sent = 4 * int(touched[name][0]) * held
             bytes_of["squares"] += sent[:, None] * (held > 0)[None, :]
+    for tower in plan.towers:
+        name = tower.tables[0]
+        size_R = np.asarray(sizes[name] if isinstance(sizes, Mapping) else sizes, dtype=np.int64)
+        first = tower.host * plan.per_host
+        host = np.arange(first, first + plan.per_host)
+        for rank in host.tolist():
+            served = np.arange(rank - first, ranks, plan.per_host)
+            out = size_R[served] * tower.vectors
+            bytes_of["pooled"][rank, served] += out * wire_bytes(tower.width, forward)
+            if touched is not None:
+                bytes_of["gradients"][served, rank] += out * wire_bytes(tower.width, backward)
+                bytes_of["towers"][rank, host] += FLOAT_BYTES * tower.weights
     for stage in STAGES:
         np.fill_diagonal(bytes_of[stage], 0)
     return bytes_of
+
+
+def _count_inside(
+    plan: TablePlan,
+    placement: TablePlacement,
+    size_R: Ints,
+    bytes_of: Mapping[str, Ints],
+    forward: Wire,
+    backward: Wire,
+    is_training: bool,
+) -> None:
+    """What a table of a tower makes the ranks of its host exchange."""
+    for shard, rank in enumerate(placement.ranks):
+        begin, end = placement.columns(shard)
+        first = rank - rank % plan.per_host
+        for peer in range(first, first + plan.per_host):
+            bags = int(size_R[peer - first :: plan.per_host].sum())
+            bytes_of["partial"][rank, peer] += bags * wire_bytes(end - begin, forward)
+            if placement.table.pooling == "mean" and begin == 0:
+                bytes_of["partial"][rank, peer] += 4 * bags
+            if is_training:
+                bytes_of["spread"][peer, rank] += bags * wire_bytes(end - begin, backward)
+
+
+def across_hosts(plan: TablePlan, sent: Ints) -> int:
+    """Bytes that leave a host, of those from each rank to each other, int64 [from, to]."""
+    hosts = np.arange(plan.ranks) // plan.per_host
+    return int(sent[hosts[:, None] != hosts[None, :]].sum())
 
 
 def _count_two_hops(

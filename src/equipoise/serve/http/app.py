@@ -13,7 +13,8 @@ import sys
 import time
 import traceback
 import uuid
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -29,7 +30,7 @@ from equipoise.serve.http.fault import HttpError, failed, overloaded
 from equipoise.serve.http.keys import find_tenant
 from equipoise.serve.http.send import ClientGoneError, drop, send_json
 from equipoise.serve.http.server_state import ServerState
-from equipoise.serve.http.tenants import OPEN
+from equipoise.serve.http.tenants import OPEN, Tenants
 
 _OPEN_PATHS = ("/health", "/ready", "/version")
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
@@ -62,10 +63,41 @@ def make_app(state: ServerState) -> ASGIApp:
     return Gate(state, router)
 
 
+class Refusals(Protocol):
+    """Counts requests that were not taken."""
+
+    def count_refusal(self, reason: str) -> None:
+        """Count one."""
+
+
+class GateState(Protocol):
+    """What the gate shares with what is behind it."""
+
+    is_draining: bool
+    under_way: int
+    """Requests that are here."""
+
+    @property
+    def tenants(self) -> Tenants:
+        """Who may ask."""
+
+    @property
+    def most_requests(self) -> int:
+        """Requests that may be here at a time."""
+
+    @property
+    def metrics(self) -> Refusals:
+        """Where refusals are counted."""
+
+    @property
+    def log(self) -> Callable[[str], None]:
+        """Takes a line for every request."""
+
+
 class Gate:
     """Lets requests in, and turns whatever happens into an answer."""
 
-    def __init__(self, state: ServerState, inner: ASGIApp) -> None:
+    def __init__(self, state: GateState, inner: ASGIApp) -> None:
         self._state, self._inner = state, inner
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

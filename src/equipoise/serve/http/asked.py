@@ -97,11 +97,13 @@ async def tokenize(
 
 
 async def _aside(model: ServedModel, characters: int, work: Callable[[], Prompt]) -> Prompt:
-    """Do work on another thread; very long texts one at a time."""
+    """Do work on another thread; very long texts one at a time, also if their clients go away."""
     if characters <= _LONG:
         return await asyncio.to_thread(work)
-    async with model.long_texts:
-        return await asyncio.to_thread(work)
+    await model.long_texts.acquire()
+    running = asyncio.ensure_future(asyncio.to_thread(work))
+    running.add_done_callback(lambda _: model.long_texts.release())
+    return await asyncio.shield(running)
 
 
 async def render(model: ServedModel, messages: Sequence[ChatMessage]) -> Prompt:

@@ -4,7 +4,8 @@ Kept true (tests/unit/serve/http/test_completions.py, test_chat.py, with OpenAI'
     Streamed or not, an answer's text, scores and usage are the same.
 """
 
-from collections.abc import AsyncIterator, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -30,6 +31,8 @@ from equipoise.serve.http.limits import TenantLimits
 from equipoise.serve.http.send import (
     ClientGoneError,
     drop,
+    encode,
+    encode_long,
     send_bytes,
     send_events,
     send_json,
@@ -39,6 +42,8 @@ from equipoise.serve.http.server_state import ServerState
 from equipoise.serve.http.shape import AnswerHead, ChatShape, CompletionShape, Json, Shape, usage
 
 _MOST_DETOKENIZED = 1_000_000
+_FEW_SCORES = 256
+"""Scores of tokens that are written at once; more must not hold others up."""
 
 
 class Endpoints:
@@ -53,29 +58,33 @@ class Endpoints:
     async def completions(self, request: Request, send: Send) -> None:
         """``POST /v1/completions``."""
         body = await self._read(request, CompletionBody)
+        await while_connected(request.receive, self._complete(request, send, body))
+
+    async def _complete(self, request: Request, send: Send, body: CompletionBody) -> None:
         asked = await ask_completion(self.model, body, self._tenant(request))
         shape = CompletionShape(self._head(), asked, self.model.vocabulary)
-        await while_connected(request.receive, self._answer(request, send, body, asked, shape))
+        await self._answer(request, send, body, asked, shape)
 
     async def chat(self, request: Request, send: Send) -> None:
         """``POST /v1/chat/completions``."""
         body = await self._read(request, ChatBody)
+        await while_connected(request.receive, self._chat(request, send, body))
+
+    async def _chat(self, request: Request, send: Send, body: ChatBody) -> None:
         asked = await ask_chat(self.model, body, self._tenant(request))
         shape = ChatShape(self._head(), asked, self.model.vocabulary)
-        await while_connected(request.receive, self._answer(request, send, body, asked, shape))
+        await self._answer(request, send, body, asked, shape)
 
     async def embeddings(self, request: Request, send: Send) -> None:
         """``POST /v1/embeddings``."""
         body = await self._read(request, EmbeddingsBody)
-        prompts = await ask_embeddings(self.model, body)
-        tenant = self._tenant(request)
-        groups = waves(prompts, self.state.limits[tenant].most_answers, tenant)
-        await while_connected(request.receive, self._embed(send, body, groups, tenant))
+        await while_connected(request.receive, self._embed(send, body, self._tenant(request)))
 
-    async def _embed(
-        self, send: Send, body: EmbeddingsBody, groups: Sequence[Asked], tenant: str
-    ) -> None:
-        limits, count = self.state.limits[tenant], len(groups[0].requests)
+    async def _embed(self, send: Send, body: EmbeddingsBody, tenant: str) -> None:
+        prompts = await ask_embeddings(self.model, body)
+        limits = self.state.limits[tenant]
+        groups = waves(prompts, limits.most_answers, tenant)
+        count = len(groups[0].requests)
         prompt_tokens = sum(each.prompt_tokens for each in groups)
         self._take(limits, prompt_tokens, count)
         vectors: list[tuple[float, ...]] = []
@@ -130,15 +139,14 @@ class Endpoints:
             if body.stream:
                 options = body.stream_options
                 shows_usage = options is not None and bool(options.include_usage)
-                events = _events(answers, shape, shows_usage=shows_usage)
+                events = _events(answers, asked, shape, shows_usage=shows_usage)
                 await send_events(
                     send, events, headers=limits.headers(), heartbeat_s=self.state.heartbeat_s
                 )
             else:
                 await _collect(answers, shape)
-                whole = shape.envelope(shape.whole(_best(answers, asked)), is_chunk=False)
-                whole["usage"] = _usage(answers)
-                await send_json(send, whole, headers=limits.headers())
+                data = await _write_whole(answers, asked, shape)
+                await send_bytes(send, data, "application/json", headers=limits.headers())
             is_answered = True
         except SlowReaderError:
             raise ClientGoneError from None
@@ -151,6 +159,9 @@ class Endpoints:
     async def tokenize(self, request: Request, send: Send) -> None:
         """``POST /tokenize``: tokens of a text or of a conversation."""
         body = await self._read(request, TokenizeBody)
+        await while_connected(request.receive, self._tokenize(send, body))
+
+    async def _tokenize(self, send: Send, body: TokenizeBody) -> None:
         if body.messages is not None:
             prompt = await render(self.model, body.messages)
         else:
@@ -276,8 +287,21 @@ async def _collect(answers: Answers, shape: Shape) -> None:
             shape.chunk(number, part)
 
 
-async def _events(answers: Answers, shape: Shape, *, shows_usage: bool) -> AsyncIterator[Json]:
-    """Chunks of all answers as they come."""
+async def _write_whole(answers: Answers, asked: Asked, shape: Shape) -> bytes:
+    """All answers as JSON; beside the others' if they are long."""
+
+    def write() -> bytes:
+        whole = shape.envelope(shape.whole(_best(answers, asked)), is_chunk=False)
+        return encode_long({**whole, "usage": _usage(answers)})
+
+    tokens = _echoed_tokens(asked) * len(asked.requests) + answers.answer_tokens
+    return await _beside(write, 0 if asked.top is None else tokens)
+
+
+async def _events(
+    answers: Answers, asked: Asked, shape: Shape, *, shows_usage: bool
+) -> AsyncIterator[bytes]:
+    """Chunks of all answers as they come, each as JSON."""
 
     def chunk(choices: list[Json]) -> Json:
         envelope = shape.envelope(choices, is_chunk=True)
@@ -285,18 +309,36 @@ async def _events(answers: Answers, shape: Shape, *, shows_usage: bool) -> Async
 
     for number in range(len(answers.choices)):
         if choices := shape.begin(number):
-            yield chunk(choices)
+            yield encode(chunk(choices))
+    has_begun = set[int]()
     async for number, part in answers.parts():
-        choices = []
         if isinstance(part, PromptScored):
-            choices = shape.scored(number, part)
+            shape.scored(number, part)
         elif isinstance(part, ChoicePart):
             answers.require_whole(number, part)
-            choices = shape.chunk(number, part)
-        if choices:
-            yield chunk(choices)
+
+            def write(number: int = number, part: ChoicePart = part) -> bytes:
+                choices = shape.chunk(number, part)
+                return encode_long(chunk(choices)) if choices else b""
+
+            echoed = 0 if number in has_begun else _echoed_tokens(asked)
+            has_begun.add(number)
+            if data := await _beside(write, echoed):
+                yield data
     if shows_usage:
-        yield {**shape.envelope([], is_chunk=True), "usage": _usage(answers)}
+        yield encode({**shape.envelope([], is_chunk=True), "usage": _usage(answers)})
+
+
+def _echoed_tokens(asked: Asked) -> int:
+    """Most tokens of a prompt that an answer begins with, with their scores."""
+    if not asked.echo or asked.top is None:
+        return 0
+    return max(len(prompt.ids) for prompt in asked.prompts)
+
+
+async def _beside(write: Callable[[], bytes], scores: int) -> bytes:
+    """Write with this many scores; on another thread if they are many."""
+    return write() if scores <= _FEW_SCORES else await asyncio.to_thread(write)
 
 
 def _best(answers: Answers, asked: Asked) -> Sequence[int]:

@@ -63,7 +63,7 @@ class Body(BaseModel):
     user: str | None = None
     top_k: Annotated[int, Field(ge=-1, lt=_WIDEST)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=10)] | None = None
     min_tokens: Annotated[int, Field(ge=0, lt=_WIDEST)] | None = None
     ignore_eos: bool | None = None
     stop_token_ids: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=128)] | None = (

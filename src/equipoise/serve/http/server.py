@@ -18,19 +18,21 @@ from typing import Any
 
 import h11
 import uvicorn
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from equipoise.base.errors import SpecError
-from equipoise.serve.http.app import make_app
+from equipoise.serve.http.app import GateState
 from equipoise.serve.http.fault import HttpError
 from equipoise.serve.http.send import encode
-from equipoise.serve.http.server_state import ServerState
 
 _HEAD_S = 30.0
 _UNREAD_MS = 60_000
 """The kernel closes a connection whose client leaves data unread for this long."""
 _UNREAD_BYTES = 128 << 10
 """What the kernel keeps for a client that does not read; by default it keeps megabytes."""
+_AHEAD_BYTES = 64 << 10
+"""What is read of further requests while one is answered: who reads nothing sees no end either."""
 _USER_TIMEOUT = getattr(socket, "TCP_USER_TIMEOUT", None)
 
 
@@ -70,15 +72,20 @@ class _Protocol(H11Protocol):
         if _USER_TIMEOUT is not None:
             peer.setsockopt(socket.IPPROTO_TCP, _USER_TIMEOUT, _UNREAD_MS)
         self._waits = self.loop.call_later(_HEAD_S, self._give_up)
+        self._ahead_bytes = 0
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._waits.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        is_ahead = self.conn.their_state is h11.DONE
         super().data_received(data)
+        self._ahead_bytes = self._ahead_bytes + len(data) if is_ahead else 0
         if self.cycle is not None and not self.cycle.response_complete:
             self._waits.cancel()
+            if self.conn.their_state is h11.DONE and self._ahead_bytes <= _AHEAD_BYTES:
+                self.flow.resume_reading()
         elif self._waits.cancelled():  # a further request on this connection has begun
             self._waits = self.loop.call_later(_HEAD_S, self._give_up)
 
@@ -110,15 +117,18 @@ class _Protocol(H11Protocol):
 class Server(uvicorn.Server):
     """Serves until it is stopped."""
 
-    def __init__(self, state: ServerState, on_ready: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, app: ASGIApp, state: GateState, on_ready: Callable[[], None] = lambda: None
+    ) -> None:
         """Make a server.
 
         Args:
-            state: Shared by all requests.
+            app: Answers, behind a gate.
+            state: Shared by all requests, and by the gate.
             on_ready: Called once clients can connect.
         """
         config = uvicorn.Config(
-            make_app(state),
+            app,
             http=_Protocol,
             ws="none",
             lifespan="off",
@@ -154,11 +164,13 @@ class Server(uvicorn.Server):
 
 
 class ServerThread:
-    """A server on a thread of its own: ``with ServerThread(state) as address``."""
+    """A server on a thread of its own: ``with ServerThread(app, state) as server``."""
 
-    def __init__(self, state: ServerState, host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(
+        self, app: ASGIApp, state: GateState, host: str = "127.0.0.1", port: int = 0
+    ) -> None:
         self._ready = threading.Event()
-        self._server = Server(state, self._ready.set)
+        self._server = Server(app, state, self._ready.set)
         self._listener = listen(host, port)
         self.port: int = self._listener.getsockname()[1]
         self._thread = threading.Thread(target=self._run, name="http", daemon=True)

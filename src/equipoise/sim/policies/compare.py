@@ -23,7 +23,7 @@ Sources
 
 import dataclasses
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -181,7 +181,7 @@ def compare_policies(
     runs = []
     for name in (PLAIN, *policies):
         settings = settings_of(name, asked.layout, asked.options, how)
-        tried = [_first_that_fits(asked.model, asked.machine, each, content) for each in settings]
+        tried = [_that_fits(asked.model, asked.machine, each, content) for each in settings]
         runs.append(min(tried, key=lambda run: (not run.fits, run.seconds)))
         if progress is not None:
             progress.advance()
@@ -249,24 +249,51 @@ class _PricedRun:
         return all(price.fits for price in self.prices)
 
 
+def _that_fits(
+    model: ModelSpec, machine: Machine, setting: PolicySetting, content: _Content
+) -> _PricedRun:
+    """The setting, or the fastest change of it that fits; the setting itself if none does."""
+    known: dict[bool, tuple[PackedStep, ...]] = {}
+
+    def pack(asked: PolicySetting) -> tuple[PackedStep, ...]:
+        turns = asked.layout.meets_each_turn  # of a change of memory all that packing depends on
+        if turns not in known:
+            known[turns] = _pack(asked, content)
+        return known[turns]
+
+    packed = pack(setting)
+    given = _PricedRun(setting, packed, tuple(_prices(model, machine, setting, packed)))
+    if given.fits:
+        return given
+    fitting_runs: list[_PricedRun] = []
+    for row in fitting(setting):
+        run = _first_that_fits(model, machine, row, pack)
+        if run is not None:
+            fitting_runs.append(run)
+            if not run.setting.computes_again:  # nothing that computes again is faster
+                break
+    return min(fitting_runs, key=lambda run: run.seconds, default=given)
+
+
 def _first_that_fits(
-    model: ModelSpec, machine: Machine, setting: PolicySetting, content: _Content
-) -> _PricedRun:
-    """The setting, or the first change of it that fits; the setting itself if none does."""
-    given: _PricedRun | None = None
-    for each in fitting(setting):
-        run = _run(model, machine, each, content)
-        if run.fits:
-            return run
-        given = given or run
-    if given is None:
-        raise SpecError("A setting has no way to run.")
-    return given
+    model: ModelSpec,
+    machine: Machine,
+    settings: Sequence[PolicySetting],
+    pack: Callable[[PolicySetting], tuple[PackedStep, ...]],
+) -> _PricedRun | None:
+    for each in settings:
+        packed, prices = pack(each), list[StepPrice]()
+        for price in _prices(model, machine, each, packed):
+            prices.append(price)
+            if not price.fits:
+                break
+        else:
+            return _PricedRun(each, packed, tuple(prices))
+    return None
 
 
-def _run(
-    model: ModelSpec, machine: Machine, setting: PolicySetting, content: _Content
-) -> _PricedRun:
+def _pack(setting: PolicySetting, content: _Content) -> tuple[PackedStep, ...]:
+    """Every step as the policy packs it."""
     layout, traits = setting.layout, POLICIES[setting.policy]
     spec = PackSpec(
         policy=setting.policy,
@@ -279,16 +306,19 @@ def _run(
     for pieces in content.steps:
         apart = tell_apart(pieces, content.corpus) if traits.divides else pieces
         packed.append(packer.step(apart))
-    packed += packer.flush()
-    prices = []
+    return (*packed, *packer.flush())
+
+
+def _prices(
+    model: ModelSpec, machine: Machine, setting: PolicySetting, packed: Iterable[PackedStep]
+) -> Iterator[StepPrice]:
     for step in packed:
         documents: Documents | DividedStep
-        if traits.divides:
+        if POLICIES[setting.policy].divides:
             documents = DividedStep.of(step)
         else:  # a micro-batch of nothing runs kernels of next to none
             documents = [[batch.doc_tokens.tolist() or [1] for batch in r] for r in step.ranks]
-        prices.append(price_step(model, machine, layout, setting.options, documents=documents))
-    return _PricedRun(setting, tuple(packed), tuple(prices))
+        yield price_step(model, machine, setting.layout, setting.options, documents=documents)
 
 
 def _row(run: _PricedRun, plain_s: float, bounds: PolicyBounds, content: _Content) -> PolicyRow:

@@ -12,15 +12,14 @@ What it decides
     quarter more than an even share, as one of whole documents holds a quarter more than a window;
     slices in time are a half, a quarter or an eighth of a window.
 
-    Where a setting does not fit the devices, more ZeRO is tried, then recomputation, in that order;
-    the first that fits stands, and the answer names it.
+    Where a setting does not fit the devices, more ZeRO is tried, and if none is enough, under each
+    stage of it the least recomputation that fits; the fastest stands, and the answer names it.
 
 Kept true (tests/unit/sim/test_policies.py)
-    Every setting has all devices, and the given ``tp``; the first that fits is taken.
+    Every setting has all devices, and the given ``tp``; recomputation comes after ZeRO alone.
 """
 
 import dataclasses
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -64,6 +63,11 @@ class PolicySetting:
     """Most tokens of a micro-batch; None: a quarter more than a window."""
     change: str = ""
     """What was changed so that it fits, as a command line has it."""
+
+    @property
+    def computes_again(self) -> bool:
+        """Whether activations are computed again."""
+        return self.options.recompute != "none"
 
     @property
     def policy(self) -> str:
@@ -182,19 +186,34 @@ def share_tokens(layout: Layout, options: StepOptions) -> int:
     return share + share // 4
 
 
-def fitting(setting: PolicySetting) -> Iterator[PolicySetting]:
-    """The setting, then changes that need less memory, least first."""
-    yield setting
+def fitting(setting: PolicySetting) -> list[list[PolicySetting]]:
+    """Changes that need less memory than the setting: rows, each from the least change to the most.
+
+    The first row divides more of the weights' states; the others compute activations again, each
+    under a ZeRO stage of its own.
+    """
     layout, options = setting.layout, setting.options
-    if layout.zero_ranks > 1:
-        for zero in _ZERO:
-            if zero > layout.zero and (layout.pp == 1 or zero == 2):
-                other = dataclasses.replace(layout, zero=zero)
-                yield dataclasses.replace(setting, layout=other, change=f"zero={zero}")
-    if options.recompute == "none":
-        for recompute in _RECOMPUTE:
-            again = dataclasses.replace(options, recompute=recompute)
-            yield dataclasses.replace(setting, options=again, change=f"--recompute {recompute}")
+    wider = [
+        dataclasses.replace(
+            setting, layout=dataclasses.replace(layout, zero=zero), change=f"zero={zero}"
+        )
+        for zero in _ZERO
+        if layout.zero_ranks > 1 and zero > layout.zero and (layout.pp == 1 or zero == 2)
+    ]
+    if options.recompute != "none":
+        return [wider]
+    again = [
+        [
+            dataclasses.replace(
+                each,
+                options=dataclasses.replace(options, recompute=recompute),
+                change=f"{each.change} --recompute {recompute}".strip(),
+            )
+            for recompute in _RECOMPUTE
+        ]
+        for each in (setting, *wider)
+    ]
+    return [wider, *again]
 
 
 def _plain_schedule(options: StepOptions) -> StepOptions:

@@ -191,6 +191,7 @@ _SHAPES = {
     "h800": _Shape(((8, "nvlink4-h800"),), "ib-ndr", 8, "arXiv:2412.19437, section 3.1"),
     "h20": _Shape(((8, "nvlink4"),), "ib-ndr", 8, "NVIDIA HGX H20, with 8 x ConnectX-7"),
     "b200": _Shape(((8, "nvlink5"),), "ib-ndr", 8, "NVIDIA DGX B200: 8 x ConnectX-7"),
+    "b300": _Shape(((8, "nvlink5"),), "ib-xdr", 8, "NVIDIA DGX B300: 8 x ConnectX-8"),
     "gb200": _Shape(((72, "nvlink5"),), "ib-ndr", 72, "NVIDIA GB200 NVL72: 72 x ConnectX-7", 64),
     "gb300": _Shape(((72, "nvlink5"),), "ib-xdr", 72, "NVIDIA GB300 NVL72: 72 x ConnectX-8", 64),
     "l40s": _Shape(((8, "pcie4"),), "ib-ndr", 4, "a guess: 8 devices on PCIe, 4 x ConnectX-7"),

@@ -96,6 +96,21 @@ LATER = (
         ),
     ),
     _device(
+        "b300",
+        "NVIDIA B300 SXM 288 GB HBM3e, 1100 W",
+        (("fp8", 4500), ("bf16", 2250), ("fp16", 2250), ("tf32", 1100), ("fp32", 75)),
+        memory_bytes=268 * GIB,
+        memory_bytes_per_s=8e12,
+        power_w=1100,
+        host=(250e9, 128e9, 16 * _CHANNEL_BYTES * 6400e6 / 8, (14_000 - 8 * 1100) / 8),
+        sources=_sources(
+            sheet="NVIDIA DGX B300 datasheet: 72 PFLOP/s in FP8 (36 dense) and 64 TB/s for 8 GPUs; "
+            "other dense peaks as b200",
+            memory="NVIDIA DGX B300 datasheet: 2.3 TB for 8 GPUs, 288 GB each",
+            host="NVIDIA DGX B300 datasheet: 2 TB, 2 x Xeon 6776P with DDR5-6400, about 14 kW",
+        ),
+    ),
+    _device(
         "gb200",
         "NVIDIA GB200, one of its two GPUs, 186 GB HBM3e, 1200 W",
         (("fp8", 5000), ("bf16", 2500), ("fp16", 2500), ("tf32", 1250), ("fp32", 80)),

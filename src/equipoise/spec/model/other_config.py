@@ -41,6 +41,14 @@ _UNGATED = frozenset(_UNGATED_NAMES.split())
 """Model types whose feed-forwards have two products."""
 
 
+_STATED = {
+    "deepseek_v3": ("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size"),
+    "glm4_moe": ("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size"),
+    "gpt_oss": ("num_local_experts", "num_experts_per_tok"),
+    "llama4_text": ("num_local_experts", "num_experts_per_tok"),
+}
+"""Sizes without which a model with experts would be priced as another one."""
+
 FORECAST = {
     "deepseek_v3": "multi-token prediction is left out",
     "glm4_moe": "multi-token prediction is left out",
@@ -87,6 +95,11 @@ def model_from_other_config(config: Mapping[str, Any]) -> ModelSpec:
             f"config.json: {kind} is more than a decoder of text. Save its language model alone, "
             f"and name that folder."
         )
+    for name in _STATED.get(kind, ()):
+        _size(config, (name,), least=0)
+    tied = config.get("tie_word_embeddings", True)
+    if not isinstance(tied, bool):
+        raise ModelError(f"config.json: tie_word_embeddings {shown(tied)} is not true or false.")
     hidden, heads = _size(config, _HIDDEN), _size(config, _HEADS)
     kv_heads = 1 if config.get("multi_query") else _size(config, _KV_HEADS, default=heads)
     latent = _latent(config)
@@ -105,7 +118,7 @@ def model_from_other_config(config: Mapping[str, Any]) -> ModelSpec:
         ffn=_size(config, ("intermediate_size_mlp", *_FFN), default=4 * hidden),
         vocab=_size(config, ("vocab_size",)),
         head_width=head_width,
-        tied=config.get("tie_word_embeddings", True) is not False,
+        tied=tied,
         gated=kind not in _UNGATED,
         latent=latent,
         balance="none",
@@ -117,7 +130,12 @@ def _read_experts(config: Mapping[str, Any]) -> dict[str, Any]:
     experts = _size(config, _EXPERTS, default=0, least=0, most=MOST_EXPERTS)
     if experts < 2:
         return {}
-    top_k = min(experts, _size(config, _TOP_K, default=2))
+    top_k = _size(config, _TOP_K, default=2)
+    if top_k > experts:
+        raise ModelError(
+            f"config.json: each token goes to {top_k:,} of {experts:,} experts. Give "
+            f"{experts:,} or fewer."
+        )
     expert_ffn = _size(config, _EXPERT_FFN, default=_size(config, _FFN))
     if config.get("model_type") == "llama4_text":  # a shared expert as wide as the others
         return {
@@ -135,13 +153,24 @@ def _read_experts(config: Mapping[str, Any]) -> dict[str, Any]:
         least=0,
     )
     dense = _size(config, ("first_k_dense_replace",), default=0, least=0)
-    layers = _size(config, _LAYERS)
+    if dense >= _size(config, _LAYERS):
+        return {}
+    groups = _size(config, ("n_group",), default=1)
+    kept = groups if groups == 1 else _size(config, ("topk_group",), default=groups)
+    if experts % groups or kept > groups:
+        raise ModelError(
+            f"config.json: {experts} experts in n_group = {groups} groups with topk_group = {kept} "
+            f"chosen. Groups must hold equally many experts, and no more than "
+            f"{groups} can be chosen."
+        )
+    grouped = {"expert_groups": groups, "kept_groups": kept} if kept < groups else {}
     return {
         "experts": experts,
         "top_k": top_k,
         "expert_ffn": expert_ffn,
         "shared_ffn": shared_ffn,
-        "dense_layers": min(dense, layers - 1),
+        "dense_layers": dense,
+        **grouped,
     }
 
 

@@ -170,6 +170,8 @@ PLANNED: dict[str, ModelSpec] = {
         expert_ffn=2048,
         shared_ffn=2048,
         dense_layers=3,
+        expert_groups=8,
+        kept_groups=4,
         balance="bias",
     ),
     "gpt-oss-120b": dataclasses.replace(

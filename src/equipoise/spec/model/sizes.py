@@ -86,6 +86,10 @@ class ModelSpec:
     """Number of first layers that are dense."""
     expert_every: int = 1
     """Later layers are sparse if ``layer + 1`` is a multiple of this."""
+    expert_groups: int = 0
+    """Groups of experts; a router chooses ``kept_groups`` of them first. 0 chooses among all."""
+    kept_groups: int = 0
+    """Groups that hold all of a token's experts; 0 without groups."""
     norm_top_k: bool = True
     """Whether the weights of a token's experts are scaled to sum to one."""
     balance: Balance = "auxiliary"
@@ -106,6 +110,19 @@ class ModelSpec:
     """Whether feed-forwards have a gate (SwiGLU, three products) or not (two products)."""
     latent: LatentSpec | None = None
     """Latent attention; None for separate keys and values."""
+
+    def most_nodes(self, nodes: int) -> int:
+        """Nodes that a token's experts are on at most, of ``nodes`` that hold equal shares.
+
+        >>> from equipoise.spec.model.presets import PLANNED
+        >>> spec = PLANNED["deepseek-v3"]  # 4 of 8 groups
+        >>> [spec.most_nodes(nodes) for nodes in (1, 2, 8, 16)]
+        [1, 2, 4, 8]
+        """
+        if not self.expert_groups:
+            return nodes
+        each = -(-nodes // self.expert_groups)
+        return min(nodes, self.kept_groups * each)
 
     def is_sparse(self, layer: int) -> bool:
         """Whether a layer, counted from 0, has experts."""

@@ -49,7 +49,6 @@ _LIMITS: dict[str, Any] = {
     "slack_share": _Share,
     "host_launch_s": Annotated[float, Field(ge=0, le=1)],
     "grad_bytes": Literal[2, 4],
-    "dispatch_nodes": Annotated[int, Field(ge=0, le=1024)],
     **dict.fromkeys(_MOVED, _Bytes),
 }
 """What a field may be, where its type alone does not say so."""
@@ -84,15 +83,20 @@ class _Program(BaseModel):
     sources: dict[str, str] = {}
 
 
-def _folder() -> Any:
-    return resources.files("equipoise.spec.program") / "shipped"
+@functools.cache
+def _files() -> dict[str, Any]:
+    """Files of shipped programs, by name."""
+    folder = resources.files("equipoise.spec.program") / "shipped"
+    files = (
+        file for each in folder.iterdir() for file in (each.iterdir() if each.is_dir() else [each])
+    )
+    return {file.name.removesuffix(".toml"): file for file in files}
 
 
 @functools.cache
 def program_names() -> tuple[str, ...]:
     """Shipped programs, by name."""
-    names = (file.name.removesuffix(".toml") for file in _folder().iterdir())
-    return tuple(sorted(names, key=lambda name: (name != DEFAULT, name)))
+    return tuple(sorted(_files(), key=lambda name: (name != DEFAULT, name)))
 
 
 def read_program(text: str | ProgramSpec) -> ProgramSpec:
@@ -127,7 +131,7 @@ def read_program(text: str | ProgramSpec) -> ProgramSpec:
 
 @functools.cache
 def _shipped(name: str) -> ProgramSpec:
-    return _read(name, (_folder() / f"{name}.toml").read_bytes(), f"{name}.toml")
+    return _read(name, _files()[name].read_bytes(), f"{name}.toml")
 
 
 def _read(name: str, data: bytes, label: str) -> ProgramSpec:

@@ -57,6 +57,8 @@ class Stack:
     as it writes, which it does beside its own work."""
     fp8: Fp8 = "per-product"
     """How a step in FP8 scales what it multiplies (``cost.step.fp8``)."""
+    keeps_fp8: bool = False
+    """Under FP8, what a product reads is kept for its backward in 8 bits."""
     gather_fp8: bool = False
     """Under FP8, what tensor ranks gather and what ZeRO 3 gathers travels in 8 bits."""
     experts: Literal["as-one", "by-expert"] = "as-one"
@@ -65,8 +67,6 @@ class Stack:
     dispatch: Literal["per-expert", "per-node"] = "per-expert"
     """What reaches the experts: a copy of a row for each expert, or one for each node and within it
     one for each device (``cost.step.dispatch``)."""
-    dispatch_nodes: int = 0
-    """Nodes that a row is sent to at most, by a router that chooses them first; 0 for any."""
     dispatch_fp8: bool = False
     """Under FP8 a row travels to its experts in 8 bits; results come back in 16."""
     dispatch_beside: Literal["nothing", "shared", "layer"] = "nothing"

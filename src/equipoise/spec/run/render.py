@@ -24,9 +24,14 @@ from equipoise.spec.run.keys import (
 from equipoise.spec.run.resolve import ResolvedRun
 from equipoise.spec.run.spec import RunSpec
 
+_EXAMPLES = {"layout.deadline_s": 600.0, "fault.least_dp": 1, "fault.wait_s": 60.0}
+"""Values of keys for which no one value stands where they are not given."""
+
 
 def _effective(run: ResolvedRun, key: Key) -> Any:
-    """The value used for a key that was not given and has no default."""
+    """The value used for a key that was not given and has no default, or an example of one."""
+    if key.name in _EXAMPLES:
+        return _EXAMPLES[key.name]
     if key.section == "model":
         return getattr(run.model, key.field)
     if key.section == "eval":
@@ -61,6 +66,7 @@ def render(run: ResolvedRun) -> str:
         mark = "#" if value is None or is_unused else ""
         shown = _effective(run, key) if value is None else value
         origin = "not used" if is_unused else run.origins[name]
+        origin = "not given; an example" if value is None and name in _EXAMPLES else origin
         rows.append((f"{mark}{key.field} = {toml(shown)}", origin))
     head = f"# {format_count(run.model.params)} parameters; digest {run.digest}\n"
     return head + _align(rows)

@@ -30,10 +30,18 @@ class LinkWatch:
 
     def __init__(self, folders: Sequence[Path], show: Callable[[str], object] = say_late) -> None:
         self._folders, self._show, self._slow = tuple(folders), show, SlowLinks()
+        self._now: set[tuple[int, int]] = set()
+        """Ends of the links that are slow now."""
+
+    def touches(self, rank: int) -> bool:
+        """Whether a link of this rank is slow now, so that its exchanges take long."""
+        return any(rank in ends for ends in self._now)
 
     def hear(self, links: Links) -> None:
         """Take into account what links have carried so far."""
         for verdict in self._slow.learn(time.monotonic(), links):
+            ends = verdict.source, verdict.target
+            self._now = self._now - {ends} if verdict.is_over else self._now | {ends}
             self._show(verdict.sentence)
             for folder in self._folders:
                 with suppress(OSError, FaultError), Journal(folder / "journal", 0) as journal:

@@ -8,6 +8,7 @@ import openai
 
 from equipoise.nn.hf.files import GENERATION, ModelFiles, as_json, tokenizer_files
 from equipoise.serve.engine.loop import EngineLoop
+from equipoise.serve.http.app import make_app
 from equipoise.serve.http.served import ServedModel
 from equipoise.serve.http.server import ServerThread
 from equipoise.serve.http.server_state import ServerState
@@ -59,7 +60,7 @@ def running(
 ) -> Iterator[Running]:
     model = served_model(**settings)
     shared = ServerState(model, tenants or open_tenants(), **(state or {}))
-    with model.engine, ServerThread(shared) as thread:
+    with model.engine, ServerThread(make_app(shared), shared) as thread:
         server = Running(shared, thread)
         yield server
         server.close()

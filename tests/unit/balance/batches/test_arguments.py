@@ -59,7 +59,7 @@ REFUSED = [
     ),
     (
         {"lengths": [5, 5], "ranks": 2, "groups": [[0, 1]]},
-        "2 samples in 1 groups that stay together cannot give each of 2 ranks one. Give "
+        "2 samples in 1 group that stays together cannot give each of 2 ranks one. Give "
         "2 samples or more, fewer ranks, divides=True, or may_be_empty=True.",
     ),
     (
@@ -85,6 +85,17 @@ REFUSED = [
         "3 samples cannot fill 2 micro-batches on each of 2 ranks, the fewest that could "
         "hold their tokens. Give a larger max_tokens, may_be_empty=True, or "
         "equal_counts=False with meets_each_turn=False.",
+    ),
+    (
+        {
+            "lengths": [5, 5],
+            "ranks": 2,
+            "multiple_of": 2,
+            "meets_each_turn": False,
+            "equal_counts": False,
+        },
+        "2 samples cannot fill at least 2 micro-batches on each of 2 ranks, in multiples of 2. "
+        "Give more samples, a smaller min_micro_batches or multiple_of, or may_be_empty=True.",
     ),
     (
         {"lengths": [5], "max_tokens": "20"},

@@ -26,11 +26,12 @@ def samples(answer) -> list[int]:
     st.integers(2000, 6000),
     st.booleans(),
     st.booleans(),
+    st.booleans(),
     st.integers(1, 3),
     st.integers(1, 3),
 )
 def test_each_sample_once_and_the_cap_holds(
-    lengths, ranks, cap, meets, equal, fewest, multiple
+    lengths, ranks, cap, meets, equal, empty, fewest, multiple
 ) -> None:
     if not equal:
         meets = False
@@ -44,20 +45,24 @@ def test_each_sample_once_and_the_cap_holds(
             equal_counts=equal,
             min_micro_batches=fewest,
             multiple_of=multiple,
+            may_be_empty=empty,
         )
     except EquipoiseError:
+        assert not empty
         least = max(fewest, -(-sum(lengths) // (ranks * cap)))
         assert len(lengths) < ranks * (least + 2 * multiple + len(lengths) // ranks)
         return
     assert samples(answer) == list(range(len(lengths)))
     tokens = np.array(lengths)
     for rank, row in enumerate(answer.micro_batches):
-        assert row
-        assert all(row), "an empty micro-batch"
-        assert len(row) % multiple == 0 or not equal
+        assert len(row) >= fewest
+        assert len(row) % multiple == 0
+        assert all(row) or empty, "an empty micro-batch"
         for at, batch in enumerate(row):
             assert batch == sorted(batch)
             assert int(tokens[batch].sum()) == int(answer.tokens[rank, at, 0]) <= cap
+            if not batch:
+                continue
             predicted = 1e-9 * CURVE.document_ns(tokens[batch]).sum()
             assert answer.seconds[rank, at, 0] == pytest.approx(predicted)
     if equal:

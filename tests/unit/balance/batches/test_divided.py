@@ -67,8 +67,38 @@ def test_no_rank_is_left_without_a_part() -> None:
     with pytest.raises(LayoutError) as caught:
         balance.batch([1], 2, price="7m", divides=True)
     assert str(caught.value) == (
-        "1 samples cannot give each of 2 ranks a part that pays. Give more samples, fewer ranks, "
-        "or may_be_empty=True."
+        "1 sample can be divided so that 0 of 1 micro-batch on the emptiest of 2 ranks have a part "
+        "that pays. Give more samples, fewer micro-batches or ranks, or may_be_empty=True."
     )
     empty = balance.batch([1], 2, price="7m", divides=True, may_be_empty=True)
     assert int(np.sum(empty.tokens)) == 1
+
+
+@given(
+    st.lists(st.integers(1, 3000), min_size=1, max_size=12),
+    st.integers(1, 4),
+    st.integers(1, 3),
+    st.integers(1, 4),
+    st.integers(1, 3),
+    st.booleans(),
+)
+def test_counts_are_those_asked_for(lengths, ranks, pipeline, fewest, multiple, empty) -> None:
+    try:
+        answer = balance.batch(
+            lengths,
+            ranks,
+            price=CURVE,
+            divides=True,
+            pipeline=pipeline,
+            min_micro_batches=fewest,
+            multiple_of=multiple,
+            may_be_empty=empty,
+        )
+    except LayoutError as error:
+        assert not empty
+        assert "have a part that pays" in str(error) or "has a part that pays" in str(error)
+        return
+    (count,) = {len(row) for row in answer.pieces}
+    assert count >= fewest
+    assert count % multiple == 0
+    assert empty or all(len(pieces) for row in answer.pieces for pieces in row)

@@ -115,6 +115,12 @@ def test_importing_balance_is_cheap() -> None:
             {},
             "Document 1 has 1.5 tokens, which is not a whole number. Count its tokens again.",
         ),
+        (
+            [[5, 6]],
+            1,
+            {},
+            "Lengths have shape (1, 2). Give one number per document, such as [412, 96, 2048].",
+        ),
         (["a"], 1, {}, "Lengths are text. Give numbers, such as [412, 96, 2048]."),
         (
             [3, 2**62],

@@ -28,6 +28,27 @@ def test_tables_and_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().out.startswith("slowest rank ")
 
 
+def test_towers_halve_what_crosses_hosts(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["explain", "tables", "--ranks", "16", "--towers", "2"]
+    crossed = []
+    for more in ([], ["--tower-width", "64"]):
+        assert main([*flags, *more, "--json"]) == 0
+        answer = json.loads(capsys.readouterr().out)
+        crossed.append(answer["across_bytes"])
+        for table in answer["tables"]:
+            host = next(t["host"] for t in answer["towers"] if table["name"] in t["tables"])
+            assert {rank // 8 for rank in table["ranks"]} == {host}
+        assert answer["slowest_s"] >= answer["bound_s"]
+    # 26 rows of 128 floats, from their host to the 8 ranks of the other and back, 2,048 samples.
+    assert crossed == [2 * 26 * 512 * 8 * 2048, 26 * 512 * 8 * 2048]
+    assert main([*flags, "--tower-width", "64"]) == 0
+    text = capsys.readouterr().out
+    assert (
+        "208.0 MiB of rows and gradients cross 2 hosts a step; without what towers cut, 416.0 MiB. "
+        "Tables of towers: 11 on host 0, 15 on host 1." in text
+    )
+
+
 @pytest.mark.parametrize(
     ("flags", "code", "message"),
     [
@@ -49,6 +70,28 @@ def test_tables_and_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         ),
         (["--ranks", "0"], 2, "--ranks 0 is below 1. Give 1 or more."),
         (["--capacity", "1"], 3, "Table cat_0 needs 19.2 GiB with row-wise-adagrad's state"),
+        (["--tower-width", "8"], 2, "--tower-width needs --towers. Give both or neither."),
+        (
+            ["--towers", "27"],
+            2,
+            "26 features cannot fill 27 towers, each with one at least. Give from 1 to 26 towers.",
+        ),
+        (
+            ["--ranks", "16", "--towers", "3"],
+            2,
+            "3 towers do not divide over 2 hosts. Give a multiple of 2.",
+        ),
+        (
+            ["--towers", "1", "--tower-width", "129"],
+            2,
+            "Towers cut rows of 128 floats to 129, which is more. Give at most 128.",
+        ),
+        (
+            ["synthetic:9", "--towers", "1"],
+            2,
+            "Towers condense vectors of one width, and the tables have 32, 64, 128. Choose tables "
+            "of one width.",
+        ),
         (["--kinds", "tables"], 2, "tables: no such kind of sharding. Choose from table, row"),
     ],
 )

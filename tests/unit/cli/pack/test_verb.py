@@ -242,6 +242,19 @@ def test_ranks_with_nothing_to_do_count_in_the_mean(
     assert row["skew"] == row["turn_skew"] == pytest.approx(2.0)
 
 
+def test_a_list_is_packed_as_a_file_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lengths = tmp_path / "lengths.txt"
+    lengths.write_text("3000\n40\n900\n")
+    argv = ("--context-tokens", "4096", "--micro-batches", "2", "--policy", "by-work")
+    listed = rows(capsys, "--lengths", "3000,40,900", *argv)
+    assert [row["skew"] for row in listed] == [
+        row["skew"] for row in rows(capsys, "--lengths", str(lengths), *argv)
+    ]
+    assert refused(capsys, "--lengths", "3000,0", *argv) == (
+        '--lengths 3000,0: "0" is not a length. Give whole numbers of tokens, as in 3000,40,900.\n'
+    )
+
+
 def test_it_says_whether_dividing_pays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lengths = tmp_path / "lengths.csv"
     lengths.write_text("tokens\n" + "20000\n" * 105)

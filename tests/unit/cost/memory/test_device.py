@@ -52,6 +52,23 @@ def test_a_gated_layer_with_grouped_keys() -> None:
     assert found == (12 + 1) * 4096 + 6 * 14_336 + 4 * 32
 
 
+def test_what_a_product_reads_is_kept_in_8_bits_where_the_program_says_so() -> None:
+    model = preset("llama3-8b")
+    narrow, wide = (
+        kept_bytes(
+            model,
+            Layout(),
+            StepOptions(8192, 1, precision="fp8", stack=Stack(keeps_fp8=keeps)),
+            sparse=False,
+            recompute="none",
+            doc_tokens=8192,
+        )
+        for keeps in (True, False)
+    )
+    # Both norms' outputs and the hidden units lose a byte; attention's output has a copy of one.
+    assert wide - narrow == 2 * 4096 + 14_336 - 4096
+
+
 def test_rows_of_experts_are_kept_where_they_are_computed() -> None:
     model = preset("mixtral-8x7b")
     options = StepOptions(4096, 1)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.cost.step.dispatch import ExpertRoutes
+from equipoise.cost.step.dispatch import ExpertRoutes, carried_bytes_per_s
 
 H100 = {1: ExpertRoutes(8, 1, 450e9, 0.0), 2: ExpertRoutes(16, 2, 450e9, 50e9),
         4: ExpertRoutes(32, 4, 450e9, 50e9)}  # fmt: skip
@@ -47,3 +47,15 @@ def test_a_router_that_chooses_nodes_first_sends_less() -> None:
     limited = ExpertRoutes(64, 8, 450e9, 50e9, most_nodes=4)
     assert travel_s(limited) < travel_s(eight)
     assert travel_s(ExpertRoutes(32, 4, 450e9, 50e9, most_nodes=4)) == travel_s(H100[4])
+
+
+@pytest.mark.parametrize(("ranks", "out_rate", "back_rate"), [
+    (8, 545.71e9, 568.94e9), (16, 523.48e9, 521.55e9), (36, 479.02e9, 447.89e9),
+])  # fmt: skip
+def test_kernels_on_nvlink_5_carry_more(ranks: int, out_rate: float, back_rate: float) -> None:
+    routes = ExpertRoutes(ranks, 1, 900e9, 0.0, 0, carried_bytes_per_s("nvlink5"))
+    reaching = 4096 * ranks * (1 - (1 - 1 / ranks) ** 8) * 7168 * 2
+    for back, rate in ((False, out_rate), (True, back_rate)):
+        mine = travel_s(routes, is_return=back, fp8=False)
+        assert mine == pytest.approx(reaching / rate, rel=0.12)
+    assert travel_s(routes) < travel_s(ExpertRoutes(ranks, 1, 900e9, 0.0))

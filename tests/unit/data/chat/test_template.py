@@ -6,6 +6,7 @@ from equipoise.data.chat.template import ChatTemplate, RenderError
 
 LOOP = "{% for i in range(99999) %}"
 ROUNDS = "runs its loops more than 1,048,576 times"
+JOINED = "joins texts to more than 67,125,248 characters"
 ENDLESS = {
     "{{ 'ab' * 10000000000 }}": "repeats a text 10,000,000,000 times",
     "{{ 10000000000 * messages }}": "repeats a text 10,000,000,000 times",
@@ -15,6 +16,8 @@ ENDLESS = {
     LOOP + "{% for i in range(99999) if false %}" + "{% endfor %}" * 2: ROUNDS,
     "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}": "calls itself without end",
     LOOP + "x" * 100 + "{% endfor %}": "writes more than 1,048,576 characters of its own",
+    "{% set ns = namespace(s='') %}" + LOOP + "{% set ns.s = ns.s ~ 'ab' %}{% endfor %}": JOINED,
+    "{% set ns = namespace(s='') %}" + LOOP + "{% set ns.s = ns.s + 'ab' %}{% endfor %}": JOINED,
     "x" * 2_000_000: "writes more than 1,048,576 characters of its own",
 }
 
@@ -30,6 +33,20 @@ def test_a_bound_holds_for_each_conversation_anew() -> None:
     template = ChatTemplate(LOOP + "{% endfor %}{{ messages[0].content }}", {})
     for _ in range(12):
         assert template.render([{"role": "user", "content": "a"}]) == "a"
+
+
+def test_marks_are_found_in_a_text_of_many_blocks() -> None:
+    source = LOOP + "-{% generation %}ab{% endgeneration %}{% endfor %}"
+    text, spans = ChatTemplate(source, {}).render_marked([{"role": "user", "content": "a"}])
+    assert text == "-ab" * 99_999
+    assert spans == [(at, at + 2) for at in range(1, 3 * 99_999, 3)]
+
+
+def test_a_long_conversation_may_be_joined_many_times() -> None:
+    text = "word " * 100_000
+    source = "{{ '<' + messages[0].role ~ messages[0].content + '>' ~ 1 ~ missing ~ none }}"
+    written = ChatTemplate(source, {}).render([{"role": "user", "content": text}])
+    assert written == f"<user{text}>1None"
 
 
 def test_a_long_conversation_is_written_whole() -> None:

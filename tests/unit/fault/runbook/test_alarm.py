@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from equipoise.fault.recover import name_guide
-from equipoise.launch.local import RanksEnd
+from equipoise.launch.explain import RanksEnd
 
 KILLED = "Rank 1 of 2 (pid 7) was ended by SIGKILL; it left no traceback."
 

@@ -5,7 +5,10 @@ from typing import Any
 
 import openai
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from equipoise.serve.http.send import encode, encode_long
 from support.serving.http.served import MODEL, Running, running
 
 
@@ -190,3 +193,34 @@ def test_a_stop_string_in_the_prompt_ends_nothing(client: openai.OpenAI) -> None
     answer = client.completions.create(prompt="END", stop="END", echo=True, **asked)
     assert answer.choices[0].text.startswith("END")
     assert answer.choices[0].finish_reason == "length"
+
+
+def test_many_scores_are_written_beside_other_answers_and_are_the_same(
+    client: openai.OpenAI,
+) -> None:
+    asked: dict[str, Any] = {"model": MODEL, "prompt": "Hello 🙂 " * 40, "max_tokens": 3, "seed": 2}
+    asked |= {"echo": True, "logprobs": 2, "n": 2}
+    whole = client.completions.create(**asked)
+    chunks = [*client.completions.create(**asked, stream=True)]
+    for choice in whole.choices:
+        mine = [each for c in chunks for each in c.choices if each.index == choice.index]
+        assert "".join(each.text for each in mine) == choice.text
+        assert choice.logprobs is not None
+        assert len(choice.logprobs.tokens) > 256
+        for name in ("tokens", "text_offset"):
+            joined = [x for each in mine for x in getattr(each.logprobs, name)]
+            assert joined == getattr(choice.logprobs, name)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=30)
+@given(value=JSON, times=st.sampled_from([1, 256, 257]))
+def test_what_is_written_in_slices_is_the_same(value: Any, times: int) -> None:
+    value = {"choices": [value], "all": [value] * times}
+    assert encode_long(value) == encode(value)

@@ -1,5 +1,6 @@
 """Clients that go away, clients that do not read, servers that stop; and what metrics say of it."""
 
+import asyncio
 import json
 import socket
 import time
@@ -31,12 +32,17 @@ def until(what: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def begin(server: Running, **fields: Any) -> socket.socket:
+def begin(
+    server: Running,
+    path: str = "/v1/completions",
+    body: dict[str, Any] = LONG,
+    **fields: Any,
+) -> socket.socket:
     """A request whose answer nobody has read yet."""
     raw = open_socket(server.port)
-    data = json.dumps({**LONG, **fields}).encode()
+    data = json.dumps({**body, **fields}).encode()
     raw.sendall(
-        b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+        f"POST {path} HTTP/1.1\r\nHost: a".encode() + b"\r\nContent-Type: application/json\r\n"
         b"Content-Length: " + str(len(data)).encode() + b"\r\n\r\n" + data
     )
     return raw
@@ -67,6 +73,39 @@ def test_who_goes_away_frees_the_engine(server: Running, ending: str, streams: b
     until(lambda: is_idle(server))
     raw.close()
     assert aborted(server) == before + 1
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_who_goes_away_behind_a_further_request_frees_the_engine(
+    server: Running, streams: bool
+) -> None:
+    before = aborted(server)
+    raw = begin(server, stream=streams)
+    until(lambda: server.state.model.engine.stats().running == 1)
+    raw.sendall(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n" * 2)
+    time.sleep(0.05)  # the server reads both
+    raw.close()
+    until(lambda: is_idle(server))
+    assert aborted(server) == before + 1
+
+
+def test_who_goes_away_while_its_text_waits_to_be_cut_is_gone(server: Running) -> None:
+    model = server.state.model
+    others = model.long_texts
+    object.__setattr__(model, "long_texts", asyncio.Semaphore(0))  # another text never ends
+    try:
+        for path, body in (
+            ("/v1/completions", {"prompt": "a " * 40_000}),
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a " * 40_000}]}),
+            ("/v1/embeddings", {"input": "a " * 40_000}),
+            ("/tokenize", {"prompt": "a " * 40_000}),
+        ):
+            raw = begin(server, path, body)
+            until(lambda: server.state.under_way == 1)
+            raw.close()
+            until(lambda: is_idle(server))
+    finally:
+        object.__setattr__(model, "long_texts", others)
 
 
 def test_who_goes_away_in_the_queue_was_never_there(server: Running) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from equipoise.base.errors import ModelError
 from equipoise.spec.model.other_config import FORECAST
+from equipoise.spec.model.presets import PLANNED
 from equipoise.spec.words import forecast_note, read_model
 
 SCOUT: dict[str, Any] = {
@@ -140,3 +141,63 @@ def test_a_missing_size_is_refused(tmp_path: Path) -> None:
         "config.json has no vocab_size, and packs cannot be priced without it. Save the "
         "configuration again with transformers, which writes every size."
     )
+
+
+@pytest.mark.parametrize(("groups", "kept"), [(7, 4), (8, 9)])
+def test_groups_that_experts_do_not_fill_are_refused(
+    tmp_path: Path, groups: int, kept: int
+) -> None:
+    config = CONFIGS["deepseek_v3"][0] | {"n_group": groups, "topk_group": kept}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError) as refused:
+        read_model(str(tmp_path))
+    assert str(refused.value) == (
+        f"config.json: 256 experts in n_group = {groups} groups with topk_group = {kept} chosen. "
+        f"Groups must hold equally many experts, and no more than {groups} can be chosen."
+    )
+
+
+def test_groups_of_experts_are_read(tmp_path: Path) -> None:
+    config = CONFIGS["deepseek_v3"][0] | {"n_group": 8, "topk_group": 4}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = read_model(str(tmp_path))
+    assert (model.expert_groups, model.kept_groups) == (8, 4)
+    assert model.most_nodes(8) == PLANNED["deepseek-v3"].most_nodes(8) == 4
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (
+            {"num_experts_per_tok": 512},
+            "config.json: each token goes to 512 of 256 experts. Give 256 or fewer.",
+        ),
+        (
+            {"tie_word_embeddings": "yes"},
+            'config.json: tie_word_embeddings "yes" is not true or false.',
+        ),
+        *(
+            (
+                {name: None},
+                f"config.json has no {name}, and packs cannot be priced without it. Save the "
+                f"configuration again with transformers, which writes every size.",
+            )
+            for name in ("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size")
+        ),
+    ],
+)
+def test_sizes_of_experts_are_not_guessed(
+    tmp_path: Path, changed: dict[str, Any], message: str
+) -> None:
+    config = CONFIGS["deepseek_v3"][0] | changed
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError) as refused:
+        read_model(str(tmp_path))
+    assert str(refused.value) == message
+
+
+@pytest.mark.parametrize("dense", [61, 100])
+def test_a_model_whose_layers_are_all_dense_has_no_experts(tmp_path: Path, dense: int) -> None:
+    config = CONFIGS["deepseek_v3"][0] | {"first_k_dense_replace": dense}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert read_model(str(tmp_path)).experts == 0

@@ -45,6 +45,12 @@ def test_rendered_lines_say_where_values_come_from(tmp_path: Path) -> None:
     assert max(notes) == 44
 
 
+def test_keys_that_no_one_value_stands_for_show_an_example() -> None:
+    lines = render(read_run(None)).splitlines()
+    for line in ("#deadline_s = 600.0", "#least_dp = 1", "#wait_s = 60.0"):
+        assert f"{line:<44}  # not given; an example" in lines
+
+
 def test_every_key_has_a_description() -> None:
     assert [name for name, key in keys().items() if not key.description] == []
 

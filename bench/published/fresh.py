@@ -1,0 +1,134 @@
+"""Steps that nothing was fitted to: rows of 2025 and 2026.
+
+NVIDIA's tables of Megatron-Bridge and of NeMo AutoModel, priced as ``equipoise simulate`` prices
+them: a known model, cluster and program, with the residuals that the product ships. Some tables
+leave out what their recipes recompute; of what the program can, the fastest that fits is taken.
+"""
+
+import dataclasses
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any, cast
+
+from bench.lib.stamp import environment
+from bench.published.price import Priced, error_row, price_rows, summary
+from bench.published.rows import Row, make_row, read
+from equipoise.cost.step.request import StepOptions, residuals_of
+from equipoise.spec.cluster.spec import find_cluster
+from equipoise.spec.layout import Layout
+from equipoise.spec.model.presets import PLANNED
+from equipoise.spec.run.spec import Recompute
+
+GOAL = {"mean": 0.08, "worst": 0.12}
+
+RECOMPUTES: tuple[Recompute, ...] = ("none", "attention", "every-4", "every-3", "every-2", "full")
+"""What Megatron-Core can compute again."""
+
+OVERLAPS = ("26.04", "26.06", "26.08"), ("gb200", "gb300"), ("deepseek-v3", "qwen3")
+"""Releases, devices and models whose recipes in MXFP8 send rows beside another micro-batch
+(``src/megatron/bridge/perf_recipes``)."""
+
+
+def bridge() -> Iterator[Row]:
+    """Megatron-Bridge's rows."""
+    for row in read("megatron_bridge.csv"):
+        tp, pp, cp, ep, virtual = (int(row[key]) for key in ("tp", "pp", "cp", "ep", "vp"))
+        gpus, gbs, seq = int(row["gpus"]), int(row["gbs"]), int(row["seq"])
+        released, devices, models = OVERLAPS
+        overlaps = row["precision"] == "mxfp8" and row["release"] in released
+        overlaps = overlaps and row["device"] in devices and row["model"].startswith(models)
+        program = "megatron-bridge-overlap" if overlaps else "megatron-bridge"
+        if row["fsdp"] == "1":
+            program = "megatron-fsdp"
+        virtual = virtual if pp > 1 else 1
+        yield make_row(
+            f"Megatron-Bridge {row['device']} {'experts' if ep > 1 else 'dense'}",
+            f"{row['release']} {row['model']} {row['precision']} x{gpus}",
+            program,
+            PLANNED[row["model"]],
+            f"{row['device']}:{gpus}",
+            Layout(
+                dp=gpus // (tp * pp * cp),
+                tp=tp,
+                pp=pp,
+                cp=cp,
+                ep=ep,
+                zero=3 if row["fsdp"] == "1" else 1,
+            ),
+            [
+                StepOptions(
+                    seq,
+                    gbs,
+                    micro_batch=int(row["mbs"]),
+                    virtual=virtual,
+                    schedule="interleaved" if virtual > 1 else "1f1b",
+                    recompute=recompute,
+                    precision="bf16" if row["precision"] == "bf16" else "fp8",
+                )
+                for recompute in RECOMPUTES
+            ],
+            gbs * seq / (float(row["tokens_per_s_gpu"]) * gpus),
+            "tokens a second",
+        )
+
+
+def automodel() -> Iterator[Row]:
+    """NeMo AutoModel's rows of full training, with what its configurations recompute."""
+    for row in read("automodel.csv"):
+        pp, cp, ep, virtual = (int(row[key]) for key in ("pp", "cp", "ep", "vp"))
+        gpus = int(row["gpus"])
+        options = StepOptions(
+            int(row["seq"]),
+            int(row["gbs"]),
+            micro_batch=int(row["mbs"]),
+            virtual=virtual,
+            schedule="interleaved" if virtual > 1 else "1f1b",
+        )
+        known = row["recompute"]
+        asked: list[Recompute] = ["none", "full"] if known == "?" else [cast(Recompute, known)]
+        yield make_row(
+            "NeMo AutoModel",
+            f"{row['model']} x{gpus}",
+            "nemo-automodel",
+            PLANNED[row["model"]],
+            f"h100-sxm:{gpus}",
+            Layout(dp=gpus // (pp * cp), pp=pp, cp=cp, ep=ep, zero=3 if pp == 1 else 1),
+            [dataclasses.replace(options, recompute=each) for each in asked],
+            float(row["step_s"]),
+        )
+
+
+def measure() -> dict[str, Any]:
+    """Every row under the residuals that the product ships."""
+    rows = [*bridge(), *automodel()]
+    residuals = [
+        residuals_of(find_cluster(row.cluster).device, row.options[0].stack) for row in rows
+    ]
+    by_source: dict[str, list[Priced]] = defaultdict(list)
+    for each in price_rows(rows, residuals):
+        by_source[each.row.source].append(each)
+    return {
+        "what": "predicted over measured - 1, nothing fitted",
+        "goal": GOAL,
+        "sources": {
+            name: {
+                **summary([each.ratio - 1 for each in priced]),
+                "said not to fit": sum(not each.price.fits for each in priced),
+            }
+            for name, priced in sorted(by_source.items())
+        },
+        "rows": {
+            name: [
+                error_row(each) | {"recompute": each.options.recompute, "fits": each.price.fits}
+                for each in priced
+            ]
+            for name, priced in sorted(by_source.items())
+        },
+        "environment": environment(),
+    }
+
+
+if __name__ == "__main__":
+    json.dump(measure(), sys.stdout, indent=1)

@@ -1,0 +1,213 @@
+"""DLRM on two ranks beside torchrec 1.8 over fbgemm-gpu-cpu 1.8: samples a second, and weights.
+
+``TORCHREC_PYTHON`` names the interpreter of an environment with torch 2.13, ``torchrec==1.8.0`` and
+``fbgemm-gpu-cpu==1.8.0``; without it our side is measured alone. Both sides train the same model
+from the same weights on the same batches: tables whole on the same ranks under row-wise AdaGrad,
+the dense part under Adam, one thread a rank, gloo. Both cut their batches from the same arrays
+while they train; ``ready`` gives torchrec batches that were cut before, which ours never has.
+Sides alternate.
+"""
+
+import json
+import os
+import socket
+import statistics
+import subprocess
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import equipoise
+from bench.lib.stamp import LoadStamp, environment, spread
+from equipoise.comm.group import Ranks
+from equipoise.comm.local import run_ranks
+from equipoise.observe.journal import EventSink
+from equipoise.recsys.exchange import TimedExchange
+from equipoise.recsys.models.dlrm import DLRM
+from equipoise.recsys.samples import Samples
+from equipoise.recsys.shard import draw_rows
+from equipoise.recsys.trainer import RankTrainer, draw_order
+from equipoise.schedule.tables.placement import TablePlacement, TablePlan
+from equipoise.spec.recommend import RecommendSpec
+from equipoise.spec.tables.table import TableSpec
+
+RANK = Path(__file__).with_name("torchrec_rank.py")
+TABLES, ROWS, WIDTH, NUMBERS = 8, 50_000, 32, 8
+BATCH, STEPS, WARM, ROUNDS = 1024, 64, 8, 4
+IDS = (1, 1, 2, 4, 8, 8, 12, 16)
+"""Mean ids of a sample, table by table; every fifth bag is empty where they are more than 1."""
+
+
+def make_samples() -> Samples:
+    """Skewed ids and labels that follow from them, one batch more than there are steps."""
+    source = np.random.default_rng(0)
+    count = BATCH * (STEPS + 1)
+    held = count // 8
+    total = count + 2 * held
+    keys, offsets, ids = [], [], []
+    taste = source.standard_normal(TABLES)
+    lean = np.zeros(total)
+    for table, mean in enumerate(IDS):
+        sizes = np.ones(total, dtype=np.int64)
+        if mean > 1:
+            sizes = source.integers(1, 2 * mean, total)
+            sizes[source.random(total) < 0.2] = 0
+        ends = np.concatenate(([0], np.cumsum(sizes)))
+        drawn = np.minimum((ROWS * source.random(int(ends[-1])) ** 4).astype(np.int64), ROWS - 1)
+        owner = np.repeat(np.arange(total), sizes)
+        lean += taste[table] * np.bincount(owner, drawn % 7 < 3, total) / mean
+        keys.append(f"t{table}")
+        offsets.append(ends)
+        ids.append(drawn)
+    numbers = source.standard_normal((total, NUMBERS)).astype(np.float32)
+    labels = (source.random(total) < 1 / (1 + np.exp(-lean))).astype(np.float32)
+    edges = (0, count, count + held, total)
+    return Samples(
+        tuple(keys), (ROWS,) * TABLES, tuple(offsets), tuple(ids), numbers, labels, edges
+    )
+
+
+def make_spec() -> RecommendSpec:
+    """The run."""
+    spec = RecommendSpec(name="beside")
+    return replace(
+        spec,
+        model=replace(spec.model, width=WIDTH, bottom=(64,), top=(128, 64), pooling="sum"),
+        tables=replace(spec.tables, optimizer="row-wise-adagrad", lr=0.02),
+        train=replace(spec.train, batch=BATCH, lr=1e-3),
+        checkpoint=replace(spec.checkpoint, every_steps=1 << 30),
+    )
+
+
+def make_plan() -> TablePlan:
+    """Whole tables, by their ids dealt to two ranks."""
+    owners = [0, 1, 0, 1, 0, 1, 1, 0]
+    tables = [TableSpec(f"t{at}", ROWS, WIDTH, float(IDS[at])) for at in range(TABLES)]
+    placed = [TablePlacement(t, "table", (r,)) for t, r in zip(tables, owners, strict=True)]
+    return TablePlan(tuple(placed), 2)
+
+
+def train_ours(ranks: Ranks, is_early: bool) -> dict[str, Any]:
+    """A rank of ours: seconds, losses and its weights at the end."""
+    torch.set_num_threads(1)
+    samples, spec, plan = make_samples(), make_spec(), make_plan()
+    exchange = TimedExchange()
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = RankTrainer(
+            Path(folder), spec, samples, plan, EventSink(), exchange, is_early=is_early
+        )
+        trainer.run(lambda _: None, stop_at=WARM)
+        ranks.barrier()
+        began, cpu = time.perf_counter(), time.process_time()
+        trained = trainer.run(lambda _: None, stop_at=STEPS)
+        ranks.barrier()
+        took, cpu_s = time.perf_counter() - began, time.process_time() - cpu
+    weights = {f"table {s.table.name}": s.weight.numpy() for s in trainer.tables.shards}
+    weights |= {f"dense {k}": v.numpy() for k, v in trainer.dense.state_dict().items()}
+    return {"seconds": took, "cpu_s": cpu_s, "losses": trained.losses, "weights": weights}
+
+
+def write_given(file: Path, *, ready: bool) -> None:
+    """What the other side reads."""
+    samples, spec, plan = make_samples(), make_spec(), make_plan()
+    tables = [each.table for each in plan.placements]
+    dense = DLRM(tables, NUMBERS, bottom=spec.model.bottom, top=spec.model.top, seed=0)
+    given: dict[str, Any] = {"numbers": samples.numbers, "labels": samples.labels}
+    for table, offsets, ids in zip(tables, samples.offsets, samples.ids, strict=True):
+        given[f"table {table.name}"] = draw_rows(table, np.arange(table.rows), 0)
+        given |= {f"offsets {table.name}": offsets, f"ids {table.name}": ids}
+    given |= {f"dense {k}": v.numpy() for k, v in dense.state_dict().items()}
+    given["order"] = draw_order(spec, samples, 0)
+    facts = {
+        "keys": [table.name for table in tables],
+        "rows": [table.rows for table in tables],
+        "owner": [each.ranks[0] for each in plan.placements],
+        "width": WIDTH,
+        "numbers": NUMBERS,
+        "bottom": spec.model.bottom,
+        "top": spec.model.top,
+        "lr": spec.tables.lr,
+        "dense_lr": spec.train.lr,
+        "batch": BATCH,
+        "steps": STEPS,
+        "warm": WARM,
+        "ready": ready,
+    }
+    np.savez(file, facts=np.array(json.dumps(facts)), **given)
+
+
+def train_theirs(python: str, file: Path) -> list[Any]:
+    """Both ranks of torchrec's."""
+    with socket.socket() as at:
+        at.bind(("127.0.0.1", 0))
+        port = str(at.getsockname()[1])
+    source = str(Path(equipoise.__file__).parents[1])
+    given = {**os.environ, "PYTHONPATH": source}
+    ranks = [
+        subprocess.Popen([python, str(RANK), str(file), str(rank), port], env=given)
+        for rank in (0, 1)
+    ]
+    if any(each.wait(600) for each in ranks):
+        raise SystemExit("torchrec's ranks did not end well")
+    return [dict(np.load(file.with_name(f"torchrec-{rank}.npz"))) for rank in (0, 1)]
+
+
+def farthest(ours: list[dict[str, Any]], theirs: list[Any]) -> dict[str, float]:
+    """The largest difference of losses, tables and dense weights."""
+    mine = {key: value for row in ours for key, value in row["weights"].items()}
+    other = {key: value for row in theirs for key, value in row.items() if " " in key}
+    tables = [k for k in mine if k.startswith("table ")]
+    dense = [k for k in mine if k.startswith("dense ")]
+    off = {key: float(np.abs(mine[key] - other[key]).max()) for key in (*tables, *dense)}
+    losses = np.abs(np.subtract(ours[0]["losses"], theirs[0]["losses"])).max()
+    return {
+        "losses": float(losses),
+        "tables": max(off[key] for key in tables),
+        "dense": max(off[key] for key in dense),
+    }
+
+
+def main() -> None:
+    """Print the report."""
+    python, stamp = os.environ.get("TORCHREC_PYTHON"), LoadStamp()
+    timed = BATCH * (STEPS - WARM)
+    rates: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory() as room:
+        files = {ready: Path(room) / f"given-{ready}.npz" for ready in (False, True)}
+        for ready, file in files.items():
+            write_given(file, ready=ready)
+        off: dict[str, float] = {}
+        for _ in range(ROUNDS):
+            for name, is_early in (("ours", True), ("ours, steps one by one", False)):
+                ours = run_ranks(2, train_ours, is_early)
+                rates.setdefault(name, []).append(timed / max(r["seconds"] for r in ours))
+            if python is None:
+                continue
+            for ready, file in files.items():
+                theirs = train_theirs(python, file)
+                name = "torchrec, batches ready" if ready else "torchrec"
+                rates.setdefault(name, []).append(timed / max(float(r["seconds"]) for r in theirs))
+                off = farthest(ours, theirs)
+    report = {
+        "what": f"DLRM, {TABLES} tables of {ROWS:,} x {WIDTH}, batch {BATCH}, two ranks",
+        "goal": {"ours over torchrec": 1.0},
+        "environment": environment(),
+        "samples_per_s": {name: spread(each) for name, each in rates.items()},
+        "ours_over": {
+            name: statistics.median(a / b for a, b in zip(rates["ours"], each, strict=True))
+            for name, each in rates.items()
+            if name != "ours"
+        },
+        "largest_difference_after": {"steps": STEPS, **off},
+        "other_load": stamp.other_load(),
+    }
+    print(json.dumps(report, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Scores of a trained recommender: columns in, the logits of its own evaluation out."""

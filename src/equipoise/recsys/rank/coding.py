@@ -1,0 +1,243 @@
+"""How columns become what a model reads: values to rows of tables, numbers to mean 0.
+
+Why
+    Who serves a model has its requests and not its training data. What training learned of the
+    columns lies in the run's folder, as ``columns.json``.
+
+What it decides
+    A value is looked up as its text, as training read it: 196, "196" and a Parquet integer are one
+    value; null is "nan". A value that training did not have is row 0. A bag is a list, or words
+    separated by blanks. Numbers are shifted and scaled in float64, then rounded to float32.
+
+Kept true (tests/unit/recsys/rank/test_coding.py)
+    Coded, the rows of a file are its samples to the bit; what is wrong is refused by its column.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from equipoise.base.arrays import Floats
+from equipoise.base.durable import write_whole
+from equipoise.base.errors import CheckpointError, DataError
+from equipoise.base.nearest import nearest
+from equipoise.base.read import read_json, reason
+from equipoise.base.shown import listed, shorten
+from equipoise.recsys.jagged import KeyedJagged
+
+_FILE = "columns.json"
+_MOST = float(np.finfo(np.float32).max)
+
+
+@dataclass(frozen=True, slots=True)
+class NumberScale:
+    """The mean and the deviation of a column of numbers in training."""
+
+    mean: float
+    deviation: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Coded:
+    """Samples as a model reads them."""
+
+    jagged: KeyedJagged
+    numbers: Tensor
+    """float32 [B, numbers]."""
+    unknown: int
+    """Values that training did not have."""
+
+    @property
+    def samples(self) -> int:
+        """Number of samples."""
+        return self.jagged.samples
+
+
+@dataclass(frozen=True, eq=False)
+class Coding:
+    """The columns of a run."""
+
+    ids: tuple[str, ...] = ()
+    bags: tuple[str, ...] = ()
+    words: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Values of each column of ids or bags; the first is row 1."""
+    numbers: Mapping[str, NumberScale] = field(default_factory=dict)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All columns that a sample has."""
+        return (*self.ids, *self.bags, *self.numbers)
+
+    @cached_property
+    def _rows(self) -> dict[str, dict[str, int]]:
+        return {
+            name: {word: row for row, word in enumerate(words, start=1)}
+            for name, words in self.words.items()
+        }
+
+    def code(self, context: Mapping[str, Any], candidates: Mapping[str, Sequence[Any]]) -> Coded:
+        """Samples of one request: what they share, and a list for each column that differs.
+
+        Raises:
+            DataError: a column is missing, unknown, doubled, of another length, or holds what it
+                cannot.
+
+        >>> coding = Coding(ids=("user", "film"), words={"user": ["u1"], "film": ["a", "b"]})
+        >>> coded = coding.code({"user": "u1"}, {"film": ["b", "a", "new"]})
+        >>> coded.jagged.values.tolist(), coded.unknown
+        ([1, 1, 1, 2, 1, 0], 1)
+        """
+        count = self._require_columns(context, candidates)
+        lengths, values, unknown = [], [], 0
+        for name in (*self.ids, *self.bags):
+            is_bag = name in self.bags
+            is_shared = name in context
+            given = [context[name]] if is_shared else candidates[name]
+            rows, sizes = self._look_up(name, given, is_bag=is_bag)
+            if is_shared:
+                rows, sizes = rows * count, sizes * count
+            unknown += rows.count(0)
+            lengths.append(sizes)
+            values += rows
+        jagged = KeyedJagged(
+            (*self.ids, *self.bags),
+            torch.tensor(lengths, dtype=torch.int32).view(len(lengths), count),
+            torch.tensor(values, dtype=torch.int64),
+        )
+        columns = []
+        for name, scale in self.numbers.items():
+            is_shared = name in context
+            column = _as_numbers(name, [context[name]] if is_shared else candidates[name])
+            scaled = (column - scale.mean) / scale.deviation
+            columns.append(np.repeat(scaled, count) if is_shared else scaled)
+        table = np.stack(columns, axis=1) if columns else np.zeros((count, 0))
+        return Coded(jagged, torch.from_numpy(table.astype(np.float32)), unknown)
+
+    def _require_columns(
+        self, context: Mapping[str, Any], candidates: Mapping[str, Sequence[Any]]
+    ) -> int:
+        """Candidates of a request whose columns are those of the model."""
+        for name in (*context, *candidates):
+            if name not in self.names:
+                raise DataError(
+                    f'The model has no column "{shorten(name, 60)}" among its {len(self.names)} '
+                    f'({listed(self.names)}). Nearest: "{nearest(name[:60], list(self.names))}".'
+                )
+        for name in self.names:
+            if name in context and name in candidates:
+                raise DataError(
+                    f'The column "{name}" is both in context and in candidates. Give it once.'
+                )
+            if name not in context and name not in candidates:
+                raise DataError(
+                    f'The column "{name}" is missing. Give it in context, or in candidates with a '
+                    "value for each."
+                )
+        sizes = {name: len(column) for name, column in candidates.items()}
+        if len(set(sizes.values())) > 1:
+            counts = listed([f"{name} {size:,}" for name, size in sizes.items()])
+            raise DataError(f"Columns of candidates have different lengths: {counts}.")
+        return next(iter(sizes.values()), 1)
+
+    def _look_up(
+        self, name: str, column: Sequence[Any], *, is_bag: bool
+    ) -> tuple[list[int], list[int]]:
+        """Rows of all values of a column, and how many each sample has."""
+        known = self._rows[name]
+        if not is_bag:
+            for at, value in enumerate(column):
+                if isinstance(value, list | dict):
+                    raise DataError(
+                        f'The column "{name}" has one value a sample, and a list or object at '
+                        f"place {at:,}. Give a text or a number."
+                    )
+            return [known.get(_text(value), 0) for value in column], [1] * len(column)
+        rows: list[int] = []
+        sizes = []
+        for at, value in enumerate(column):
+            if isinstance(value, dict) or (
+                isinstance(value, list) and any(isinstance(each, list | dict) for each in value)
+            ):
+                raise DataError(
+                    f'The column "{name}" has a list of values a sample, and something else at '
+                    f"place {at:,}. Give a list of texts or numbers."
+                )
+            joined = " ".join(map(_text, value)) if isinstance(value, list) else _text(value)
+            words = joined.split()
+            rows += [known.get(word, 0) for word in words]
+            sizes.append(len(words))
+        return rows, sizes
+
+
+def _text(value: Any) -> str:
+    """A value as training has it."""
+    return "nan" if value is None else value if isinstance(value, str) else str(value)
+
+
+def _as_numbers(name: str, column: Sequence[Any]) -> Floats:
+    """A column as finite float64.
+
+    Raises:
+        DataError: names the first place that is none.
+    """
+    for at, value in enumerate(column):
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise DataError(
+                f'The column "{name}" has numbers, and {shorten(json.dumps(value), 60)} at place '
+                f"{at:,}. Give a number."
+            )
+        if not abs(value) <= _MOST:
+            raise DataError(
+                f'The column "{name}" has a number at place {at:,} that is NaN or beyond float32. '
+                "Give another."
+            )
+    return np.array(column, dtype=np.float64)
+
+
+def write_coding(folder: Path, coding: Coding) -> None:
+    """Keep what training learned of the columns in a run's folder."""
+    facts = {
+        "ids": list(coding.ids),
+        "bags": list(coding.bags),
+        "words": {name: list(words) for name, words in coding.words.items()},
+        "numbers": {name: [each.mean, each.deviation] for name, each in coding.numbers.items()},
+    }
+    write_whole(folder / _FILE, json.dumps(facts))
+
+
+def read_coding(folder: Path) -> Coding:
+    """What ``write_coding`` kept.
+
+    Raises:
+        CheckpointError: it is not there, or damaged.
+    """
+    file = folder / _FILE
+    if not file.is_file():
+        raise CheckpointError(
+            f"{folder} has no {_FILE}, which says what row each value is: an earlier version "
+            "trained it. Run the same `equipoise train` again; what is trained stays, and the file "
+            "is written."
+        )
+    try:
+        facts = read_json(file)
+        return Coding(
+            tuple(map(str, facts["ids"])),
+            tuple(map(str, facts["bags"])),
+            {name: [*map(str, words)] for name, words in facts["words"].items()},
+            {
+                name: NumberScale(float(mean), float(deviation))
+                for name, (mean, deviation) in facts["numbers"].items()
+            },
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        why = reason(error) if isinstance(error, OSError) else "it is not what a run writes"
+        raise CheckpointError(
+            f"{file} cannot be read: {why}. Run the same `equipoise train` again, which writes it."
+        ) from None

@@ -1,0 +1,164 @@
+"""Whole tables and the dense part of a run's newest checkpoint, in one process.
+
+Kept true (tests/multi/recsys/test_ahead.py)
+    Tables of any plan, also of few bits behind a cache, are put together as training read them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import safe_open
+
+from equipoise.base.errors import CheckpointError, SpecError
+from equipoise.numerics.rows import unpack_rows
+from equipoise.recsys.folder import read_prepared
+from equipoise.recsys.models.catalog import build_model
+from equipoise.recsys.rank.coding import Coding, read_coding
+from equipoise.recsys.rank.pooling import Division, PooledTable
+from equipoise.recsys.rank.scorer import Scorer
+from equipoise.recsys.store import DENSE, checkpoints, read_manifest, require_readable
+from equipoise.spec.recommend import RecommendSpec
+from equipoise.spec.tables.table import TableSpec
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stored:
+    """A run's model as its newest checkpoint has it."""
+
+    spec: RecommendSpec
+    base: Path
+    """Where the run's relative paths begin."""
+    coding: Coding
+    scorer: Scorer
+    step: int
+    checkpoint: Path
+    written_s: float
+    """When the checkpoint was written, seconds since 1970."""
+
+
+def read_stored(folder: Path) -> Stored:
+    """Read a run's folder.
+
+    Raises:
+        CheckpointError: it has no whole checkpoint, a damaged one, or no ``columns.json``.
+        SpecError: it is not the folder of a recommender, or keeps its rows in files.
+    """
+    spec, base = read_prepared(folder)
+    if spec.tables.memory_mib:
+        raise SpecError(
+            f"{folder} keeps rows in files (tables.memory_mib = {spec.tables.memory_mib:g}), which "
+            "are not read here. Train it without tables.memory_mib."
+        )
+    if spec.model.towers:
+        raise SpecError(
+            f"{folder} has tables in towers (model.towers), which are not read here. Train it "
+            "without towers."
+        )
+    require_readable(folder)
+    newest = checkpoints(folder)
+    if not newest:
+        raise CheckpointError(
+            f"{folder} has no whole checkpoint. Train first: equipoise train run.toml."
+        )
+    coding = read_coding(folder)
+    facts = read_manifest(newest[-1])
+    parts = [
+        part for file in sorted(newest[-1].glob("rank-*.safetensors")) for part in _parts(file)
+    ]
+    names = (*coding.ids, *coding.bags)
+    tables = [_table(name, facts, [p for p in parts if p.name == name], spec) for name in names]
+    for each in tables:
+        rows = len(coding.words[each.table.name]) + 1
+        if rows != each.table.rows:
+            raise CheckpointError(
+                f"{newest[-1]} has {each.table.rows:,} rows of {each.table.name}, and the run's "
+                f"columns have {rows:,}: its data has changed. Train anew in another folder."
+            )
+    specs = [each.table for each in tables]
+    dense = build_model(spec.model, specs, len(coding.numbers), seed=spec.train.seed)
+    dense.load_state_dict(torch.load(newest[-1] / DENSE, weights_only=True)["dense"])
+    written_s = (newest[-1] / DENSE).stat().st_mtime
+    scorer = Scorer(tables, dense.eval())
+    return Stored(spec, base, coding, scorer, int(facts["step"]), newest[-1], written_s)
+
+
+@dataclass(slots=True, eq=False)
+class _StoredPart:
+    """What one rank wrote of one table."""
+
+    name: str
+    arrays: Mapping[str, np.ndarray]
+
+    @property
+    def shard(self) -> int:
+        """Its place among the table's shards; those of earlier versions by their first row."""
+        if "shard" in self.arrays:
+            return int(self.arrays["shard"][0])
+        rows = self.arrays["rows"]
+        return int(rows[0]) if len(rows) else 0
+
+    def floats(self, spec: RecommendSpec, width: int) -> np.ndarray:
+        """Its rows, float32 [rows, columns], as a step would read them."""
+        if "weight" in self.arrays:
+            return self.arrays["weight"]
+        form = spec.tables.precision
+        if form == "fp32":
+            raise CheckpointError(
+                f"Table {self.name} has rows of few bits, and the run says fp32. Restore spec.json."
+            )
+        packed = torch.from_numpy(self.arrays["packed"])
+        rows = unpack_rows(packed, width, form).numpy()
+        tags = self.arrays["cache-tags"].reshape(-1)
+        rows[tags[tags >= 0]] = self.arrays["cache-values"][tags >= 0]
+        return rows
+
+
+def _parts(file: Path) -> list[_StoredPart]:
+    with safe_open(file, framework="numpy") as stored:
+        by_prefix: dict[str, dict[str, np.ndarray]] = {}
+        for key in stored.keys():  # noqa: SIM118 - not a mapping
+            prefix, _, what = key.rpartition(":")
+            if what in ("rows", "columns", "shard", "weight", "packed", "cache-tags") or (
+                what == "cache-values"
+            ):
+                by_prefix.setdefault(prefix, {})[what] = stored.get_tensor(key)
+    return [_StoredPart(prefix.partition(":")[2], arrays) for prefix, arrays in by_prefix.items()]
+
+
+def _table(
+    name: str, facts: Mapping[str, Any], parts: list[_StoredPart], spec: RecommendSpec
+) -> PooledTable:
+    """A table put together, with how it was divided."""
+    if name not in facts["tables"]:
+        raise CheckpointError(f"The checkpoint has no table {name}. Train anew in another folder.")
+    count, width = facts["tables"][name]
+    weight = np.full((count, width), np.nan, dtype=np.float32)
+    owner = np.zeros(count, dtype=np.int64)
+    parts = sorted(parts, key=lambda part: part.shard)
+    cuts = set()
+    for place, part in enumerate(parts):
+        begin, end = part.arrays["columns"].tolist()
+        rows = part.arrays["rows"]
+        weight[rows, begin:end] = part.floats(spec, width)
+        owner[rows] = place
+        cuts |= {begin, end} - {0, width}
+    if np.isnan(weight).any():
+        raise CheckpointError(
+            f"The checkpoint lacks rows of table {name}. Remove its folder, so that the run goes "
+            "on from the one before."
+        )
+    kind = facts.get("kinds", {}).get(name, "table")
+    is_divided = len(parts) > 1 and not cuts
+    division = Division(
+        owner if is_divided else None,
+        len(parts) if is_divided else 1,
+        tuple(sorted(cuts)),
+        spec.tables.wire,
+        {"data": 0, "table-row": 2}.get(kind, 1),
+    )
+    table = TableSpec(name, count, width, pooling=spec.model.pooling)
+    return PooledTable(table, torch.from_numpy(weight), None, division)

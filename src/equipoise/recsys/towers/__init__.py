@@ -1,0 +1,1 @@
+"""Towers: tables of one host, looked up and condensed there before anything leaves it."""

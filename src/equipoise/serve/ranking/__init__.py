@@ -1,0 +1,1 @@
+"""A recommender over HTTP: requests that come together are scored together."""

@@ -1,0 +1,191 @@
+"""``POST /v1/rank`` and what stands beside it, behind the gate of every server.
+
+What it decides
+    A request has what its candidates share, and for each other column a list with a value for each
+    candidate. The answer has the candidates in order, best first, each with its place in the
+    request::
+
+        {"context": {"user_id": 196, "age": 49},
+         "candidates": {"item_id": [242, 302], "genres": [["Comedy"], ["Crime", "Mystery"]]}}
+
+        {"object": "ranking", "model": "ml-100k",
+         "results": [{"index": 1, "score": 0.71, "logit": 0.89}, ...],
+         "usage": {"candidates": 2, "unknown_values": 0}}
+
+Kept true (tests/unit/serve/ranking/test_server.py)
+    Logits are those of the run's evaluation to the bit; whatever the body, the answer is a 4xx in
+    OpenAI's shape, and the next request is answered.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+from starlette.requests import Request
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp, Send
+
+from equipoise import __version__
+from equipoise.base.shown import shorten
+from equipoise.serve.http.app import Gate
+from equipoise.serve.http.body import read_body
+from equipoise.serve.http.endpoints import Endpoint
+from equipoise.serve.http.fault import HttpError, failed, overloaded
+from equipoise.serve.http.send import send_bytes, send_json, while_connected
+from equipoise.serve.http.tenants import Tenants, open_tenants
+from equipoise.serve.ranking.batcher import Batcher
+from equipoise.serve.ranking.metrics import RankMetrics
+
+_MOST_CANDIDATES = 65_536
+_MOST_BODY_BYTES = 64 << 20
+
+
+class RankBody(BaseModel):
+    """``POST /v1/rank``."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    model: str | None = None
+    context: dict[str, Any] = Field(default_factory=dict)
+    candidates: dict[str, list[Any]]
+    top: Annotated[int, Field(ge=1)] | None = None
+
+    @field_validator("candidates", mode="after")
+    @classmethod
+    def _judge_candidates(cls, given: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        most = max(map(len, given.values()), default=0)
+        if not most:
+            raise ValueError("must have a column with a value for each candidate.")
+        if most > _MOST_CANDIDATES:
+            raise ValueError(f"may be {_MOST_CANDIDATES:,} at most; there are {most:,}.")
+        return given
+
+
+@dataclass(slots=True)
+class RankState:
+    """What all requests of one server share."""
+
+    batcher: Batcher
+    tenants: Tenants = field(default_factory=open_tenants)
+    log: Callable[[str], None] = lambda _: None
+    most_requests: int = 2_048
+    is_draining: bool = False
+    under_way: int = 0
+    metrics: RankMetrics = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.metrics = RankMetrics(self.batcher)
+
+
+class RankEndpoints:
+    """What a ranking server answers."""
+
+    def __init__(self, state: RankState) -> None:
+        self.state, self.model = state, state.batcher.model
+
+    async def rank(self, request: Request, send: Send) -> None:
+        """``POST /v1/rank``."""
+        began = time.perf_counter()
+        try:
+            body = await read_body(request, RankBody, _MOST_BODY_BYTES)
+            if body.model is not None:
+                self._require_model(body.model)
+        except HttpError:
+            self.state.metrics.count_refusal("invalid")
+            raise
+        await while_connected(request.receive, self._answer(send, body, began))
+
+    async def _answer(self, send: Send, body: RankBody, began: float) -> None:
+        try:
+            scored = await self.state.batcher.score(body.context, body.candidates)
+        except HttpError as fault:
+            self.state.metrics.count_refusal("invalid" if fault.status == 400 else "connections")
+            raise
+        logits = scored.logits
+        if not all(map(math.isfinite, logits)):
+            raise failed("The model's scores are not numbers. Serve an earlier checkpoint.")
+        order = sorted(range(len(logits)), key=lambda at: (-logits[at], at))[: body.top]
+        self.state.metrics.count_answer(time.perf_counter() - began, len(logits), scored.unknown)
+        answer = {
+            "object": "ranking",
+            "model": self.model.name,
+            "results": [
+                {"index": at, "score": _chance(logits[at]), "logit": logits[at]} for at in order
+            ],
+            "usage": {"candidates": len(logits), "unknown_values": scored.unknown},
+        }
+        await send_json(send, answer)
+
+    async def models(self, request: Request, send: Send) -> None:  # noqa: ARG002
+        """``GET /v1/models``."""
+        await send_json(send, {"object": "list", "data": [self._card()]})
+
+    async def model_card(self, request: Request, send: Send) -> None:
+        """``GET /v1/models/{id}``."""
+        self._require_model(request.path_params["name"])
+        await send_json(send, self._card())
+
+    async def health(self, request: Request, send: Send) -> None:  # noqa: ARG002
+        """``GET /health``: whether this server answers, and how fast it did."""
+        if self.state.is_draining:
+            raise overloaded("The server is shutting down.", 1.0)
+        metrics = self.state.metrics
+        middle, high = metrics.quantile_s(0.5), metrics.quantile_s(0.99)
+        facts = {"status": "ok", "requests": metrics.requests, "p50_s": middle, "p99_s": high}
+        await send_json(send, facts)
+
+    async def version(self, request: Request, send: Send) -> None:  # noqa: ARG002
+        """``GET /version``."""
+        await send_json(send, {"version": __version__})
+
+    async def metrics(self, request: Request, send: Send) -> None:  # noqa: ARG002
+        """``GET /metrics``."""
+        text = self.state.metrics.write()
+        await send_bytes(send, text, "text/plain; version=0.0.4; charset=utf-8")
+
+    def _require_model(self, name: str) -> None:
+        if name != self.model.name:
+            raise HttpError(
+                404,
+                f"There is no model '{shorten(name, 100)}'. This server has '{self.model.name}'.",
+                param="model",
+                code="model_not_found",
+            )
+
+    def _card(self) -> dict[str, Any]:
+        return {
+            "id": self.model.name,
+            "object": "model",
+            "created": self.model.created,
+            "owned_by": "equipoise",
+            "columns": list(self.model.columns),
+        }
+
+
+def make_rank_app(state: RankState) -> ASGIApp:
+    """The application of one server."""
+    ends = RankEndpoints(state)
+    routes = (
+        ("POST", "/v1/rank", ends.rank),
+        ("GET", "/v1/models", ends.models),
+        ("GET", "/v1/models/{name:path}", ends.model_card),
+        ("GET", "/health", ends.health),
+        ("GET", "/ready", ends.health),
+        ("GET", "/version", ends.version),
+        ("GET", "/metrics", ends.metrics),
+    )
+    router = Router(
+        [Route(path, Endpoint(answer), methods=[method]) for method, path, answer in routes],
+        redirect_slashes=False,
+    )
+    return Gate(state, router)
+
+
+def _chance(logit: float) -> float:
+    """The probability of a logit."""
+    if logit >= 0:
+        return 1 / (1 + math.exp(-logit))
+    grown = math.exp(logit)
+    return grown / (1 + grown)
