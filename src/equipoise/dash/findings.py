@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.base.units import format_bytes, format_count
+from equipoise.base.units import format_bytes, format_count, format_seconds
 from equipoise.dash.compare import RunComparison, setting_of
 from equipoise.dash.summary import (
     IN_ORDER,
@@ -238,8 +238,8 @@ def _experts_finding(records: Sequence[RunRecord], summaries: Sequence[Summary])
             beside_s, waited_s = record.rows_travel_s
             who = f" with {one.label}" if len(summaries) > 1 else ""
             travel.append(
-                f"{1e3 * beside_s:.1f} ms of a step beside other work of rank 0{who}, which then "
-                f"waits {1e3 * waited_s:.1f} ms for them"
+                f"{format_seconds(beside_s)} of a step beside other work of rank 0{who}, which "
+                f"then waits {format_seconds(waited_s)} for them"
             )
     said = [f"The fullest rank computes experts' rows of {'; '.join(parts)}."] if parts else []
     said += [f"Rows travel in parts at {'; '.join(cut)}." if cut else ""]
