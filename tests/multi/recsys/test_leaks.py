@@ -1,4 +1,4 @@
-"""What elsewhere leaks from the plan into the model does not here (``bench.run recsys.leaks`` shows theirs).
+"""What elsewhere leaks from the plan into the model does not here: ``bench.run recsys.leaks``.
 
 torchrec's three: features come out in the plan's order, column shards keep a row-wise state each,
 and data-parallel tables ignore the optimizer of the tables.
