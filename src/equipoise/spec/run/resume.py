@@ -52,7 +52,7 @@ _COMPARED = """
     model.vocab model.head_width model.tied model.rope_theta model.experts model.top_k
     model.expert_ffn model.shared_ffn model.shared_gate model.dense_layers model.expert_every
     model.norm_top_k model.balance model.balance_rate model.capacity_factor
-    model.identity_experts model.real_top_k
+    model.identity_experts model.real_top_k model.shortcut
     train.freeze lora.rank lora.alpha lora.targets
 """
 """Without ``model.init``: the checkpoint's weights are used, whatever it says."""
