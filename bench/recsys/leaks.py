@@ -35,10 +35,9 @@ def main() -> None:
     if any(rank.returncode for rank in ranks):
         sys.exit(f"torchrec's ranks ended with {[rank.returncode for rank in ranks]}.")
     measured: dict[str, Any] = json.loads(said.splitlines()[-1])
-    order, unplanned = measured["table"]["order"], measured["alone"]["order"]
+    planned, alone = (measured[each]["order"] for each in ("table", "alone"))
     is_shown = {
-        "outputs come in the plan's order": measured["table"]["order"]
-        != measured["alone"]["order"],
+        "outputs come in the plan's order": planned != alone,
         "columns of a row do not share its state": measured["column"]["off"] > 0.01,
         "copies ignore the optimizer of the tables": measured["data"]["moved"] == 0.0,
     }
