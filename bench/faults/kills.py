@@ -51,7 +51,7 @@ def _words(steps: int) -> tuple[str, ...]:
         "pack.step_tokens": 2048,
         "train.steps": steps,
         "checkpoint.every_steps": _EVERY,
-        "fault.restarts": 100_000,
+        "fault.restarts": 10_000,
         "fault.within_s": 1e6,
     }
     return tuple(f"--{key}={value}" for key, value in keys.items())

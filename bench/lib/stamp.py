@@ -23,6 +23,25 @@ def _busy_s() -> float:
     return (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")
 
 
+def tree_s(pid: int) -> float:
+    """Processor seconds of a process and of all that it started, so far."""
+    times, children = dict[int, int](), dict[int, list[int]]()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:  # it has ended meanwhile
+            continue
+        number = int(stat.parent.name)
+        times[number] = sum(map(int, fields[11:15]))  # its own and its dead children's
+        children.setdefault(int(fields[1]), []).append(number)
+    ticks, left = 0, [pid]
+    while left:
+        number = left.pop()
+        ticks += times.get(number, 0)
+        left += children.get(number, [])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 class LoadStamp:
     """Share of the machine that others used while this process and its children worked."""
 

@@ -90,6 +90,22 @@ def train_alone():
     return {key: weight.detach() for key, weight in own.items()}, moved
 
 
+def fill(model, whole) -> None:
+    """Give sharded tables their weights: torchrec draws its own where it shards."""
+    for name, value in model.state_dict().items():
+        if "embedding_bags" not in name:
+            continue
+        weight = whole[name.split(".")[-2]]
+        with torch.no_grad():
+            if not hasattr(value, "local_shards"):
+                value.copy_(weight)
+                continue
+            for shard in value.local_shards():
+                begin, size = shard.metadata.shard_offsets, shard.metadata.shard_sizes
+                columns = slice(begin[1], begin[1] + size[1])
+                shard.tensor.copy_(weight[begin[0] : begin[0] + size[0], columns])
+
+
 def train(plans):
     """Steps under row-wise AdaGrad in the backward pass; the order that came out, and weights."""
     model = Pooled()
@@ -105,6 +121,7 @@ def train(plans):
         plan=ShardingPlan({"tables": plan}),
         sharders=[sharder],
     )
+    fill(model, first)
     order = list(KEYS)
     for step in range(STEPS):
         pooled = model(ids_of((dist.get_rank(),), step))

@@ -88,6 +88,22 @@ def make_batch(given: dict, facts: dict, index: np.ndarray):
     )
 
 
+def fill(model, whole) -> None:
+    """Give sharded tables their weights: torchrec draws its own where it shards."""
+    for name, value in model.state_dict().items():
+        if "embedding_bags" not in name:
+            continue
+        weight = whole[name.split(".")[-2]]
+        with torch.no_grad():
+            if not hasattr(value, "local_shards"):
+                value.copy_(weight)
+                continue
+            for shard in value.local_shards():
+                begin, size = shard.metadata.shard_offsets, shard.metadata.shard_sizes
+                columns = slice(begin[1], begin[1] + size[1])
+                shard.tensor.copy_(weight[begin[0] : begin[0] + size[0], columns])
+
+
 def main() -> None:
     file, rank, port = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     torch.set_num_threads(1)
@@ -120,6 +136,7 @@ def main() -> None:
         plan=ShardingPlan({"tables": plan}),
         sharders=[sharder],
     )
+    fill(parallel, {key: torch.from_numpy(given[f"table {key}"]) for key in facts["keys"]})
     dense = [p for name, p in parallel.named_parameters() if "dense" in name]
     optimizer = torch.optim.Adam(dense, lr=facts["dense_lr"])
     batch, steps, warm = facts["batch"], facts["steps"], facts["warm"]

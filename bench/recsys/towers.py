@@ -1,7 +1,7 @@
 """Towers on ML-100K split by time: AUC and bytes between hosts beside the flat model, 3 seeds.
 
-Two towers, whose columns are alike, differ, or are drawn at random; each cuts its vectors to half
-their floats. Bytes are those of a mean step on two hosts of two ranks.
+Two towers, whose columns are alike or drawn at random, cut their vectors to half of their floats.
+Bytes are those of a mean step on two hosts of two ranks.
 """
 
 import json
@@ -20,31 +20,25 @@ from equipoise.recsys.towers.probe import advise_towers, name_towers
 from equipoise.schedule.tables.traffic import across_hosts
 from equipoise.spec.recommend import read_recommend
 
-TOWERS, DRAWS = 2, 2
+TOWERS = 2
 HALF = (("model.tower_module", "linear"), ("model.tower_width", "8"))
-CROSS = (("model.tower_module", "cross"), ("model.tower_width", "8"))
 HOSTS = (("layout.dp", "4"), ("layout.ranks_per_host", "2"), ("tables.kinds", '["table"]'))
 
 
 def sides(samples: Samples) -> dict[str, tuple[tuple[str, str], ...]]:
     """Flags of each side; columns are dealt by a probe of seed 0, or drawn."""
     spec, _ = read_recommend(RECIPE, HOSTS)
-    alike, different = (
-        advise_towers(spec, samples, TOWERS, goal).towers for goal in ("coherent", "diverse")
-    )
-    chosen = {"coherent": alike}
     tables, machine = describe_tables(spec, samples), run_machine(spec)
     sizes = spec.model.tower_sizes
     costs = np.array([price_feature(table, sizes, machine) for table in tables])
-    source = np.random.default_rng(0)
-    chosen |= {
-        f"random {at}": name_towers(samples.keys, draw_towers(costs, TOWERS, source))
-        for at in range(DRAWS)
+    drawn = draw_towers(costs, TOWERS, np.random.default_rng(0))
+    chosen = {
+        "alike": advise_towers(spec, samples, TOWERS, "coherent").towers,
+        "random": name_towers(samples.keys, drawn),
     }
-    chosen["diverse"] = different
-    columns = {name: ("model.towers", json.dumps(towers)) for name, towers in chosen.items()}
-    halves = {f"linear, {name}": (towers, *HALF) for name, towers in columns.items()}
-    return {"flat": ()} | halves | {"cross, coherent": (columns["coherent"], *CROSS)}
+    return {"flat": ()} | {
+        name: (("model.towers", json.dumps(towers)), *HALF) for name, towers in chosen.items()
+    }
 
 
 def count_bytes(samples: Samples, flags: tuple[tuple[str, str], ...]) -> dict[str, int]:

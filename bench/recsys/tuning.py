@@ -18,8 +18,6 @@ SEEDS = (0, 1, 2)
 SETTINGS: dict[str, tuple[tuple[str, str], ...]] = {
     "as dlrm": (),
     "batch 2,048": (("train.batch", "2048"),),
-    "weight decay 1e-2": (("train.weight_decay", "1e-2"),),
-    "one layer": (("model.layers", "1"),),
 }
 
 

@@ -8,6 +8,8 @@ measured alone. Both servers run for the whole bench on all cores, and loads alt
                     these, and its first token
     first token     of 8,000 tokens by themselves
 
+Beside the clock stand processor seconds of each server. On a machine that others use, compare
+these, with one thread a server (``OMP_NUM_THREADS=1``): threads that wait for each other are busy.
 Prompts are token ids drawn anew for each round: no prefix is cached. vLLM is started as its
 documents say for CPU, with as much cache as ours.
 """
@@ -30,7 +32,7 @@ from typing import Any
 import httpx
 import numpy as np
 
-from bench.lib.stamp import LoadStamp, environment, spread
+from bench.lib.stamp import LoadStamp, environment, spread, tree_s
 from bench.serving.engine import smollm2
 
 ROUNDS, REQUESTS, AT_ONCE, IN, OUT, LONG = 2, 16, 8, 256, 32, 8000
@@ -51,7 +53,8 @@ def served(name: str, command: list[str], port: int, room: Path) -> Iterator[dic
     cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
     given = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "2"}
     given |= {"GLOO_SOCKET_IFNAME": "lo", "VLLM_CPU_OMP_THREADS_BIND": cores}
-    given.pop("OMP_NUM_THREADS", None)
+    if given.get("OMP_NUM_THREADS") != "1":
+        given.pop("OMP_NUM_THREADS", None)
     with (room / f"{name}.log").open("w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, env=given)
     try:
@@ -63,7 +66,8 @@ def served(name: str, command: list[str], port: int, room: Path) -> Iterator[dic
                 raise SystemExit(f"{name} did not start: {(room / f'{name}.log').read_text()}")
             time.sleep(0.2)
         models = httpx.get(f"http://127.0.0.1:{port}/v1/models").json()["data"]
-        yield {"port": port, "model": models[0]["id"], "start_s": time.perf_counter() - begin_s}
+        begun = {"start_s": time.perf_counter() - begin_s, "pid": process.pid}
+        yield {"port": port, "model": models[0]["id"], **begun}
     finally:
         process.terminate()
         process.wait(60)
@@ -134,13 +138,18 @@ async def first(side: dict[str, Any], seed: int) -> float:
 def both(sides: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """All loads on all sides, round by round; one round warms up."""
     taken: dict[str, dict[str, list[Any]]] = {
-        name: {"throughput": [], "gaps": [], "beside": [], "first": []} for name in sides
+        name: {"throughput": [], "gaps": [], "beside": [], "first": [], "busy": [], "long": []}
+        for name in sides
     }
     for number in range(ROUNDS + 1):
         for name, side in sides.items():
+            busy_s = tree_s(side["pid"])
             seconds = asyncio.run(throughput(side, number))
+            busy_s = tree_s(side["pid"]) - busy_s
             gaps, beside_s = asyncio.run(beside(side, number))
+            long_s = tree_s(side["pid"])
             first_s = asyncio.run(first(side, number))
+            long_s = tree_s(side["pid"]) - long_s
             sys.stderr.write(
                 f"round {number}, {name}: {REQUESTS * OUT / seconds:.0f} tokens/s, gaps "
                 f"{np.median(gaps):.3f} and {np.percentile(gaps, 99):.3f} s, first token after "
@@ -151,6 +160,8 @@ def both(sides: dict[str, dict[str, Any]]) -> dict[str, Any]:
                 taken[name]["gaps"] += gaps
                 taken[name]["beside"].append(beside_s)
                 taken[name]["first"].append(first_s)
+                taken[name]["busy"].append(REQUESTS * OUT / busy_s)
+                taken[name]["long"].append(long_s)
     rows = dict[str, Any]()
     for name, each in taken.items():
         p50, p99 = (float(x) for x in np.percentile(each["gaps"], [50, 99]))
@@ -164,6 +175,8 @@ def both(sides: dict[str, dict[str, Any]]) -> dict[str, Any]:
                 "first_token_of_the_long_prompt_s": spread(each["beside"]),
             },
             "first_token_s": spread(each["first"]),
+            "generated tokens per processor second": spread(each["busy"]),
+            "processor seconds of the first token": spread(each["long"]),
         }
     return rows
 

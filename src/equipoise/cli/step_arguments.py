@@ -123,6 +123,25 @@ def add_step_arguments(
         help="rows of the expert rank that has most, over the mean (default: 1, balanced)",
     )
     parser.add_argument(
+        "--expert-loads",
+        metavar="KIND|RUN",
+        help="what routers choose, W0 to W7 or the folder of a run, instead of --expert-skew: "
+        "every number of ranks that share experts has a skew of its own",
+    )
+    parser.add_argument(
+        "--expert-policy",
+        default="fixed",
+        metavar="NAME",
+        help="what balances those loads: fixed, exact, hecate or eplb (default: fixed)",
+    )
+    parser.add_argument(
+        "--expert-slots",
+        type=int,
+        default=1,
+        metavar="N",
+        help="most copies of experts that a rank holds (default: 1)",
+    )
+    parser.add_argument(
         "--lengths",
         metavar="LIST|NAME|FILE",
         help="document lengths: a list as in 3000,40,900; pretrain-128k, prolong, python-stdlib, "

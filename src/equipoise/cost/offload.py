@@ -128,7 +128,7 @@ def add_copies(
         sparse=kind[0],
         recompute=kind[1],
         doc_tokens=float(options.context_tokens),
-        received_rows=options.expert_skew,
+        received_rows=options.skew_of(layout),
     )
     seconds = each * tokens / copy_bytes_per_s(device)
     goes = 1.0 if layout.pp > 1 else max(0.0, 1.0 - KEPT_LAYERS / model.layers)

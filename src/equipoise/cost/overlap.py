@@ -9,7 +9,7 @@ What it decides
     ``part_s`` is what one part more costs: the start of its messages, and what products lose that
     have fewer rows. ``shared`` is the share of the cores that moving takes from computing: on a
     device with a copy engine 0; on processors that send by themselves, 1, and then no part hides
-    anything.
+    anything. A rank sends a part twice, there and back.
 
 Kept true (tests/unit/cost/test_overlap.py)
     One part where more lose; never slower than one part; the best of all numbers of parts.
@@ -17,6 +17,8 @@ Kept true (tests/unit/cost/test_overlap.py)
 Sources
     Derived; the same form as T3's, arXiv:2401.16677, figure 3.
 """
+
+from equipoise.spec.run.resolved import PartMachine
 
 PARTS = (1, 2, 4, 8, 16)
 """What is chosen among."""
@@ -47,3 +49,23 @@ def best_parts(*, compute_s: float, move_s: float, part_s: float, shared: float 
         return parts_s(parts, compute_s=compute_s, move_s=move_s, part_s=part_s, shared=shared)
 
     return min(PARTS, key=lambda parts: (seconds(parts), parts))
+
+
+def parts_on(machine: PartMachine, *, flop: float, moved_bytes: float) -> int:
+    """The number of parts that takes the least time on a machine.
+
+    Args:
+        machine: Its prices.
+        flop: Of the rank's products.
+        moved_bytes: What the rank sends, there and back [bytes].
+
+    >>> fast = PartMachine(flop_per_s=1e12, start_s=1e-5, bytes_per_s=1e9, shared=0.0)
+    >>> parts_on(fast, flop=1e9, moved_bytes=1e6), parts_on(fast, flop=1e6, moved_bytes=1e6)
+    (4, 1)
+    """
+    return best_parts(
+        compute_s=flop / machine.flop_per_s,
+        move_s=2 * machine.start_s + moved_bytes / machine.bytes_per_s,
+        part_s=2 * machine.start_s,
+        shared=machine.shared,
+    )

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.base.units import format_bytes, format_count
+from equipoise.base.units import format_bytes, format_count, format_seconds
 from equipoise.dash.compare import RunComparison, setting_of
 from equipoise.dash.summary import (
     IN_ORDER,
@@ -222,8 +222,8 @@ def _choice(record: RunRecord) -> str:
 
 
 def _experts_finding(records: Sequence[RunRecord], summaries: Sequence[Summary]) -> str:
-    """What balancing made of experts' loads; empty where every expert stayed on its own rank."""
-    parts = []
+    """What balancing made of experts' loads, and parts and shortcuts of rows' travel; or empty."""
+    parts, travel, cut = [], [], []
     for record, one in zip(records, summaries, strict=True):
         if record.experts is not None:
             before, after = record.experts
@@ -233,7 +233,23 @@ def _experts_finding(records: Sequence[RunRecord], summaries: Sequence[Summary])
                 f"{after:.2f}× the mean under experts.policy {policy}{who}, "
                 f"{before:.2f}× if each expert stayed on its own rank{_choice(record)}"
             )
-    return f"The fullest rank computes experts' rows of {'; '.join(parts)}." if parts else ""
+        if record.parted:
+            total = sum(record.parted.values())
+            fused = total - record.parted.get(1, 0)
+            shares = ", ".join(f"{n} in {ran / total:.0%}" for n, ran in record.parted.items())
+            who = f" with {one.label}" if len(summaries) > 1 else ""
+            cut.append(f"{fused:,} of {total:,} passes of rank 0{who} (parts: {shares})")
+        if record.rows_travel_s is not None:
+            beside_s, waited_s = record.rows_travel_s
+            who = f" with {one.label}" if len(summaries) > 1 else ""
+            travel.append(
+                f"{format_seconds(beside_s)} of a step beside other work of rank 0{who}, which "
+                f"then waits {format_seconds(waited_s)} for them"
+            )
+    said = [f"The fullest rank computes experts' rows of {'; '.join(parts)}."] if parts else []
+    said += [f"Rows travel in parts at {'; '.join(cut)}." if cut else ""]
+    said += [f"Rows of experts travel {'; '.join(travel)}."] if travel else []
+    return " ".join(each for each in said if each)
 
 
 def _encoders_finding(records: Sequence[RunRecord], summaries: Sequence[Summary]) -> str:

@@ -134,6 +134,7 @@ def recover_ranks(
             policy, action = policy.after(fault, spares)
             guides = not launch.quiet and not ranks.asked
             if isinstance(action, EndRun):
+                ranks.see_off()
                 _write(sides, ended, action, spares)
                 sys.stderr.write(name_guide(launch.folder, ended) if guides else "")
                 raise ended.error(action.reason)
@@ -141,8 +142,9 @@ def recover_ranks(
             then = action.then if isinstance(action, WaitForSpare) else action
             if not launch.quiet:
                 sys.stderr.write(f"{ended.sentence} {_say(then, rules.restarts)}\n")
-            _write(sides, ended, action, spares)  # a busy disk may take longer than the sentence
-            if guides:  # and so does reading the guides
+            ranks.see_off()  # they may still write, and what follows them comes after
+            _write(sides, ended, action, spares)
+            if guides:  # reading the guides takes longer than the sentence may wait
                 sys.stderr.write(name_guide(launch.folder, ended))
             if isinstance(then, Shrink) and smaller is not None:
                 launch = dataclasses.replace(launch, ranks=smaller.prepare(then.dp))

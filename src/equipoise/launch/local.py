@@ -126,9 +126,9 @@ class LocalRanks:
         self._dismiss_spares()
         if self._stem is not None:
             self._stem.close()
-        self._see_off()
+        self.see_off()
 
-    def _see_off(self) -> None:
+    def see_off(self) -> None:
         """Wait until the ranks of the last start are gone: two gangs never work at once."""
         if self._dying is not None:
             self._dying.wait_until_gone()
@@ -171,7 +171,7 @@ class LocalRanks:
             KeyboardInterrupt: the user did not wait for the last step to be saved.
         """
         self._folder = launch.folder
-        self._see_off()
+        self.see_off()
         if not self._starts:
             with suppress(OSError):
                 (launch.folder / "stop").unlink(missing_ok=True)

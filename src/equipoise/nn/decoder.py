@@ -26,7 +26,7 @@ from equipoise.nn.declare import Copied, Placement, Split, local
 from equipoise.nn.lora import adapter_of
 from equipoise.nn.loss import head_loss
 from equipoise.nn.modality.insert import Inserted
-from equipoise.nn.moe.layer import MixtureOfExperts
+from equipoise.nn.moe.layer import MixtureOfExperts, RowsAway
 from equipoise.nn.norm import RmsNorm
 from equipoise.nn.packed import PackedModel
 from equipoise.nn.project import PLAIN, Products, gate_up
@@ -149,6 +149,12 @@ class DecoderLayer(nn.Module):
 
         x -> norm -> heads -> attend -> join (+ x) -> norm -> feed-forward (+) ->
              ------[begin]    [core]    ----------------------------[end]
+
+    With a shortcut, experts read what attention reads, after the same norm, and their rows travel
+    meanwhile; the shared expert alone reads what attention has added to::
+
+        x -> norm -> heads -> attend -> join (+ x) -> norm -> shared expert (+) -> (+)
+               |---- rows leave ............. arrive, experts, outputs leave ... arrive ^
     """
 
     def __init__(self, model: ModelSpec, *, sparse: bool = False) -> None:
@@ -157,6 +163,7 @@ class DecoderLayer(nn.Module):
         self.attention = Attention(model)
         self.feed_forward_norm = RmsNorm(model.hidden, model.norm_eps)
         self.feed_forward = MixtureOfExperts(model) if sparse else FeedForward(model)
+        self.has_shortcut = sparse and model.shortcut
         self.tensor: TensorRanks = Alone()
         self.recompute: LayerRecompute = "none"
 
@@ -186,18 +193,37 @@ class DecoderLayer(nn.Module):
 
     def end(self, x_tD: Tensor, o_THE: Tensor, table: Tensor) -> Tensor:
         """What comes after the core: its output joined to the stream, and the feed-forward."""
-        return self._feed(self.attention.join(x_tD, o_THE), table)
+        away = self._leave(x_tD)
+        return self._meet(self.attention.join(x_tD, o_THE), table, away)
+
+    def _leave(self, x_tD: Tensor, normed_tD: Tensor | None = None) -> RowsAway | None:
+        """Let rows of experts leave before attention, if there is a shortcut."""
+        if not self.has_shortcut or not isinstance(self.feed_forward, MixtureOfExperts):
+            return None
+        normed_tD = self.attention_norm(x_tD) if normed_tD is None else normed_tD
+        return self.feed_forward.start(normed_tD, travels=True)
+
+    def _meet(self, x_tD: Tensor, table: Tensor, away: RowsAway | None) -> Tensor:
+        """The feed-forward; ``away`` are rows that have left for its experts."""
+        if away is None or not isinstance(self.feed_forward, MixtureOfExperts):
+            return self._feed(x_tD, table)
+        return self.feed_forward.finish(x_tD, self.feed_forward_norm(x_tD), away)
 
     def _run(self, x_tD: Tensor, table: Tensor, attend: Attend) -> Tensor:
-        return self.end(x_tD, attend(*self.begin(x_tD, table)), table)
+        normed_tD = self.attention_norm(x_tD)
+        away = self._leave(x_tD, normed_tD)
+        o_THE = attend(*self.attention.heads(normed_tD, table))
+        return self._meet(self.attention.join(x_tD, o_THE), table, away)
 
     def forward(self, x_tD: Tensor, table: Tensor, attend: Attend) -> Tensor:
         """One layer; ``recompute`` says what it keeps for the backward."""
         if self.recompute == "full":
             return again(self._run, x_tD, table, attend)
         if self.recompute == "attention":
-            heads = self.begin(x_tD, table)
-            return self._feed(again(self._attend, x_tD, *heads, attend), table)
+            normed_tD = self.attention_norm(x_tD)
+            away = self._leave(x_tD, normed_tD)
+            heads = self.attention.heads(normed_tD, table)
+            return self._meet(again(self._attend, x_tD, *heads, attend), table, away)
         if self.recompute == "selective":
             heads = again(self.begin, x_tD, table)
             return again(self.end, x_tD, attend(*heads), table)

@@ -75,7 +75,7 @@ EVENTS: tuple[EventKind, ...] = (
         _fields(
             "step loss grad_norm lr tokens labels tokens_seen step_s tokens_per_s mfu busy_s "
             "wait_s run_delay_s memory_bytes peak_memory_bytes predicted_s predicted_step_s",
-            objects="own",
+            objects="own parted",
         ),
         is_per_step=True,
     ),
@@ -83,7 +83,7 @@ EVENTS: tuple[EventKind, ...] = (
         "scalar",
         "experts",
         _fields(
-            "step balance_loss regret",
+            "step balance_loss regret rows_beside_s rows_waited_s",
             texts="tried",
             lists="loads expert_skew rank_skew owner_skew planned_skew copies copied_bytes "
             "real_experts",

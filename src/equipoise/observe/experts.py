@@ -59,6 +59,40 @@ def expert_choice(events: Mapping[int, Event]) -> ExpertChoice | None:
     return ExpertChoice(dict(chosen), regret) if chosen else None
 
 
+def parted_passes(events: Mapping[int, Event]) -> dict[int, int] | None:
+    """Forward passes of all steps by the number of parts in which rows travelled, or None.
+
+    Args:
+        events: The journal's steps.
+    """
+    ran = Counter[int]()
+    tables = [each["parted"] for each in events.values() if isinstance(each.get("parted"), dict)]
+    for table in tables:
+        for parts, passes in table.items():
+            if str(parts).isdecimal() and _finite(passes) > 0:
+                ran[int(parts)] += int(passes)
+    return dict(sorted(ran.items())) if tables else None
+
+
+def rows_travel_s(events: Mapping[int, Event]) -> tuple[float, float] | None:
+    """How long rows of experts travelled beside other work of rank 0, and were then waited for.
+
+    Medians over steps [s]; None in a run whose model has no shortcut.
+
+    Args:
+        events: The journal's, by step.
+    """
+    pairs = [
+        (_finite(each.get("rows_beside_s")), _finite(each.get("rows_waited_s")))
+        for each in events.values()
+    ]
+    known = [pair for pair in pairs if not math.isnan(sum(pair))]
+    if not known:
+        return None
+    beside, waited = np.median(known, axis=0).tolist()
+    return beside, waited
+
+
 def expert_loads(events: Mapping[int, Event]) -> dict[int, Ints]:
     """By step, tokens that chose each expert of each layer, int64 [layers, X].
 

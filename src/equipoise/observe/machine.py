@@ -3,12 +3,19 @@
 import math
 import os
 import platform
+import time
 from contextlib import suppress
 from pathlib import Path
 
 from equipoise.spec.device.driver import cuda_devices
 
 _STATUS = Path("/proc/self/status")
+_TICKS_S = 0.04
+"""The system counts busy cores in hundredths of a second."""
+
+BUSY_CORES = 0.3
+"""If other processes use more cores while something is timed, they are what is measured: an
+operator on two cores waits for the one that another process uses."""
 
 
 def _status_bytes(key: str) -> int:
@@ -56,6 +63,24 @@ def busy_core_s() -> float:
         return 0.0
     ticks = [int(field) for field in stat.read_text().split("\n", 1)[0].split()[1:]]
     return (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")  # minus idle and iowait
+
+
+class OtherLoad:
+    """What other processes use of the cores."""
+
+    def __init__(self) -> None:
+        self._begin = time.perf_counter(), self._others_s()
+
+    @staticmethod
+    def _others_s() -> float:
+        return busy_core_s() - time.process_time()
+
+    @property
+    def cores(self) -> float:
+        """Cores in use since the beginning, on average."""
+        begin_s, others_s = self._begin
+        used_s = self._others_s() - others_s - _TICKS_S
+        return used_s / (time.perf_counter() - begin_s)
 
 
 def run_delay_s() -> float:

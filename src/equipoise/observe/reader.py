@@ -25,7 +25,7 @@ import numpy as np
 from equipoise.base.arrays import Floats
 from equipoise.base.errors import DataError
 from equipoise.observe.event import journal_name
-from equipoise.observe.experts import expert_choice, mean_skews
+from equipoise.observe.experts import expert_choice, mean_skews, parted_passes, rows_travel_s
 from equipoise.observe.journal_lines import MOST_RANKS, Event, JournalLines, read_journals
 from equipoise.observe.modality import read_encoders
 from equipoise.observe.run_record import (
@@ -165,6 +165,8 @@ def make_record(folder: Path, journals: Mapping[int, JournalLines]) -> RunRecord
         experts=mean_skews(zero.experts),
         expert_choice=expert_choice(zero.experts),
         encoders=read_encoders(zero.encoders),
+        parted=parted_passes(zero.steps),
+        rows_travel_s=rows_travel_s(zero.experts),
         torn_lines=sum(journal.torn_lines for journal in journals.values()),
         missing_ranks=tuple(rank for rank in range(start.world) if rank not in journals),
     )

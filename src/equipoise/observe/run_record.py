@@ -212,6 +212,11 @@ class RunRecord:
     torn_lines: int
     expert_choice: ExpertChoice | None = None
     """What was chosen between policies of experts; None where a run named one."""
+    parted: Mapping[int, int] | None = None
+    """Forward passes of rank 0's sites by the number of parts in which rows travelled, over all
+    steps; None in a run that asks for no parts."""
+    rows_travel_s: tuple[float, float] | None = None
+    """What rows of experts travelled beside other work, and were waited for, in a median step."""
     experts: tuple[float, float] | None = None
     """Rows of the busiest rank over the mean if experts stayed on their own ranks, and as planned:
     means over steps and layers; None without a policy of experts."""

@@ -32,6 +32,7 @@ from equipoise.nn.project import FP8
 from equipoise.numerics.fp8 import require_fp8
 from equipoise.parallel.expert.exchange import spread_experts
 from equipoise.parallel.expert.obey import balance_experts
+from equipoise.parallel.overlap.parts import Parts
 from equipoise.parallel.tensor.shard import split_weights
 from equipoise.parallel.zero.shard import ShardedDecoder, mixed_precision
 from equipoise.spec.run.spec import ExpertsSpec, Recompute
@@ -47,7 +48,7 @@ def apply_axes(
     recompute: Recompute = "none",
     small_bytes: int = SMALL_BYTES,
     experts: ExpertsSpec | None = None,
-    parts: int = 1,
+    parts: Parts = 1,
 ) -> ShardedDecoder:
     """Divide a decoder over the ranks of a layout; every rank calls it.
 
@@ -62,7 +63,8 @@ def apply_axes(
         small_bytes: Groups of weights up to this size, gathered, stay whole for the step under
             ZeRO 3; 0 gathers every group each time [bytes].
         experts: Which ranks compute which experts' rows; each its own unless given.
-        parts: In how many rows of tensor-parallel feed-forwards, and of experts, travel.
+        parts: In how many rows of tensor-parallel feed-forwards, and of experts, travel; or by
+            what to choose.
 
     Raises:
         LayoutError: the model does not divide over tp, ep or etp, or not as ``experts`` says; or it

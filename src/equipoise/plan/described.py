@@ -46,6 +46,7 @@ from equipoise.sim.request import (
     require_used,
     step_options,
 )
+from equipoise.sim.settle.experts import with_loads
 from equipoise.spec.catalog import POLICIES, Policy
 from equipoise.spec.cluster.file import read_cluster
 from equipoise.spec.cluster.spec import ClusterSpec
@@ -100,6 +101,11 @@ class PlanRequest:
     """A program whose settings alone are searched: torchtitan or megatron."""
     expert_skew: float = 1.0
     """Rows of the expert rank that has most, over the mean [ratio]."""
+    expert_loads: str | None = None
+    """What routers choose: ``W0`` to ``W7``, or a run's folder; instead of ``expert_skew``."""
+    expert_policy: str = "fixed"
+    expert_slots: int = 1
+    """Most copies of experts that the policy makes on a rank."""
     lengths: str | None = None
     """Document lengths: a distribution, a file or a list, as in 3000,40,900; None: full windows."""
     policy: str | None = None
@@ -121,6 +127,9 @@ class PlanRequest:
                 words[each.name.replace("_", "-")] = str(value)
         return words
 
+
+_ALIKE = """context_tokens step_sequences schedule precision context_strategy expert_skew
+expert_loads expert_policy expert_slots lengths policy seed"""
 
 _KNOWN = {
     "offload": (*OFFLOADS, "any"),
@@ -270,19 +279,11 @@ def read_inputs(request: PlanRequest) -> ClusterInputs:
     fixed = _fixed(request)
     step = StepRequest(
         *(request.model, request.cluster, Layout()),
-        context_tokens=request.context_tokens,
-        step_sequences=request.step_sequences,
         micro_batch=1 if request.micro_batch is None else request.micro_batch,
-        schedule=request.schedule,
         recompute=request.recompute or "none",
         offload=cast(Offload, fixed.get("offload", "none")),
-        precision=request.precision,
-        context_strategy=request.context_strategy,
         program=trains,
-        expert_skew=request.expert_skew,
-        lengths=request.lengths,
-        policy=request.policy,
-        seed=request.seed,
+        **{name: getattr(request, name) for name in _ALIKE.split()},
     )
     require_used(step, experts=model.experts, cp=cast("int | None", fixed.get("cp")))
     is_plain = not by_layer and request.export is None and len(cluster.classes) == 1
@@ -293,6 +294,7 @@ def read_inputs(request: PlanRequest) -> ClusterInputs:
         step = dataclasses.replace(step, policy=None)
     trains.require_device(machine.device)
     base = step_options(step, 1, machine.device, trains)
+    base = with_loads(base, step, model, machine)
     if request.offload is not None:
         require_host(machine.device, request.offload)
     program = None if request.export is None else EXPORTS[request.export][0]

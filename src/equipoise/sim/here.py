@@ -34,7 +34,7 @@ from equipoise.schedule.attention.price import (
 from equipoise.schedule.attention.schedule import AttentionSchedule
 from equipoise.sim.machine import Machine
 from equipoise.sim.parts import BatchParts
-from equipoise.sim.sharding import auto_price
+from equipoise.sim.settle.sharding import auto_price
 from equipoise.spec.catalog import SCHEDULES
 from equipoise.spec.device.parts import ContextPoint
 from equipoise.spec.device.spec import Dtype

@@ -31,11 +31,10 @@ from equipoise.sim.gangs import GangCore, TurnGang
 from equipoise.sim.machine import Machine
 from equipoise.sim.parameters import pass_traffic
 from equipoise.sim.planned import PlannedPipeline
-from equipoise.sim.sharding import auto_price
+from equipoise.sim.settle.sharding import auto_price
 from equipoise.spec.catalog import SCHEDULES
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
-from equipoise.spec.offload import offloads_activations
 from equipoise.spec.recompute import LayerRecompute, layer_recompute
 
 _MOST_SIZES = 8
@@ -68,9 +67,10 @@ class Core(Protocol):
         """The core of one micro-batch's documents [tokens]."""
 
 
-LayerKinds = dict[tuple[float, bool], tuple[Floats, Floats]]
+KindKey = tuple[float, bool, tuple[float, float] | None]
+LayerKinds = dict[KindKey, tuple[Floats, Floats]]
 """A layer without its core and repeats, [PASSES, TERMS], and what of it is not computed again,
-[TERMS] [s]; by its tokens and whether it has experts."""
+[TERMS] [s]; by its tokens, whether it has experts, and its core if their rows travel beside it."""
 
 
 class StepParts:
@@ -214,12 +214,16 @@ class StepParts:
             hop = self._machine.hop_s(0, self._next, size, at_once=senders)
         hop *= self._options.residuals.traffic
         layers = tuple(made[kind] for kind in self._kind_of)
-        spared = [float(self._kinds[each.tokens, kind[0]][1].sum()) for each, kind in parts]
+        spared = [float(self._kinds[self._key(each, kind[0])][1].sum()) for each, kind in parts]
         of_layers = tuple(spared[kind] for kind in self._kind_of) if any(spared) else ()
         return BatchParts(layers, self._first(core), self._last(core), hop, of_layers)
 
+    def _key(self, core: CoreTimes, sparse: bool) -> KindKey:
+        is_beside = sparse and self._model.shortcut
+        return core.tokens, sparse, (core.forward_s, core.backward_s) if is_beside else None
+
     def _layer(self, core: CoreTimes, sparse: bool, recompute: LayerRecompute) -> Floats:
-        known = core.tokens, sparse
+        known = self._key(core, sparse)
         if known not in self._kinds:
             stack = self._options.stack
             work = layer_work(
@@ -232,7 +236,7 @@ class StepParts:
                 repeats_keys=stack.repeats_keys,
                 norm_bytes=stack.norm_bytes,
                 rotation_bytes=stack.rotation_bytes,
-                expert_skew=self._options.expert_skew,
+                expert_skew=self._options.skew_of(self._layout),
                 width=self._width,
             )
             machine, traffic = self._machine, self._traffic
@@ -247,6 +251,7 @@ class StepParts:
                 top_k=self._model.mean_top_k,
                 traffic=self._traffic,
                 width=self._width,
+                shortcut_core_s=known[2],
             )
             self._kinds[known] = priced, np.zeros_like(again) if sparse else again
         parts, spared = self._kinds[known]
@@ -383,16 +388,3 @@ def _by_stage(batches: Sequence[BatchParts], split: StageSplit) -> Floats:
 def layers_of_ranks(split: StageSplit, layout: Layout, options: StepOptions) -> list[list[int]]:
     """Numbers of the layers that each pipeline rank holds, over all its stages."""
     return split.layers_of(place_stages(options.schedule, layout.pp, split.stages))
-
-
-def kernel_key(layout: Layout, options: StepOptions) -> tuple[object, ...]:
-    """What the parts of a step depend on: choices with one key share them."""
-    is_whole = layout.zero == 3
-    return (
-        *(layout.tp, layout.cp, layout.ep, layout.etp, layout.pp > 1, options.recompute),
-        (layout.order, layout.dp) if layout.pp > 1 else (),
-        options.context_strategy if layout.cp > 1 else "",
-        (layout.pp, layout.dp, layout.replicas) if is_whole or layout.ep > 1 else (),
-        is_whole,
-        offloads_activations(options.offload),
-    )

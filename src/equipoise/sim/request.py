@@ -40,6 +40,7 @@ from equipoise.sim.machine import Machine
 from equipoise.sim.mixed.replay import run_layered, run_sites
 from equipoise.sim.mixed.require import require_kernel_prices, require_no_offload
 from equipoise.sim.mixed.words import CONTEXT_STRATEGIES, read_layers
+from equipoise.sim.settle.experts import require_loads, with_loads
 from equipoise.sim.step import Documents, StepRun
 from equipoise.spec.catalog import SCHEDULES
 from equipoise.spec.cluster.file import read_cluster
@@ -101,6 +102,12 @@ class StepRequest:
     """Strategies of layers, run after run, as ``12:tp=2,dp=4,zero=1:full 20:tp=1,dp=8:none``."""
     expert_skew: float = 1.0
     """Rows of the expert rank that has most, over the mean [ratio]."""
+    expert_loads: str | None = None
+    """What routers choose: ``W0`` to ``W7``, or a run's folder; instead of ``expert_skew``."""
+    expert_policy: str = "fixed"
+    """What balances them."""
+    expert_slots: int = 1
+    """Most copies of experts on a rank."""
     lengths: str | Sequence[int] | None = None
     """Document lengths: a distribution, a file or the lengths [tokens]; None: full windows."""
     documents: Documents | None = None
@@ -195,7 +202,8 @@ def read_step(request: StepRequest) -> AskedStep:
     layout = words.layout
     layout.require_world(machine.cluster.devices)
     program.require_device(machine.device)
-    options = step_options(request, words.virtual, machine.device, program)
+    plain = step_options(request, words.virtual, machine.device, program)
+    options = with_loads(plain, request, model, machine)
     program.require(
         layout, options.schedule, options.recompute, options.context_strategy, options.precision
     )
@@ -260,11 +268,7 @@ def require_used(request: StepRequest, *, experts: int, cp: int | None) -> None:
             f"context_strategy = {request.context_strategy} needs context ranks; cp = 1. Give cp "
             f"of 2 or more, or leave context_strategy out."
         )
-    if request.expert_skew != 1 and not experts:
-        raise SpecError(
-            f"expert_skew = {request.expert_skew:g} needs a model with experts, and this one has "
-            f"none. Leave expert_skew out."
-        )
+    require_loads(request, experts=experts)
 
 
 def _require_kinds(request: StepRequest) -> None:

@@ -46,6 +46,7 @@ _MODEL_WORDS = (
     "expert_groups",
     "kept_groups",
     "shared_ffn",
+    "shortcut",
     "dense_layers",
     "expert_every",
 )
@@ -60,6 +61,7 @@ _FROM_ZERO = (
     "expert_groups",
     "kept_groups",
     "shared_ffn",
+    "shortcut",
     "dense_layers",
 )
 MOST = MOST_SIZE
@@ -229,7 +231,7 @@ def _model_of(words: Mapping[str, int]) -> ModelSpec:
             f"model: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing. Give "
             f"at least {', '.join(_NEEDED)}."
         )
-    for name in ("gated", "tied"):
+    for name in ("gated", "tied", "shortcut"):
         if words.get(name, 0) > 1:
             raise SpecError(f"model: {name} is {words[name]}. Give 0 for no or 1 for yes.")
     hidden, heads = words["hidden"], words["heads"]
@@ -248,6 +250,11 @@ def _model_of(words: Mapping[str, int]) -> ModelSpec:
         raise SpecError(
             f"model: {experts} experts with top_k = {top_k}. Give both, top_k between 1 and "
             f"experts."
+        )
+    if words.get("shortcut") and not (experts and words.get("shared_ffn")):
+        raise SpecError(
+            "model: shortcut lets rows of experts travel beside a shared expert. Give experts and "
+            "shared_ffn too."
         )
     groups, kept = words.get("expert_groups", 0), words.get("kept_groups", 0)
     if (groups == 0) != (kept == 0) or kept > groups or (groups and experts % groups):
@@ -274,6 +281,7 @@ def _model_of(words: Mapping[str, int]) -> ModelSpec:
         expert_groups=groups,
         kept_groups=kept,
         shared_ffn=words.get("shared_ffn", 0),
+        shortcut=bool(words.get("shortcut", 0)),
         dense_layers=words.get("dense_layers", 0),
         expert_every=words.get("expert_every", 1),
     )

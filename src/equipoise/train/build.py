@@ -22,8 +22,9 @@ from equipoise.nn.packed import PackedModel
 from equipoise.observe.journal import EventSink
 from equipoise.optim.adamw import make_adamw
 from equipoise.parallel.apply import apply_axes
+from equipoise.parallel.overlap.parts import Parts
 from equipoise.sim.rank_loads import ContextPlanner
-from equipoise.sim.sharding import run_price
+from equipoise.sim.settle.sharding import run_price
 from equipoise.sim.stages import StagePlanner
 from equipoise.spec.catalog import POLICIES
 from equipoise.spec.run.resolved import ResolvedFile
@@ -37,6 +38,12 @@ from equipoise.train.pipeline import PipelineRunner, cut_part, initial_part
 from equipoise.train.step import StepRunner
 from equipoise.train.together import Partners
 from equipoise.train.trained import choose_trained
+
+
+def _parts(resolved: ResolvedFile) -> Parts:
+    """In how many parts rows travel; one where ``auto`` has nothing to choose."""
+    parts = resolved.spec.layout.parts
+    return parts if parts != "auto" else resolved.part_machine or 1
 
 
 def join_sharing(
@@ -114,7 +121,7 @@ def build_runner(
         recompute=train.recompute,
         small_bytes=small_bytes,
         experts=resolved.spec.experts,
-        parts=resolved.spec.layout.parts,
+        parts=_parts(resolved),
     )
     modality, pipeline = None, None
     if encoders is not None:

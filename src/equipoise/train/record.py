@@ -28,15 +28,17 @@ from equipoise.nn.device.memory import held_bytes, overhead_of, peak_bytes
 from equipoise.observe.journal import Journal
 from equipoise.observe.machine import describe_machine
 from equipoise.optim.rate import learning_rate
+from equipoise.parallel.expert.loads import ExpertLoads
 from equipoise.parallel.expert.planned import PlannedLoads
 from equipoise.schedule.expert.skew import layer_skews
 from equipoise.sim.rank_loads import RankLoads
 from equipoise.spec.model.experts import split_experts
 from equipoise.spec.pack import PackedStep, Pieces
 from equipoise.spec.run.resolved import ResolvedFile
+from equipoise.spec.run.spec import RunSpec
 from equipoise.train.context import ContextGroup
 from equipoise.train.modality.runner import EncoderLoads
-from equipoise.train.step import ExpertLoads, StepResult
+from equipoise.train.step import StepResult
 from equipoise.train.together import Partners
 from equipoise.train.trained import count_trained
 
@@ -210,6 +212,7 @@ class RunRecorder:
             predicted_step_s=predicted_step_s,
             run_delay_s=None if math.isnan(result.run_delay_s) else result.run_delay_s,
             own=own,
+            **_parted(self.spec, result),
         )
         self._overheads_s.append(max(0.0, result.step_s - result.computed_s))
         if len(self._overheads_s) == 1:
@@ -257,6 +260,7 @@ class RunRecorder:
             balance_loss=experts.balance_loss,
             **_planned(experts),
             **self._identities(experts),
+            **_travelled(experts),
             **self._chosen(experts, step_s),
         )
 
@@ -315,6 +319,18 @@ class RunRecorder:
             most_tokens=self.spec.pack.most_tokens,
             measured_bytes=self._peak_bytes,
         )
+
+
+def _parted(spec: RunSpec, result: StepResult) -> dict[str, Any]:
+    """Forward passes by their number of parts, where a run asks for parts."""
+    ran = {str(parts): passes for parts, passes in result.parted.items()}
+    return {} if spec.layout.parts == 1 else {"parted": ran}
+
+
+def _travelled(experts: ExpertLoads) -> dict[str, Any]:
+    """What rows of this rank took beside its other work, and what it then waited for them."""
+    took = experts.travelled
+    return {} if took is None else {"rows_beside_s": took.beside_s, "rows_waited_s": took.waited_s}
 
 
 def _planned(experts: ExpertLoads) -> dict[str, Any]:

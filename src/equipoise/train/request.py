@@ -51,7 +51,8 @@ from equipoise.observe.machine import own_ranks
 from equipoise.observe.run_record import RunRecord
 from equipoise.plan.run import read_obeyed
 from equipoise.plan.space.accepted import require_accepted, require_step
-from equipoise.sim.sharding import settle_machine
+from equipoise.sim.settle.parts import settle_parts
+from equipoise.sim.settle.sharding import settle_machine
 from equipoise.sim.stages import settle_edges
 from equipoise.spec.device.driver import cuda_devices
 from equipoise.spec.model.presets import ModelSpec
@@ -277,6 +278,7 @@ def _prepare(
         corpus=str(store.folder.resolve()),
         init_folder=folder_of_init,
         context_machine=settle_machine(spec, model, ranks, folder),
+        part_machine=settle_parts(spec, model, ranks, folder),
         stage_edges=settle_edges(spec, model, folder, stages),
         compare=tuple(policies),
         eval_corpus=eval_corpus,

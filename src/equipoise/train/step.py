@@ -45,7 +45,8 @@ from equipoise.nn.moe.balance import forget_loads, set_loss_scale
 from equipoise.observe.journal import EventSink
 from equipoise.observe.machine import run_delay_s
 from equipoise.optim.adamw import clip, global_norm
-from equipoise.parallel.expert.loads import settle_experts
+from equipoise.parallel.expert.loads import ExpertLoads, step_loads
+from equipoise.parallel.overlap.sites import take_parted
 from equipoise.parallel.zero.shard import ShardedDecoder
 from equipoise.spec.pack import MicroBatch, PackedStep
 from equipoise.train.context import ContextGroup, whole
@@ -57,17 +58,6 @@ from equipoise.train.modality.runner import EncoderLoads, ModalityRunner
 from equipoise.train.pipeline import PipelineRunner, read_losses
 from equipoise.train.spans import DeviceSpans
 from equipoise.train.together import Partners
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertLoads:
-    """Choices of all ranks' routers in a step."""
-
-    loads: list[list[int]]
-    """Tokens that chose each expert, by sparse layer."""
-    balance_loss: float
-    """Auxiliary loss for each label."""
-    planned: list[list[int]]  # PlannedLoads by sparse layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +102,8 @@ class StepResult:
     words: list[int]
     """What each rank had to tell the others."""
     experts: ExpertLoads | None
+    parted: dict[int, int]
+    """Forward passes of sites where rows may travel in parts, by the number of parts."""
     rank_own: list[OwnParts]
     """What each rank spent itself before all met."""
     encoders: EncoderLoads | None
@@ -218,7 +210,7 @@ class StepRunner:
             if made.labels:
                 self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
-            experts = self._settle_experts(step, max(1, made.labels))
+            experts = step_loads(self.model.decoder, self.ranks, step=step, labels=made.labels)
             await_device(self.ranks.device)
             if self.state is not None:
                 self.state.updated()
@@ -239,6 +231,7 @@ class StepRunner:
     def result(self, made: Gradients, experts: ExpertLoads | None, *, step_s: float) -> StepResult:
         """What a step measured."""
         rows = made.rows
+        decoder = self.model.decoder
         return StepResult(
             labels=made.labels,
             loss=made.loss,
@@ -251,6 +244,7 @@ class StepRunner:
             stop=bool(rows[:, 3].any()),
             words=rows[:, 5].to(torch.int64).tolist(),
             experts=experts,
+            parted=take_parted(decoder) if isinstance(decoder, Decoder) else {},
             rank_own=[OwnParts(*row) for row in rows[:, 6:].tolist()],
             encoders=made.encoders,
         )
@@ -362,14 +356,6 @@ class StepRunner:
             return global_norm(self.model.decoder)
         counted, group = self.pipeline.counted, self.pipeline.group
         return global_norm(self.model.decoder, counted=counted, stages=group)
-
-    def _settle_experts(self, step: int, labels: int) -> ExpertLoads | None:
-        """Sum what all ranks' routers chose, by which they are balanced in the next step."""
-        decoder = self.model.decoder
-        if not isinstance(decoder, Decoder) or not decoder.model.experts:
-            return None
-        loads, penalty, planned = settle_experts(decoder, self.ranks, step=step)
-        return ExpertLoads(loads.tolist(), float(penalty) / labels, planned.tolist())
 
     def _turns(self, packed: PackedStep) -> tuple[MicroBatch, ...]:
         """The micro-batches that this rank computes, alone or with others."""

@@ -67,7 +67,7 @@ def run_facts(resolved: ResolvedFile) -> dict[str, str]:
         "Python": platform.python_version(),
         "the corpus": open_store(Path(resolved.corpus)).digest,
         "the held-out documents": held_out,
-        "what auto prices by": str(resolved.context_machine),
+        "what auto prices by": f"{resolved.context_machine} {resolved.part_machine}",
         **{key: str(value) for key, value in keys.items() if key not in _OF_A_HOST},
     }
 

@@ -1,14 +1,17 @@
 """Rows that travel in parts, while others are computed: equal to one rank, with the same bytes."""
 
 import dataclasses
+from collections import Counter
 
 import numpy as np
 import pytest
 
 from equipoise.comm.local import run_ranks
+from equipoise.cost.overlap import parts_on
 from equipoise.parallel.overlap.parts import part_rows
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
+from equipoise.spec.run.resolved import PartMachine
 from equipoise.spec.run.spec import ExpertsSpec
 from support.ranks import balanced_ranks, tensor_ranks
 from support.ranks.balanced_ranks import BalancedCase
@@ -25,6 +28,7 @@ MODEL = ModelSpec(
 )
 SPARSE = dataclasses.replace(MODEL, experts=4, top_k=2, expert_ffn=12, balance_rate=0.5)
 FIXED = ExpertsSpec("fixed")
+OPEN = PartMachine(flop_per_s=1e9, start_s=2e-6, bytes_per_s=1e8, shared=0.0)
 
 # One batch has fewer rows than ranks, and one fewer than parts.
 BATCHES = [[37, 5, 1, 20], [3, 2], [1], []]
@@ -35,8 +39,16 @@ def test_feed_forwards_in_parts_equal_one_rank() -> None:
         Setting(Layout(tp=2, zero=zero), parts=parts, recompute=recompute)
         for zero, parts, recompute in ((0, 3, "none"), (1, 2, "none"), (3, 4, "full"))
     ]
+    settings += [Setting(Layout(tp=2, zero=1), parts=OPEN)]
     expected = tensor_ranks.step_alone(MODEL, BATCHES)
     for outcomes in run_ranks(2, tensor_ranks.step, MODEL, BATCHES, settings):
+        # As many parts as are cheapest for the rows of each batch that has some.
+        rows = [sum(batch) for batch in BATCHES if batch]
+        chosen = [
+            parts_on(OPEN, flop=6.0 * n * 16 * 13, moved_bytes=2 * n * 16 * 8 / 2) for n in rows
+        ]
+        assert outcomes[-1].parted == dict(sorted(Counter(chosen).items()))
+        assert len(outcomes[-1].parted) > 1
         for found in outcomes:
             assert found.loss == pytest.approx(expected.loss, rel=1e-10)
             assert found.norm == pytest.approx(expected.norm, rel=1e-10)
@@ -52,6 +64,8 @@ def test_experts_in_parts_equal_one_rank_with_the_same_bytes() -> None:
         for kind, zero, parts in (("W1", 1, 1), ("W1", 1, 3), ("W5", 0, 2), ("W2", 3, 64))
     ]
     cases += [dataclasses.replace(whole, parts=2, recompute="full")]
+    # Ranks with few rows and many agree on the parts.
+    cases += [dataclasses.replace(whole, parts=OPEN, kind="W4")]
     outcomes = run_ranks(2, balanced_ranks.prove, cases)
     for each in outcomes:
         for case, outcome in zip(cases, each, strict=True):
@@ -59,6 +73,39 @@ def test_experts_in_parts_equal_one_rank_with_the_same_bytes() -> None:
             assert outcome.gradient_error <= 1e-10, case
             assert outcome.weight_error <= 1e-10, case
         assert each[1].sent == each[0].sent
+        assert each[1].parted == {3: sum(each[1].parted.values())}
+        assert each[-1].parted == outcomes[0][-1].parted and max(each[-1].parted) > 1
+
+
+def test_experts_behind_a_shortcut_equal_one_rank() -> None:
+    model = dataclasses.replace(SPARSE, layers=2, shortcut=True, shared_ffn=10, shared_gate=True)
+    idle = dataclasses.replace(model, identity_experts=2, balance="bias")
+    start = BalancedCase(model, Layout(dp=2, ep=2, zero=1), FIXED, "W1")
+    whole = Layout(dp=2, etp=2)
+    changes: list[dict[str, object]] = [
+        {},
+        {"kind": "W5", "recompute": "full", "layout": Layout(dp=2, ep=2, zero=3)},
+        {"recompute": "attention"},
+        {"recompute": "selective"},
+        {"parts": 2},
+        {"parts": OPEN, "recompute": "full"},
+        {"wish": ExpertsSpec("exact", least_rows=1), "kind": "W2"},
+        {"wish": ExpertsSpec("hecate", least_rows=1), "model": idle},
+        {"wish": ExpertsSpec("tutel", least_rows=1), "layout": whole, "sharing": 0},
+        {"layout": whole},
+    ]
+    cases = [dataclasses.replace(start, **each) for each in changes]
+    for outcomes in run_ranks(2, balanced_ranks.prove, cases):
+        for case, outcome in zip(cases, outcomes, strict=True):
+            assert outcome.loss_error <= 1e-10, case
+            assert outcome.gradient_error <= 1e-10, case
+            assert outcome.weight_error <= 1e-10, case
+
+
+def test_rows_leave_before_attention_and_outputs_before_the_shared_expert() -> None:
+    forward = ["leave", "attend", "arrive", "leave", "shared", "arrive"]
+    backward = ["leave", "shared", "arrive", "leave", "attend", "arrive"]
+    assert run_ranks(2, balanced_ranks.order_of_events, SPARSE) == [forward + backward] * 2
 
 
 def test_parts_are_even() -> None:

@@ -193,3 +193,11 @@ def test_a_run_goes_on_under_another_number_of_hosts(tmp_path: Path) -> None:
     moved = run_part(run_toml, tmp_path / "moved", spec_of(run_toml, "cross", 1))[0]
     assert moved["measured"]["steps"] == len(alone["losses"]) - 10
     assert np.abs(np.subtract(moved["losses"], alone["losses"])).max() < 1e-5
+
+
+def test_rows_in_files_train_as_those_in_memory(tmp_path: Path) -> None:
+    run_toml, losses = write_clicks(tmp_path), []
+    for mib in ("0", "0.001"):
+        spec = spec_of(run_toml, "cross", 1, ("tables.memory_mib", mib))
+        losses.append(run_part(run_toml, tmp_path / mib, spec, 6)[0]["losses"])
+    assert losses[0] == losses[1]

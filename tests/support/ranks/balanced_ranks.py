@@ -20,10 +20,14 @@ from equipoise.comm.mesh import Mesh
 from equipoise.nn.decoder import Decoder, initialize
 from equipoise.nn.moe import layer as moe_layer
 from equipoise.nn.moe.balance import set_loss_scale
+from equipoise.nn.rope import rotary_frequencies, rotary_table
 from equipoise.parallel.expert.balanced import balanced_exchanges
 from equipoise.parallel.expert.exchange import spread_experts
 from equipoise.parallel.expert.obey import balance_experts
 from equipoise.parallel.expert.switched import SwitchedExchange
+from equipoise.parallel.overlap.parts import Parts
+from equipoise.parallel.overlap.sites import take_parted
+from equipoise.parallel.overlap.travel import RowsTravel
 from equipoise.parallel.zero.shard import ShardedDecoder
 from equipoise.schedule.expert.schedule import ExpertSchedule
 from equipoise.spec.layout import Layout
@@ -46,7 +50,7 @@ class BalancedCase:
     recompute: Recompute = "none"
     sharing: int | None = None
     """Forced where ranks share hidden units."""
-    parts: int = 1
+    parts: Parts = 1
     """In how many rows travel, where experts stay."""
     trial: int = 0
     """The step since the start at which ``auto`` begins."""
@@ -71,6 +75,8 @@ class BalancedOutcome:
     """The sharing of each forward, where ranks share hidden units."""
     moved: bool
     """Whether a parameter left its place between steps."""
+    parted: dict[int, int]
+    """Forward passes by their number of parts."""
 
 
 def _tokens(case: BalancedCase, rank: int, step: int) -> Tensor:
@@ -193,6 +199,7 @@ def _prove(ranks: Ranks, case: BalancedCase) -> BalancedOutcome:
             r for each in exchanges if isinstance(each, SwitchedExchange) for r in each.switches
         ],
         moved=places != [_local(each).data_ptr() for each in decoder.parameters()],
+        parted=take_parted(decoder),
     )
 
 
@@ -229,14 +236,14 @@ def disagree(ranks: Ranks, case: BalancedCase) -> tuple[str, int]:
     balance_experts(decoder, dataclasses.replace(case.wish, least_rows=1 + 1000 * ranks.rank))
     moved: list[int] = []
     base = balanced_exchanges(decoder)[0].base
-    plain = type(base).move
-    type(base).move = lambda *args: moved.append(1) or plain(*args)
+    plain = type(base).way
+    type(base).way = lambda *args: moved.append(1) or plain(*args)
     try:
         _backward(case, decoder, ranks.rank, 0, 1)
     except LayoutError as error:
         return str(error), len(moved)
     finally:
-        type(base).move = plain
+        type(base).way = plain
     return "", int(ledgers[0].sent_bytes.sum())
 
 
@@ -244,3 +251,31 @@ def refuse(ranks: Ranks, case: BalancedCase) -> None:
     decoder = _decoder(case)
     spread_experts(decoder, Mesh.join(ranks, case.layout), policy=MixedPrecisionPolicy())
     balance_experts(decoder, case.wish)
+
+
+def order_of_events(ranks: Ranks, model: ModelSpec) -> list[str]:
+    """What one layer behind a shortcut does, forward and then backward."""
+    decoder = Decoder(dataclasses.replace(model, shortcut=True, shared_ffn=8))
+    initialize(decoder, 0)
+    mesh = Mesh.join(ranks, Layout(dp=2, ep=2, zero=1))
+    spread_experts(decoder, mesh, policy=MixedPrecisionPolicy())
+    seen: list[str] = []
+
+    def noted(name: str, out: Tensor) -> Tensor:
+        seen.append(name)
+        out.register_hook(lambda grad: seen.append(name))
+        return out
+
+    (layer,) = decoder.layers
+    shared = layer.feed_forward.shared
+    shared.register_forward_hook(lambda module, args, out: noted("shared", out))
+    plain = {"leave": RowsTravel.launch, "arrive": RowsTravel.arrive}
+    RowsTravel.launch = lambda *args: seen.append("leave") or plain["leave"](*args)
+    RowsTravel.arrive = lambda *args: seen.append("arrive") or plain["arrive"](*args)
+    try:
+        x_tD = torch.randn(5, model.hidden, requires_grad=True)
+        table = rotary_table(rotary_frequencies(model), torch.arange(5), x_tD.dtype)
+        layer(x_tD, table, lambda q, k, v: noted("attend", q * 1.0)).sum().backward()
+    finally:
+        RowsTravel.launch, RowsTravel.arrive = plain.values()
+    return seen

@@ -17,6 +17,8 @@ from equipoise.nn.loss import IGNORED
 from equipoise.optim.adamw import global_norm
 from equipoise.parallel.apply import apply_axes
 from equipoise.parallel.context.attention import attend_by_plan
+from equipoise.parallel.overlap.parts import Parts
+from equipoise.parallel.overlap.sites import take_parted
 from equipoise.parallel.tensor.rows import enter, leave
 from equipoise.parallel.zero.shard import ShardedDecoder
 from equipoise.spec.layout import Layout, rows_of
@@ -97,7 +99,7 @@ class Setting:
 
     layout: Layout
     recompute: Recompute = "none"
-    parts: int = 1
+    parts: Parts = 1
 
 
 @dataclasses.dataclass
@@ -109,6 +111,8 @@ class Found:
     gradients: dict[str, np.ndarray]
     logits: dict[int, np.ndarray]
     """Logits of each micro-batch."""
+    parted: dict[int, int] = dataclasses.field(default_factory=dict)
+    """Forward passes of feed-forwards by their number of parts."""
 
 
 Batches = list[list[int]]
@@ -184,7 +188,7 @@ def _step(ranks: Ranks, model: ModelSpec, batches: Batches, setting: Setting) ->
         total += float(loss.detach())
     if sharded.sums_at_end:
         sharded.sum_gradients()
-    norm = float(global_norm(decoder))
+    norm, parted = float(global_norm(decoder)), take_parted(decoder)
     gradients = {name: p.grad.full_tensor().numpy() for name, p in decoder.named_parameters()}
     for number in turns:
         tokens_T, _ = draw_batch(model, number, batches[number])
@@ -193,7 +197,7 @@ def _step(ranks: Ranks, model: ModelSpec, batches: Batches, setting: Setting) ->
         with torch.no_grad():
             logits[number][rows] = decoder(tokens_T[rows], pack).numpy()
     losses = ranks.gather_floats([total if mesh.coordinates["tp"] == 0 else 0.0])
-    return Found(float(losses.sum()), norm, gradients, logits)
+    return Found(float(losses.sum()), norm, gradients, logits, parted)
 
 
 def share_batch(

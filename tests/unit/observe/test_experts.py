@@ -2,7 +2,7 @@
 
 import math
 
-from equipoise.observe.experts import expert_choice, expert_loads, mean_skews
+from equipoise.observe.experts import expert_choice, expert_loads, mean_skews, rows_travel_s
 
 
 def test_choices_are_summed_and_the_last_regret_is_kept() -> None:
@@ -26,3 +26,12 @@ def test_loads_that_are_no_table_are_left_out() -> None:
     assert list(loads) == [1] and loads[1].tolist() == [[1, 2], [3, 0]]
     assert mean_skews(events) is None
     assert mean_skews({1: {"owner_skew": [3.0, 1.0], "planned_skew": [1.0]}}) == (2.0, 1.0)
+
+
+def test_travel_is_that_of_a_median_step() -> None:
+    events = {
+        step: {"rows_beside_s": beside, "rows_waited_s": 1.0}
+        for step, beside in enumerate((0.5, 3.0, 0.25))
+    }
+    assert rows_travel_s(events | {9: {"rows_beside_s": "x", "rows_waited_s": 0.1}}) == (0.5, 1.0)
+    assert rows_travel_s({1: {"loads": [[1]]}}) is None

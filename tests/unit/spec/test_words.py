@@ -67,8 +67,8 @@ def test_a_layout_of_words() -> None:
             "layer=2",
             'model: "layer=2" begins with no known name. Nearest: layers. Give layers, hidden, '
             "heads, kv_heads, head_width, ffn, vocab, gated, tied, experts, top_k, expert_ffn, "
-            "identity_experts, expert_groups, kept_groups, shared_ffn, dense_layers, expert_every "
-            "as name=number, with commas between.",
+            "identity_experts, expert_groups, kept_groups, shared_ffn, shortcut, dense_layers, "
+            "expert_every as name=number, with commas between.",
         ),
         (
             "layers=2,layers=3",

@@ -142,7 +142,12 @@ def _measure_run(
     """The cores of this machine and the parts of a run's steps, as far as two minutes go."""
     from equipoise.observe.machine import usable_cores
     from equipoise.spec.device.file import write_device_file
-    from equipoise.train.calibrate.budgeted import RunCalibration, calibrate_run, device_file_of
+    from equipoise.train.calibrate.budgeted import (
+        RunCalibration,
+        calibrate_run,
+        device_file_of,
+        require_needed,
+    )
     from equipoise.train.calibrate.measure import MOST_RANKS
     from equipoise.train.calibrate.model import join_parts, put_together
     from equipoise.train.calibrate.ranks import Target
@@ -157,7 +162,9 @@ def _measure_run(
             f"{len(calibration.tasks())} tasks are done.\n"
         )
     progress = make_progress(args.quiet or args.json)
-    left = calibrate_run(calibration.tasks(), session, progress)
+    tasks = calibration.tasks()
+    left = calibrate_run(tasks, session, progress)
+    require_needed(tasks, left, session.other_cores)
     measured = dataclasses.replace(device_file_of(session, calibration.plan, left), parts=kept)
     write_device_file(file, measured)
     by_way = {way: session.ways[way] for way in calibration.ways if way in session.ways}

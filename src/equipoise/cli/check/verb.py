@@ -303,6 +303,7 @@ def _kind(verdict: "Verdict") -> tuple[str, str]:
     others = "".join(f", {axis}={ranks}" for axis, ranks in _above_one(layout, "ep", "etp"))
     others += ", lora" if case.lora.rank else ""
     others += f", {case.experts.policy} experts" if case.router else ""
+    others += ", shortcut" if case.model.shortcut else ""
     others += ", frozen" if case.train.freeze else ""
     if POLICIES[case.pack.policy].runs_together:
         tensor = f", tp={layout.tp}" if layout.tp > 1 else ""

@@ -10,6 +10,7 @@ from equipoise.base.units import GIB, format_seconds
 from equipoise.cli.console import make_console
 from equipoise.cli.show import host_sentence, print_sources
 from equipoise.cli.table import Column, print_columns
+from equipoise.cost.step.request import ExpertForecast
 from equipoise.sim.answer import StepAnswer
 from equipoise.sim.moments import bytes_over_time
 from equipoise.sim.step import StepRun
@@ -74,9 +75,24 @@ def print_step(answer: StepAnswer, title: str, *, is_quiet: bool, sources_are_li
         console.print(f"Stages stand on: {', '.join(run.sites)}.", soft_wrap=True)
     for line in (*answer.doubts, *_noise_lines(row)):
         console.print(line, soft_wrap=True)
-    if "experts" in row["terms"] and answer.options.expert_skew == 1:
-        console.print("Experts count as balanced; --expert-skew says by how much they are not.")
+    options = answer.options
+    if "experts" in row["terms"] and options.experts is None and options.expert_skew == 1:
+        console.print(
+            "Experts count as balanced; --expert-skew or --expert-loads says how they are not."
+        )
+    if options.experts is not None:
+        console.print(_skews_line(options.experts), soft_wrap=True)
     print_sources(row["extrapolated"], row["sources"], is_listed=sources_are_listed)
+
+
+def _skews_line(experts: ExpertForecast) -> str:
+    """What loads do to ranks that share experts."""
+    owner = ", ".join(f"{skew:.2f} on {ranks}" for ranks, skew in experts.owner_skews[1:])
+    line = f"The fullest rank's rows of experts over the mean, by the ranks that share: {owner}"
+    if not experts.slots:
+        return f"{line}."
+    planned = ", ".join(f"{skew:.2f}" for _, skew in experts.planned_skews[1:])
+    return f"{line}; with copies {planned}."
 
 
 def _in_runs(layers: Sequence[int]) -> str:

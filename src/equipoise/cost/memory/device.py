@@ -191,7 +191,7 @@ def rank_memory(
             sparse=sparse,
             recompute=how,
             doc_tokens=float(options.context_tokens),
-            received_rows=options.expert_skew,
+            received_rows=options.skew_of(layout),
         )
         for sparse, how in {*kinds, *((sparse, "none") for sparse, _ in kinds)}
     }
@@ -224,10 +224,16 @@ def rank_memory(
         "optimizer": (of_optimizer - hosted_bytes(options)) * states,
         "activations": activations,
         "logits": logits + streams,
-        "working space": widest * tokens,
+        "working space": widest * tokens + _copies_bytes(model, layout, options),
         "communication": reduced,
         "allocator": stack.slack_share * passing,
     }
+
+
+def _copies_bytes(model: ModelSpec, layout: Layout, options: StepOptions) -> float:
+    """Copies of experts of one layer, and their gradients [bytes]."""
+    each = element_bytes(options.precision) + options.stack.grad_bytes
+    return options.slots_of(layout) * model.expert_params * each
 
 
 def resident_bytes(layout: Layout, options: StepOptions, held: float, largest: float) -> float:

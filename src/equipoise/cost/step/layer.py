@@ -120,11 +120,14 @@ def price_layer(
     traffic: LayerTraffic,
     top_k: float = 1,
     width: int = 2,
+    shortcut_core_s: tuple[float, float] | None = None,
 ) -> Floats:
     """Price one layer without its attention core and its recomputation.
 
     ``tokens`` are those of the micro-batch on this rank's context share; ``width`` is the bytes of
     an activation that travels, and ``top_k`` the experts of a row that is routed.
+    ``shortcut_core_s`` is what the attention core takes in forward and backward, where rows of
+    experts travel beside it.
 
     Returns:
         float64 [PASSES, TERMS] [s].
@@ -160,15 +163,23 @@ def price_layer(
             beside = parts[1, TERMS.index("products")]
             add(parts, 2, "tensor traffic", max(0.0, again - beside))
     if traffic.expert is not None and work.routed_rows and layout.ep > 1:
+        skew = options.skew_of(layout)
+        for row, size in enumerate(_copy_bytes(work, options, layout, width)):
+            seconds = traffic.expert("all_to_all", size) * residuals.traffic if size else 0.0
+            add(parts, row, "expert traffic", seconds)
         for row in (0, 1):
             seconds = _experts_s(
-                work, options, traffic.expert, traffic.routes, hidden, top_k, width
+                work, options, traffic.expert, traffic.routes, hidden, top_k, width, skew
             )
-            beside = _beside_experts(stack.dispatch_beside, parts[row], work)
-            exposed = max(0.0, seconds * residuals.traffic - beside)
+            seconds *= residuals.traffic
+            if shortcut_core_s is None:
+                beside = _beside_experts(stack.dispatch_beside, parts[row], work)
+                exposed = max(0.0, seconds - beside)
+            else:
+                exposed = _exposed_by_shortcut(seconds, parts[row], work, shortcut_core_s[row])
             add(parts, row, "expert traffic", exposed)
     if traffic.within is not None and work.routed_rows and layout.etp > 1:
-        whole = work.routed_rows * hidden * width * layout.etp * options.expert_skew
+        whole = work.routed_rows * hidden * width * layout.etp * options.skew_of(layout)
         seconds = _halves_s(traffic.within, whole) * residuals.traffic
         add(parts, 0, "expert traffic", seconds)
         add(parts, 1, "expert traffic", seconds)
@@ -190,9 +201,10 @@ def _experts_s(
     hidden: int,
     top_k: float,
     width: int,
+    skew: float,
 ) -> float:
     """Rows on their way to experts and back, in one pass [s]."""
-    stack, skew = options.stack, options.expert_skew
+    stack = options.stack
     if stack.dispatch == "per-node" and routes is not None:
         rows = work.routed_rows / top_k
         narrow = options.precision == "fp8" and stack.dispatch_fp8
@@ -201,6 +213,18 @@ def _experts_s(
             for back in (False, True)
         )
     return 2 * all_to_all("all_to_all", work.routed_rows * hidden * width * skew)
+
+
+def _copy_bytes(
+    work: LayerWork, options: StepOptions, layout: Layout, width: int
+) -> tuple[float, float]:
+    """What copies of experts move in the forward and the backward, on the busiest rank [bytes].
+
+    Weights to copies in both, and their gradients back; nothing hides them.
+    """
+    weights = sum(each.weights / each.count for each in work.products if each.grouped)
+    copied = options.copied_of(layout) * weights
+    return copied * width, copied * (width + options.stack.grad_bytes)
 
 
 def _beside_experts(beside: str, parts: Floats, work: LayerWork) -> float:
@@ -215,9 +239,29 @@ def _beside_experts(beside: str, parts: Floats, work: LayerWork) -> float:
         return 0.0
     if beside == "layer":
         return float(parts.sum())
+    return float(parts[TERMS.index("products")]) * _shared_share(work)
+
+
+def _shared_share(work: LayerWork) -> float:
+    """Products of the shared expert over all but the experts' [ratio]."""
     dense = sum(each.flop for each in work.products if not each.grouped)
-    shared = sum(each.flop for each in work.products if each.name == "shared expert")
-    return float(parts[TERMS.index("products")]) * shared / dense
+    return sum(each.flop for each in work.products if each.name == "shared expert") / dense
+
+
+def _exposed_by_shortcut(seconds: float, parts: Floats, work: LayerWork, core_s: float) -> float:
+    """What one pass waits for rows behind a shortcut [s].
+
+    One way runs beside attention, the other beside the shared expert.
+
+    Args:
+        seconds: Both ways.
+        parts: Of the pass, float64 [TERMS].
+        work: Of the layer.
+        core_s: The attention core.
+    """
+    products, shared = float(parts[TERMS.index("products")]), _shared_share(work)
+    attention_s, shared_s = products * (1.0 - shared) + core_s, products * shared
+    return max(0.0, seconds / 2 - attention_s) + max(0.0, seconds / 2 - shared_s)
 
 
 def _wait_for_host(parts: Floats, kernels: int, launch_s: float) -> None:

@@ -30,7 +30,7 @@ from equipoise.base.arrays import Floats
 from equipoise.base.errors import LayoutError, SpecError
 from equipoise.spec.device.by_name import DeviceSpec
 from equipoise.spec.layout import Layout
-from equipoise.spec.offload import Offload
+from equipoise.spec.offload import Offload, offloads_activations
 from equipoise.spec.program.stack import Stack as Stack
 from equipoise.spec.run.spec import Recompute
 
@@ -112,6 +112,20 @@ def residuals_of(device: DeviceSpec, stack: Stack = Stack()) -> Residuals:  # no
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertForecast:
+    """How unevenly routers choose, by the number of ranks that share a layer's experts."""
+
+    owner_skews: tuple[tuple[int, float], ...]
+    """Ranks, and rows of the fullest over the mean if every expert stays on its own [ratio]."""
+    planned_skews: tuple[tuple[int, float], ...]
+    """The same under the policy that balances them."""
+    copied: tuple[tuple[int, float], ...]
+    """Ranks, and copies that the busiest of them sends or receives for a layer's micro-batch."""
+    slots: int
+    """Copies for which each rank keeps memory."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepOptions:
     """Everything about a step that is neither model, cluster nor layout."""
 
@@ -130,6 +144,8 @@ class StepOptions:
     precision: Precision = "bf16"
     expert_skew: float = 1.0
     """Rows of the expert rank with the most, over the mean [ratio]."""
+    experts: ExpertForecast | None = None
+    """Skews of each number of ranks; instead of ``expert_skew``."""
     policy: str = "by-work"
     """A policy of ``balance.packing.pack``, used if document lengths are given."""
     sharding: str = "mixed"
@@ -140,6 +156,28 @@ class StepOptions:
     """Seed of drawn documents."""
     stack: Stack = field(default_factory=Stack)
     residuals: Residuals = FITTED
+
+    def skew_of(self, layout: Layout) -> float:
+        """Rows of the fullest of the ranks that share experts, over the mean [ratio].
+
+        Where ranks share the hidden units of each expert too, no policy copies any.
+        """
+        if self.experts is None:
+            return self.expert_skew
+        known = self.experts.owner_skews if layout.etp > 1 else self.experts.planned_skews
+        return _at(known, layout.ep, 1.0)
+
+    def copied_of(self, layout: Layout) -> float:
+        """Copies that the busiest rank sends or receives for a layer's micro-batch."""
+        if self.experts is None or layout.etp > 1:
+            return 0.0
+        return _at(self.experts.copied, layout.ep, 0.0)
+
+    def slots_of(self, layout: Layout) -> int:
+        """Copies for which each rank keeps memory."""
+        if self.experts is None or layout.etp > 1 or layout.ep == 1:
+            return 0
+        return self.experts.slots
 
     def count_micro_batches(self, layout: Layout) -> int:
         """Micro-batches of each data-parallel rank.
@@ -181,6 +219,11 @@ class StepOptions:
                 f"expert_skew is {self.expert_skew:g}. Give the rows of the fullest expert rank "
                 f"over the mean: 1 is balanced."
             )
+
+
+def _at(table: tuple[tuple[int, float], ...], ranks: int, least: float) -> float:
+    """The value of these ranks, or of the most fewer ones that the table has."""
+    return max((pair for pair in table if pair[0] <= ranks), default=(1, least))[1]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -229,3 +272,16 @@ class StepPrice:
     def needs_bytes(self) -> float:
         """Device memory with which the step would fit; infinite if the host is full."""
         return float(self.memory_bytes.max()) if self.fits_host else float("inf")
+
+
+def kernel_key(layout: Layout, options: StepOptions) -> tuple[object, ...]:
+    """What the parts of a step depend on: choices with one key share them."""
+    is_whole = layout.zero == 3
+    return (
+        *(layout.tp, layout.cp, layout.ep, layout.etp, layout.pp > 1, options.recompute),
+        (layout.order, layout.dp) if layout.pp > 1 else (),
+        options.context_strategy if layout.cp > 1 else "",
+        (layout.pp, layout.dp, layout.replicas) if is_whole or layout.ep > 1 else (),
+        is_whole,
+        offloads_activations(options.offload),
+    )

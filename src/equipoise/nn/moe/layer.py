@@ -13,6 +13,11 @@ What it decides
     Experts without weights return their input: it is added here, weighted, and nothing is sorted,
     sent or computed for them.
 
+    ``start`` and ``finish`` are the two halves of the forward. Between them rows may travel, where
+    the exchange has ``steps``, while what the caller runs in between is computed; and outputs
+    travel back while the shared expert is. ``DecoderLayer`` runs attention in between if the model
+    has a shortcut, which also lets experts read what attention reads.
+
     Scores are a softmax over all experts, in fp32 at least. A token weights its experts by their
     scores, scaled to sum to one if ``norm_top_k``.
 
@@ -23,11 +28,15 @@ Kept true (tests/unit/nn/moe/test_layer.py, tests/oracle/test_moe_transformers.p
 Shapes: T tokens, K choices of a token, R rows, X experts, D model width, F expert width.
 
 Sources
+    Shortcut: ScMoE, arXiv:2404.05019, and LongCat-Flash, arXiv:2509.01322, section 2.2. Both join
+    experts to the stream one sublayer later than they leave it; so does this.
     Mixtral: arXiv:2401.04088. Shared experts: DeepSeekMoE, arXiv:2401.06066; with a gate, Qwen 2:
     arXiv:2407.10671. Experts without weights: LongCat-Flash, arXiv:2509.01322.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -83,6 +92,47 @@ ExpertProducts = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 Exchange = Callable[[Tensor, Tensor, Experts], Tensor]
 """From rows sorted by expert [R, D], the rows per expert [X] and this rank's experts to the
 outputs of the rows [R, D]."""
+
+
+ExchangeSteps = Generator[None, None, Tensor]
+"""An exchange that pauses twice: once rows have left, and once outputs have left; then returns
+the outputs of the rows [R, D]."""
+
+
+@runtime_checkable
+class SteppedExchange(Protocol):
+    """An exchange that lets its caller compute while rows travel."""
+
+    def __call__(self, x_RD: Tensor, counts_X: Tensor, experts: Experts) -> Tensor:
+        """As ``Exchange``."""
+
+    def steps(self, x_RD: Tensor, counts_X: Tensor, experts: Experts) -> ExchangeSteps:
+        """The same, in steps."""
+
+
+def run_steps(steps: ExchangeSteps) -> Tensor:
+    """What an exchange returns at its end."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as ended:
+            outputs: Tensor = ended.value
+            return outputs
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowsAway:
+    """Rows that tokens became, perhaps on their way to experts."""
+
+    x_TD: Tensor
+    """The tokens."""
+    rows: ExpertRows
+    weights_TK: Tensor
+    own_T1: Tensor | None
+    """Weight of what a token's experts without weights return."""
+    x_RD: Tensor
+    steps: ExchangeSteps | None
+    """The exchange that has begun, if it can pause."""
 
 
 class SharedExpert(nn.Module):
@@ -152,7 +202,7 @@ class MixtureOfExperts(nn.Module):
         self.router = Router(model)
         self.experts = Experts(model)
         self.shared = SharedExpert(model) if model.shared_ffn else None
-        self.exchange: Exchange | None = None
+        self.exchange: Exchange | SteppedExchange | None = None
         """How rows reach experts on other ranks; None if all experts are here."""
 
     def declare(self) -> dict[str, Placement]:
@@ -161,14 +211,37 @@ class MixtureOfExperts(nn.Module):
 
     def forward(self, residual_TD: Tensor, x_TD: Tensor) -> Tensor:
         """``residual + experts(x) + shared(x)`` for this rank's tokens."""
+        return self.finish(residual_TD, x_TD, self.start(x_TD))
+
+    def start(self, x_TD: Tensor, *, travels: bool = False) -> RowsAway:
+        """Choose experts for this rank's tokens.
+
+        ``travels`` lets their rows leave at once, where the exchange can; ``finish`` must follow,
+        at the same place on all ranks.
+        """
         weights_TK, rows, own_T1 = self.router(x_TD)
-        x_RD = spread(x_TD, rows)
-        if self.exchange is None:
-            y_RD: Tensor = self.experts(x_RD, rows.counts_X)
+        x_RD, steps = spread(x_TD, rows), None
+        if travels and isinstance(self.exchange, SteppedExchange):
+            steps = self.exchange.steps(x_RD, rows.counts_X, self.experts)
+            next(steps)
+        return RowsAway(x_TD, rows, weights_TK, own_T1, x_RD, steps)
+
+    def finish(self, residual_TD: Tensor, x_TD: Tensor, away: RowsAway) -> Tensor:
+        """``residual + experts + shared(x)``; the experts' input was that of ``start``."""
+        if away.steps is not None:
+            next(away.steps)
         else:
-            y_RD = self.exchange(x_RD, rows.counts_X, self.experts)
+            y_RD = self._compute(away.x_RD, away.rows.counts_X)
         if self.shared is not None:
             residual_TD = self.shared(residual_TD, x_TD)
-        if own_T1 is not None:
-            residual_TD = torch.addcmul(residual_TD, own_T1, x_TD)
-        return gather_back(residual_TD, y_RD, weights_TK, rows)
+        if away.own_T1 is not None:
+            residual_TD = torch.addcmul(residual_TD, away.own_T1, away.x_TD)
+        if away.steps is not None:
+            y_RD = run_steps(away.steps)
+        return gather_back(residual_TD, y_RD, away.weights_TK, away.rows)
+
+    def _compute(self, x_RD: Tensor, counts_X: Tensor) -> Tensor:
+        if self.exchange is not None:
+            return self.exchange(x_RD, counts_X, self.experts)
+        y_RD: Tensor = self.experts(x_RD, counts_X)
+        return y_RD

@@ -43,7 +43,7 @@ from equipoise.base.arrays import Ints
 from equipoise.base.errors import LayoutError
 from equipoise.comm.meet import name_ranks
 from equipoise.comm.mesh import Peers
-from equipoise.nn.moe.layer import Experts
+from equipoise.nn.moe.layer import ExchangeSteps, Experts, run_steps
 from equipoise.nn.moe.matmul import expert_swiglu
 from equipoise.parallel.expert.copies import CopyTraffic, WeightTraffic, copied_swiglu
 from equipoise.parallel.expert.exchange import (
@@ -80,24 +80,31 @@ class BalancedExchange:
 
     def __call__(self, x_RD: Tensor, counts_X: Tensor, experts: Experts) -> Tensor:
         """Outputs [R, D]; rows are sorted by expert, ``counts_X`` rows each."""
+        return run_steps(self.steps(x_RD, counts_X, experts))
+
+    def steps(self, x_RD: Tensor, counts_X: Tensor, experts: Experts) -> ExchangeSteps:
+        """As ``__call__``, in steps."""
         choice = self.plan(self._gather(counts_X).numpy(force=True))
         schedule = choice.schedule
         rows = int(schedule.rows.sum())
         self._agree(schedule.digest, rows, x_RD.device, self.base.peers)
-        return self._obey(choice, x_RD, experts)
+        return (yield from self._obey(choice, x_RD, experts))
 
     def _obey(
         self, choice: PolicyChoice, x_RD: Tensor, experts: Experts, widen: Widen | None = None
-    ) -> Tensor:
+    ) -> ExchangeSteps:
         """Outputs [R, D] by a schedule; ``widen`` where ranks keep parts of experts."""
         schedule = choice.schedule
         rank, sent = self.base.peers.rank, schedule.sent
-        way = [sent[rank].tolist(), sent[:, rank].tolist()]
+        leaving, coming = sent[rank].tolist(), sent[:, rank].tolist()
         order = torch.from_numpy(deal_rows(schedule, rank)).to(x_RD.device)
-        arrived = self.base.send(permute_rows(x_RD, order), *way)
-        y_SD = self._compute(choice, arrived, experts, widen)
-        back = self.base.send(y_SD, *reversed(way))
-        return permute_rows(back, torch.argsort(order))
+        out, back = self.base.way(leaving, coming), self.base.way(coming, leaving)
+        left = out.start(permute_rows(x_RD, order))
+        yield
+        y_SD = self._compute(choice, out.finish(left), experts, widen)
+        left = back.start(y_SD)
+        yield
+        return permute_rows(back.finish(left), torch.argsort(order))
 
     def take(self) -> list[int]:
         """``PlannedLoads.numbers`` since this was last called, the end of a step."""

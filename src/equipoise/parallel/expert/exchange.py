@@ -31,7 +31,7 @@ Sources
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -44,10 +44,21 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from equipoise.base.axes import EXPERT_AXIS, EXPERT_TENSOR_AXIS, REPLICATE_AXIS, SHARD_AXIS
 from equipoise.comm.mail import Ledger
 from equipoise.comm.mesh import Mesh, Peers, join_alone
-from equipoise.nn.moe.layer import Experts, MixtureOfExperts
+from equipoise.nn.moe.layer import ExchangeSteps, Experts, MixtureOfExperts, run_steps
 from equipoise.nn.tensor import part_of
 from equipoise.parallel.expert.split import ExpertSplit
+from equipoise.parallel.overlap.travel import RowsTravel
 from equipoise.spec.model.experts import require_units, split_experts
+
+
+@dataclass(slots=True)
+class Travelled:
+    """What rows took since this was last read, forward and backward, there and back."""
+
+    beside_s: float = 0.0
+    """This rank computed meanwhile, or ran other exchanges."""
+    waited_s: float = 0.0
+    """And then waited for them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,9 +73,14 @@ class ExpertExchange:
     """What this rank sent and received."""
     split: ExpertSplit | None
     """The ranks that share the weights of each expert, if this one does not have them whole."""
+    travelled: Travelled = field(default_factory=Travelled)
 
     def __call__(self, x_RD: Tensor, counts_X: Tensor, experts: Experts) -> Tensor:
         """Outputs [R, D]; rows are sorted by expert, ``counts_X`` rows each."""
+        return run_steps(self.steps(x_RD, counts_X, experts))
+
+    def steps(self, x_RD: Tensor, counts_X: Tensor, experts: Experts) -> ExchangeSteps:
+        """As ``__call__``, in steps."""
         here_NX = self.tell(counts_X)
         by_rank = torch.stack([each.sum() for each in counts_X.split(self.experts)])
         totals = [by_rank, here_NX.sum(1)]
@@ -77,14 +93,19 @@ class ExpertExchange:
         known: list[int] = torch.cat(totals).tolist()
         ranks = self.peers.count
         sent, received, sizes = known[:ranks], known[ranks : 2 * ranks], known[2 * ranks :]
-        arrived_SD = self.send(x_RD, sent, received)
+        out, back = self.way(sent, received), self.way(received, sent)
+        left = out.start(x_RD)
+        yield
+        arrived_SD = out.finish(left)
         if self.split is None:
             y_SD = self.compute(arrived_SD, here_NX, experts)
         else:
             all_SD = self.split.gather(arrived_SD, sizes)
             parts_SD = self.compute(all_SD, all_NX.flatten(0, 1), experts)
             y_SD = self.split.sum_back(parts_SD, sizes)
-        return self.send(y_SD, received, sent)
+        left = back.start(y_SD)
+        yield
+        return back.finish(left)
 
     def compute(self, rows: Tensor, here_NX: Tensor, experts: Experts) -> Tensor:
         """Outputs of rows that lie by rank and then by expert, in the same order."""
@@ -95,8 +116,25 @@ class ExpertExchange:
 
     def send(self, rows: Tensor, sent: list[int], received: list[int]) -> Tensor:
         """As ``move``, and gradients come back."""
-        out: Tensor = _AllToAll.apply(rows, sent, received, self)  # type: ignore[no-untyped-call]
-        return out
+        way = self.way(sent, received)
+        return way.finish(way.start(rows))
+
+    def way(self, sent: list[int], received: list[int]) -> RowsTravel:
+        """The way of runs of rows to the ranks, in order; a length for each rank."""
+        return RowsTravel(self.peers.group, sent, received, self)
+
+    def leave(self, row_bytes: int, sent: Sequence[int], received: Sequence[int]) -> None:
+        """Add to the ledger what travels once."""
+        for peer, (to, by) in enumerate(zip(sent, received, strict=True)):
+            if peer != self.peers.rank:
+                self.ledger.sent_bytes[peer] += to * row_bytes
+                self.ledger.sent_messages[peer] += to > 0
+                self.ledger.received_bytes[peer] += by * row_bytes
+
+    def arrive(self, beside_s: float, waited_s: float) -> None:
+        """Add to what rows took."""
+        self.travelled.beside_s += beside_s
+        self.travelled.waited_s += waited_s
 
     def tell(self, counts_X: Tensor) -> Tensor:
         """Rows that come from each rank for each expert here, int64 [ranks, experts here]."""
@@ -109,12 +147,7 @@ class ExpertExchange:
         if self.peers.count == 1:
             return rows.view_as(rows)
         out = rows.new_empty(sum(received), *rows.shape[1:])
-        row_bytes = rows.element_size() * rows[:1].numel() if len(rows) else 0
-        for peer, (to, by) in enumerate(zip(sent, received, strict=True)):
-            if peer != self.peers.rank:
-                self.ledger.sent_bytes[peer] += to * row_bytes
-                self.ledger.sent_messages[peer] += to > 0
-                self.ledger.received_bytes[peer] += by * out[:1].numel() * out.element_size()
+        self.leave(rows.element_size() * rows.shape[1:].numel(), sent, received)
         dist.all_to_all_single(
             out, rows.contiguous(), list(received), list(sent), group=self.peers.group
         )
@@ -136,20 +169,6 @@ def sort_arrivals(here_NX: Tensor, rows: int) -> Tensor:
     # Without their number the host would wait for the counts.
     arrived = expert.repeat_interleave(here_NX.reshape(-1), output_size=rows)
     return torch.argsort(arrived, stable=True)
-
-
-class _AllToAll(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, rows: Tensor, sent: list[int], received: list[int], exchange: ExpertExchange
-    ) -> Tensor:
-        ctx.way_back = (received, sent, exchange)
-        return exchange.move(rows, sent, received)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
-        received, sent, exchange = ctx.way_back
-        return exchange.move(grads[0], received, sent), None, None, None
 
 
 class _Permute(torch.autograd.Function):

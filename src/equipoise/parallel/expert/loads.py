@@ -17,6 +17,7 @@ Kept true (tests/multi/parallel/test_pipeline_experts.py, tests/multi/parallel/t
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -25,9 +26,48 @@ from equipoise.base.arrays import Ints
 from equipoise.comm.group import Ranks
 from equipoise.nn.decoder import Decoder
 from equipoise.nn.moe.balance import balances
-from equipoise.parallel.expert.balanced import balanced_exchanges
+from equipoise.parallel.expert.balanced import BalancedExchange, balanced_exchanges
+from equipoise.parallel.expert.exchange import ExpertExchange, Travelled, sparse_layers
+from equipoise.parallel.expert.parted import PartedExchange
 from equipoise.parallel.expert.planned import PLANNED
 from equipoise.spec.model.presets import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertLoads:
+    """Choices of all ranks' routers in a step."""
+
+    loads: list[list[int]]
+    """Tokens that chose each expert, by sparse layer."""
+    balance_loss: float
+    """Auxiliary loss for each label."""
+    planned: list[list[int]]
+    """``PlannedLoads`` by sparse layer."""
+    travelled: Travelled | None
+    """What rows took on this rank, if the model has a shortcut."""
+
+
+def step_loads(decoder: nn.Module, ranks: Ranks, *, step: int, labels: int) -> ExpertLoads | None:
+    """Sum what all ranks' routers chose, by which they are balanced in the next step.
+
+    Args:
+        decoder: The whole, or a part of it, sharded or not.
+        ranks: All of them; each calls this.
+        step: The number of the step that has ended, from 1.
+        labels: What its loss was divided by.
+
+    Returns:
+        None of a model without experts.
+    """
+    if not isinstance(decoder, Decoder) or not decoder.model.experts:
+        return None
+    loads, penalty, planned = settle_experts(decoder, ranks, step=step)
+    return ExpertLoads(
+        loads.tolist(),
+        float(penalty) / max(1, labels),
+        planned.tolist(),
+        take_travelled(decoder) if decoder.model.shortcut else None,
+    )
 
 
 def settle_experts(decoder: Decoder, ranks: Ranks, *, step: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -63,6 +103,21 @@ def settle_experts(decoder: Decoder, ranks: Ranks, *, step: int) -> tuple[Tensor
     if balanced_exchanges(decoder):  # others need not wait for the counts
         remember_loads(decoder, loads.numpy(force=True), step=step)
     return loads, penalty, table[:, model.choices :]
+
+
+def take_travelled(decoder: Decoder) -> Travelled:
+    """What rows of this rank's layers took in the step that has ended."""
+    taken = Travelled()
+    for layer in sparse_layers(decoder):
+        exchange = layer.exchange
+        base = (
+            exchange.base if isinstance(exchange, BalancedExchange | PartedExchange) else exchange
+        )
+        if isinstance(base, ExpertExchange):
+            taken.beside_s += base.travelled.beside_s
+            taken.waited_s += base.travelled.waited_s
+            base.travelled.beside_s = base.travelled.waited_s = 0.0
+    return taken
 
 
 def remember_loads(decoder: Decoder, loads: Ints | None, *, step: int) -> None:

@@ -15,10 +15,11 @@ from equipoise.parallel.expert.balanced import BalancedExchange
 from equipoise.parallel.expert.exchange import ExpertExchange, sparse_layers
 from equipoise.parallel.expert.parted import PartedExchange
 from equipoise.parallel.expert.switched import SwitchedExchange
+from equipoise.parallel.overlap.parts import PartedSites, Parts
 from equipoise.spec.run.layout import ExpertsSpec
 
 
-def balance_experts(module: nn.Module, wish: ExpertsSpec, *, parts: int = 1) -> None:
+def balance_experts(module: nn.Module, wish: ExpertsSpec, *, parts: Parts = 1) -> None:
     """Let the layers that ``spread_experts`` has spread obey a policy's schedules.
 
     Args:
@@ -31,9 +32,10 @@ def balance_experts(module: nn.Module, wish: ExpertsSpec, *, parts: int = 1) -> 
             this number of experts or slots.
     """
     if wish.policy == "fixed":
-        for layer in sparse_layers(module) if parts > 1 else ():
+        for layer in sparse_layers(module) if parts != 1 else ():
             if isinstance(layer.exchange, ExpertExchange) and layer.exchange.split is None:
-                layer.exchange = PartedExchange(layer.exchange, parts)
+                ffn = layer.experts.gate.weight.shape[1]
+                layer.exchange = PartedExchange(layer.exchange, PartedSites(parts), ffn)
         return
     for layer in sparse_layers(module):
         base = layer.exchange

@@ -17,14 +17,16 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from equipoise.base.arrays import Ints
-from equipoise.nn.moe.layer import Experts
+from equipoise.nn.moe.layer import ExchangeSteps, Experts, run_steps
 from equipoise.nn.moe.matmul import expert_swiglu
 from equipoise.parallel.expert.exchange import ExpertExchange, permute_rows, sort_arrivals
-from equipoise.parallel.overlap.parts import part_rows
+from equipoise.parallel.overlap.parts import PartedSites, part_rows
 from equipoise.parallel.overlap.travel import RowsTravel
+from equipoise.spec.run.resolved import PartMachine
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,20 +34,35 @@ class PartedExchange:
     """Sends rows to the ranks of their experts in parts, and their outputs back."""
 
     base: ExpertExchange
-    parts: int
+    sites: PartedSites
+    ffn: int
+    """Hidden units of an expert."""
 
     def __call__(self, x_RD: Tensor, counts_X: Tensor, experts: Experts) -> Tensor:
         """Outputs [R, D]; rows are sorted by expert, ``counts_X`` rows each."""
+        return run_steps(self.steps(x_RD, counts_X, experts))
+
+    def steps(self, x_RD: Tensor, counts_X: Tensor, experts: Experts) -> ExchangeSteps:
+        """As ``__call__``, in steps: parts travel beside one another, and one beside the caller."""
+        parts = self._choose(x_RD)
+        if parts == 1:
+            return (yield from self.base.steps(x_RD, counts_X, experts))
+        yield
+        y_RD = self._run(x_RD, counts_X, experts, parts)
+        yield
+        return y_RD
+
+    def _run(self, x_RD: Tensor, counts_X: Tensor, experts: Experts, parts: int) -> Tensor:
         base = self.base
-        here = part_rows(base.tell(counts_X).numpy(force=True), self.parts)
-        leaving = part_rows(counts_X.numpy(force=True), self.parts)
+        here = part_rows(base.tell(counts_X).numpy(force=True), parts)
+        leaving = part_rows(counts_X.numpy(force=True), parts)
         ends = np.cumsum(base.experts)[:-1]
         sent = [[int(each.sum()) for each in np.split(part, ends)] for part in leaving]
         received = here.sum(axis=2).tolist()
         order = torch.from_numpy(deal_parts(leaving)).to(x_RD.device)
         out = [RowsTravel(base.peers.group, *way) for way in zip(sent, received, strict=True)]
         back = [RowsTravel(base.peers.group, *way) for way in zip(received, sent, strict=True)]
-        for part in range(self.parts):
+        for part in range(parts):
             self._count(x_RD, sent[part], received[part])
 
         def products(
@@ -53,8 +70,8 @@ class PartedExchange:
         ) -> Tensor:
             rows = permute_rows(x_RD, order).split(leaving.sum(axis=1).tolist())
             started, returning = [out[0].start(rows[0])], []
-            for k in range(self.parts):
-                if k + 1 < self.parts:
+            for k in range(parts):
+                if k + 1 < parts:
                     started.append(out[k + 1].start(rows[k + 1]))
                 here_NX = torch.from_numpy(np.ascontiguousarray(here[k])).to(x_RD.device)
                 arrived = out[k].finish(started[k])
@@ -67,6 +84,17 @@ class PartedExchange:
 
         # Inside of the experts' forward, so that ZeRO gathers their weights once.
         return permute_rows(experts(x_RD, counts_X, products), torch.argsort(order))
+
+    def _choose(self, x_RD: Tensor) -> int:
+        """Parts for the rank with most rows, which all ranks must know where it is left open."""
+        peers, most, width = self.base.peers, len(x_RD), x_RD.shape[1]
+        if isinstance(self.sites.parts, PartMachine) and peers.count > 1:
+            own = torch.tensor([most], device=x_RD.device)
+            every = own.new_empty(peers.count)
+            dist.all_gather_single(every, own, group=peers.group)
+            most = int(every.max())
+        sent = 2 * most * width * x_RD.element_size() * (peers.count - 1) / peers.count
+        return self.sites.choose(flop=6.0 * most * width * self.ffn, moved_bytes=sent)
 
     def _count(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> None:
         """Add to the ledger what travels there and back, in forward and backward."""

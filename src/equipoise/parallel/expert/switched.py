@@ -23,7 +23,7 @@ from equipoise.balance.expert.request import ExpertRequest
 from equipoise.balance.expert.tutel import choose_sharing, gather_experts
 from equipoise.base.arrays import Ints
 from equipoise.base.digest import digest
-from equipoise.nn.moe.layer import Experts
+from equipoise.nn.moe.layer import ExchangeSteps, Experts
 from equipoise.parallel.expert.balanced import BalancedExchange
 from equipoise.parallel.expert.copies import copied_swiglu
 from equipoise.parallel.expert.exchange import permute_rows, sort_arrivals
@@ -46,8 +46,8 @@ class SwitchedExchange(BalancedExchange):
     switches: list[int] = field(default_factory=list)
     """The sharing of each forward pass."""
 
-    def __call__(self, x_RD: Tensor, counts_X: Tensor, experts: Experts) -> Tensor:
-        """Outputs [R, D]; rows are sorted by expert, ``counts_X`` rows each."""
+    def steps(self, x_RD: Tensor, counts_X: Tensor, experts: Experts) -> ExchangeSteps:
+        """Outputs [R, D], in steps; rows are sorted by expert, ``counts_X`` rows each."""
         every = self.split.tell(self._gather(counts_X)).numpy(force=True)
         r = self.choose(every)
         named, rows = digest([r, every]), int(every.sum())
@@ -58,8 +58,8 @@ class SwitchedExchange(BalancedExchange):
             mine = every[self.split.peers.rank]
             choice = PolicyChoice(gather_experts(ExpertRequest(mine)), {})
             whole = partial(WholeTraffic, Sharing(self.split.peers, 1, self.ffn))
-            return self._obey(choice, x_RD, experts, whole)
-        return self._share(r, every, x_RD, experts)
+            return (yield from self._obey(choice, x_RD, experts, whole))
+        return (yield from self._share(r, every, x_RD, experts))
 
     def expert_bytes(self, gate: Tensor) -> int:
         """Bytes of a whole expert, by the gates that this rank keeps [X, F, D]."""
@@ -71,14 +71,17 @@ class SwitchedExchange(BalancedExchange):
             return self.forced
         return choose_sharing(every, RowPrices.of_width(self.wish.least_rows, self.ffn))
 
-    def _share(self, r: int, every: Ints, x_RD: Tensor, experts: Experts) -> Tensor:
+    def _share(self, r: int, every: Ints, x_RD: Tensor, experts: Experts) -> ExchangeSteps:
         """Rows go to the owners of their experts, and from there to the others of a run."""
         sharing = Sharing(self.split.peers, r, self.ffn)
         base, rank = self.base, self.base.peers.rank
         schedule = schedule_experts(every[self.split.peers.rank])
         choice = PolicyChoice(schedule, {})
         sent, received = schedule.sent[rank].tolist(), schedule.sent[:, rank].tolist()
-        arrived = base.send(x_RD, sent, received)
+        out, back = base.way(sent, received), base.way(received, sent)
+        left = out.start(x_RD)
+        yield
+        arrived = out.finish(left)
         here = every[sharing.members.start : sharing.members.stop, :, schedule.owners == rank]
         sizes = here.sum(axis=(1, 2)).tolist()
         rows = sharing.gather(arrived, sizes)
@@ -95,4 +98,6 @@ class SwitchedExchange(BalancedExchange):
 
         parts = experts(permute_rows(rows, order), here_NX.sum(0), products)
         y_SD = sharing.sum_back(permute_rows(parts, torch.argsort(order)), sizes)
-        return base.send(y_SD, received, sent)
+        left = back.start(y_SD)
+        yield
+        return back.finish(left)

@@ -1,12 +1,43 @@
-"""Where parts begin: every rank's rows cut into equally many, as even as whole rows are.
+"""Into how many parts rows are cut at a site, and where parts begin.
+
+What it decides
+    Every rank's rows are cut into equally many parts, as even as whole rows are. Where a run leaves
+    the number open, ``cost.overlap`` chooses it for each number of rows, by prices that all ranks
+    have from the run's file: all choose alike, and again when the run resumes.
 
 Kept true (tests/multi/parallel/test_overlap.py)
     Parts of a count sum to it, and differ by one row at most.
 """
 
+from collections import Counter
+from dataclasses import dataclass, field
+
 import numpy as np
 
 from equipoise.base.arrays import Ints
+from equipoise.cost.overlap import parts_on
+from equipoise.spec.run.resolved import PartMachine
+
+Parts = int | PartMachine
+"""In how many parts rows travel, or by what to choose."""
+
+
+@dataclass(slots=True, eq=False)
+class PartedSites:
+    """The parts of one kind of site, and how often it ran with how many."""
+
+    parts: Parts
+    ran: Counter[int] = field(default_factory=Counter)
+    """Forward passes with rows by their number of parts, since this was last taken."""
+
+    def choose(self, *, flop: float, moved_bytes: float) -> int:
+        """Parts of the next forward pass, which is counted; arguments as for ``parts_on``."""
+        parts = self.parts
+        if isinstance(parts, PartMachine):
+            parts = parts_on(parts, flop=flop, moved_bytes=moved_bytes)
+        if flop:  # ZeRO sums gradients in a pass without rows
+            self.ran[parts] += 1
+        return parts
 
 
 def part_rows(rows: Ints, parts: int) -> Ints:

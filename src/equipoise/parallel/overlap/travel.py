@@ -19,13 +19,24 @@ Sources
     T3 (track and trigger), arXiv:2401.16677: here in software, by parts instead of tiles.
 """
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+
+class TravelWatch(Protocol):
+    """Counts rows that leave and arrive."""
+
+    def leave(self, row_bytes: int, sent: Sequence[int], received: Sequence[int]) -> None:
+        """Rows of this size leave, ``sent`` to each rank, and ``received`` come from each."""
+
+    def arrive(self, beside_s: float, waited_s: float) -> None:
+        """They have come: the rank computed for ``beside_s``, and then waited."""
 
 
 @dataclass(slots=True, eq=False)
@@ -38,7 +49,8 @@ class RowsTravel:
     """Rows to each rank, which lie in this order."""
     received: list[int]
     """Rows from each."""
-    _arriving: list[tuple[Tensor, Any]] = field(default_factory=list)
+    watch: "TravelWatch | None" = None
+    _arriving: list[tuple[Tensor, Any, float]] = field(default_factory=list)
 
     def start(self, rows: Tensor) -> Tensor:
         """Hand rows to the network; the result is for ``finish`` alone."""
@@ -53,21 +65,27 @@ class RowsTravel:
     def launch(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
         """Begin an exchange, to be awaited by ``arrive``."""
         if self.group is None:
-            self._arriving.append((rows, None))
+            self._arriving.append((rows, None, 0.0))
             return rows
         out = rows.new_empty(sum(received), *rows.shape[1:])
+        if self.watch is not None:
+            self.watch.leave(rows.element_size() * rows.shape[1:].numel(), sent, received)
         rows = rows.contiguous()
         work = dist.all_to_all_single(
             out, rows, list(received), list(sent), group=self.group, async_op=True
         )
-        self._arriving.append((out, (work, rows)))  # what leaves must not be freed
+        # What leaves must not be freed.
+        self._arriving.append((out, (work, rows), time.perf_counter()))
         return out
 
     def arrive(self) -> Tensor:
         """Wait for what was launched."""
-        out, going = self._arriving.pop()
+        out, going, left_s = self._arriving.pop()
         if going is not None:
+            asked_s = time.perf_counter()
             going[0].wait()
+            if self.watch is not None:
+                self.watch.arrive(asked_s - left_s, time.perf_counter() - asked_s)
         return out
 
 

@@ -19,7 +19,7 @@ Sources
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
@@ -33,6 +33,7 @@ from equipoise.nn.declare import Placement, Split, declared
 from equipoise.nn.decoder import Attention, Decoder, DecoderLayer
 from equipoise.nn.tensor import part_of
 from equipoise.parallel.overlap.feed import feed_in_parts
+from equipoise.parallel.overlap.parts import PartedSites, Parts
 from equipoise.parallel.tensor.rows import enter, leave
 
 
@@ -41,8 +42,10 @@ class TensorGroup:
     """This rank among those that share its weights; a ``nn.tensor.TensorRanks``."""
 
     peers: Peers
-    parts: int = 1
-    """In how many rows of a feed-forward travel, each while the one before is computed."""
+    sites: PartedSites = field(default_factory=lambda: PartedSites(1))
+    """In how many parts rows of a feed-forward travel, each while the one before is computed."""
+    ffn: int = 0
+    """Hidden units of a feed-forward that this rank has."""
 
     @property
     def ranks(self) -> int:
@@ -64,9 +67,12 @@ class TensorGroup:
 
     def through(self, x_tD: Tensor, tokens: int, f: Callable[[Tensor], Tensor]) -> Tensor:
         """This rank's rows of the sum of ``f`` of every rank's rows."""
-        if self.parts == 1:
+        hidden = x_tD.shape[1]
+        sent = 2 * tokens * hidden * x_tD.element_size() * (self.ranks - 1) / self.ranks
+        parts = self.sites.choose(flop=6.0 * tokens * hidden * self.ffn, moved_bytes=sent)
+        if parts == 1:
             return self.leave(f(self.enter(x_tD, tokens)))
-        return feed_in_parts(x_tD, tokens, f, self.peers, self.parts)
+        return feed_in_parts(x_tD, tokens, f, self.peers, parts)
 
     def max_(self, x: Tensor) -> Tensor:
         """The largest over ranks."""
@@ -90,7 +96,7 @@ class TensorGroup:
         return torch.cat(by_rank, dim=1)[:, :columns].contiguous()
 
 
-def split_weights(decoder: Decoder, mesh: Mesh, *, parts: int = 1) -> None:
+def split_weights(decoder: Decoder, mesh: Mesh, *, parts: Parts = 1) -> None:
     """Leave each rank its share of a decoder's weights, and let its blocks know of the others.
 
     Args:
@@ -113,7 +119,7 @@ def split_weights(decoder: Decoder, mesh: Mesh, *, parts: int = 1) -> None:
         stem, _, key = name.rpartition(".")
         share = _share(parameter, placements[name], mesh.weights, peers)
         owners[stem].register_parameter(key, nn.Parameter(share, parameter.requires_grad))
-    group = TensorGroup(peers, parts)
+    group = TensorGroup(peers, PartedSites(parts), decoder.model.ffn // peers.count)
     for module in decoder.modules():
         if isinstance(module, Attention | DecoderLayer | Decoder):
             module.tensor = group

@@ -27,7 +27,7 @@ Sources
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from equipoise.base.units import format_seconds
+from equipoise.base.units import GIB, format_seconds
 from equipoise.plan.search.deadline import Deadline
 from equipoise.plan.search.search import Search
 from equipoise.spec.cluster.spec import ClusterSpec
@@ -37,6 +37,8 @@ LOCAL_STEPS = 500
 
 _UPDATE_BYTES = 4.0
 """Width of an element of what local steps changed."""
+_OUTER_BYTES = 8.0
+"""What an outer optimizer with momentum holds of a weight, in fp32."""
 _SMALL_BYTES = 1.0
 """Width of an element of a compressed gradient."""
 
@@ -57,6 +59,13 @@ class SitesStep:
     """What a site sends to the others together [bytes/s]."""
     latency_s: float
     sites: int
+    devices: int
+    """Devices in the smallest site."""
+
+    @property
+    def outer_gib(self) -> float:
+        """What local updates hold more on a device: the weights joined last, and a momentum."""
+        return _OUTER_BYTES * self.params / self.devices / GIB
 
     def exchange_s(self, width: float) -> float:
         """Seconds to add up one number of ``width`` bytes for each weight, over all sites."""
@@ -110,7 +119,8 @@ def step_of_sites(
     slowest = max(step_s for step_s, _ in known.values())
     layouts = tuple(layout for _, layout in known.values())
     latency = 0.0 if cluster.between is None else cluster.between.latency_s
-    return SitesStep(slowest, layouts, params, rate, latency, len(sites))
+    devices = min(site.devices for site in sites)
+    return SitesStep(slowest, layouts, params, rate, latency, len(sites), devices)
 
 
 def across_remarks(step: SitesStep, best_s: float, grad_bytes: float) -> list[str]:
@@ -138,7 +148,8 @@ def across_remarks(step: SitesStep, best_s: float, grad_bytes: float) -> list[st
             step.step_s + update / LOCAL_STEPS,
             f"local updates, joined every {LOCAL_STEPS} steps (DiLoCo, arXiv:2311.08105)",
             f"each site takes {LOCAL_STEPS} steps of its own on 1/{step.sites} of the sequences, "
-            "and an outer optimizer adds up what they changed",
+            "and an outer optimizer adds up what they changed, which holds "
+            f"{step.outer_gib:.2f} GiB more on each device",
         ),
     ]
     return [

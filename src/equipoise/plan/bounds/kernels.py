@@ -32,7 +32,7 @@ from equipoise.sim.attention import AttentionCore, CoreTimes
 from equipoise.sim.divided import DividedStep, longest_chain, typical_slices
 from equipoise.sim.machine import Machine
 from equipoise.sim.parts import BatchParts, LayerKinds, StepParts, split_layers
-from equipoise.sim.sharding import auto_price
+from equipoise.sim.settle.sharding import auto_price
 from equipoise.sim.step import typical
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec

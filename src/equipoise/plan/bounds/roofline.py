@@ -246,7 +246,7 @@ def _kept(
         sparse=sparse,
         recompute=how,
         doc_tokens=options.context_tokens,
-        received_rows=options.expert_skew,
+        received_rows=options.skew_of(layout),
     )
 
 

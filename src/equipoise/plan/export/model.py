@@ -31,6 +31,11 @@ def megatron_model(model: ModelSpec, context_tokens: int) -> list[str]:
             f"{model.identity_experts} in each sparse layer. Export a model without "
             f"identity_experts."
         )
+    if model.shortcut:
+        raise SpecError(
+            "Megatron-LM has no experts that read what attention of their layer reads. Export a "
+            "model without shortcut."
+        )
     flags = [
         f"--num-layers {model.layers}",
         f"--hidden-size {model.hidden}",

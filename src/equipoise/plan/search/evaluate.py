@@ -32,6 +32,7 @@ import numpy as np
 
 from equipoise.base.arrays import Ints
 from equipoise.base.errors import FitError, LayoutError, SpecError
+from equipoise.cost.step.request import kernel_key
 from equipoise.plan.bounds.group import Travels, group_bound_s
 from equipoise.plan.bounds.kernels import Kernels, Passes, divided_passes, own_passes
 from equipoise.plan.bounds.memory import stage_bound_bytes
@@ -44,8 +45,8 @@ from equipoise.plan.space.packs import Packer, Packs, pack_key
 from equipoise.sim.attention import AttentionCore, Splits
 from equipoise.sim.divided import DividedStep
 from equipoise.sim.machine import Machine
-from equipoise.sim.parts import StepParts, kernel_key
-from equipoise.sim.sharding import auto_price
+from equipoise.sim.parts import StepParts
+from equipoise.sim.settle.sharding import auto_price
 from equipoise.sim.step import price_step, typical, uniform_documents
 from equipoise.spec.catalog import POLICIES
 from equipoise.spec.model.presets import ModelSpec

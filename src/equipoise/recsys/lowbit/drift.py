@@ -6,7 +6,7 @@ Why
 
 What it decides
     Samples come in windows, in order of time. Each window is scored by both models. The monitor
-    fires where the loss over the last windows exceeds the budget by two deviations, or where a
+    fires where the loss over the last windows exceeds the budget by three deviations, or where a
     layer clips far more of its inputs than on the samples it was calibrated on. Then the ends are
     chosen anew from this window; if that is not enough, so are the formats. Both cost no training.
 
@@ -29,7 +29,7 @@ from equipoise.recsys.lowbit.scan import ReferenceScores, Sampled, log_losses
 from equipoise.recsys.lowbit.search import search_forms
 from equipoise.recsys.rank.scorer import Scorer
 
-_DEVIATIONS = 2.0
+_DEVIATIONS = 3.0
 _ROLLING = 3
 """Windows whose loss is taken together."""
 _MORE_CLIPPED, _LEAST_CLIPPED = 4.0, 0.01
@@ -134,6 +134,8 @@ def _clipped(scorer: Scorer, samples: Sampled) -> tuple[Floats, dict[str, float]
     """Logits, and the share of its inputs that each int8 layer clipped."""
     layers = {n: each for n, each in rounded_of(scorer.dense).items() if each.form == "int8"}
     for each in layers.values():
-        each.clipped = each.seen = 0
+        each.clipped, each.seen, each.is_watched = 0, 0, True
     logits = scorer.score(samples.jagged, samples.numbers).double().numpy()
+    for each in layers.values():
+        each.is_watched = False
     return logits, {n: each.clipped / max(1, each.seen) for n, each in layers.items()}

@@ -45,6 +45,8 @@ class RoundedLinear(nn.Module):
         dtype = torch.float16 if form == "fp16" else torch.int8
         self.register_buffer("weight", torch.zeros(outputs, inputs, dtype=dtype))
         self.register_buffer("bias", torch.zeros(outputs) if has_bias else None)
+        self.is_watched = False
+        """Whether clipped inputs are counted, which takes time."""
         self.clipped = self.seen = 0
         """Inputs beyond the ends, and all, since somebody last set them to 0."""
         if form == "int8":
@@ -74,8 +76,9 @@ class RoundedLinear(nn.Module):
             return nn.functional.linear(given, self.weight.float(), self.bias)
         low, high = self.ends[0], self.ends[1]
         step = (high - low) / _LEVELS
-        self.seen += given.numel()
-        self.clipped += int(((given < low) | (given > high)).sum())
+        if self.is_watched:
+            self.seen += given.numel()
+            self.clipped += int(((given < low) | (given > high)).sum())
         levels = torch.round((given.clamp(low, high) - low) / step)
         weight = self.weight.float()
         if self.inputs <= _EXACT:

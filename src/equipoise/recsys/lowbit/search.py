@@ -2,10 +2,10 @@
 
 What it decides
     Losses of single parts are taken to add up, and ``balance.tables.forms`` chooses exactly under
-    that. What the chosen model really loses is then measured, with two deviations on top: the sum
-    may be too large or too small, so its limit is moved by bisection until the measured loss is
-    just within the budget. Of all models that were measured to fit, the smallest is taken; fp32
-    alone always fits.
+    that. What the chosen model really loses is then measured, with two deviations on top; a gain
+    counts as nothing, since coarse formats also gain by chance. The sum may be too large or too
+    small, so its limit is moved by bisection until the measured loss is just within the budget.
+    The smallest of all models that were measured to fit is taken; fp32 alone always fits.
 
 Kept true (tests/unit/recsys/lowbit/test_request.py)
     The measured loss is within the budget; a larger budget never takes more bytes.
@@ -57,7 +57,7 @@ def search_forms(reference: ReferenceScores, budget: float) -> Searched:
         [
             FormOption("fp32", part.bytes_of("fp32"), 0.0),
             *(
-                FormOption(each.form, part.bytes_of(each.form), max(0.0, each.loss.entropy))
+                FormOption(each.form, part.bytes_of(each.form), _with_doubt(each.loss, 1.0))
                 for each in scanned
                 if each.part == part
             ),
@@ -80,7 +80,7 @@ def search_forms(reference: ReferenceScores, budget: float) -> Searched:
             scorer = make_scorer(reference.scorer, forms, reference.ends)
             loss = reference.measure(scorer)
             tried += 1
-            seen[key] = loss.entropy + _DEVIATIONS * loss.deviation <= budget
+            seen[key] = _with_doubt(loss, _DEVIATIONS) <= budget
             if seen[key] and answer.cost_bytes < best.cost_bytes:
                 best = Searched(
                     forms,
@@ -99,3 +99,8 @@ def search_forms(reference: ReferenceScores, budget: float) -> Searched:
         else:
             high = min(high, room)
     return best
+
+
+def _with_doubt(loss: Loss, deviations: float) -> float:
+    """A loss with some of its deviations on top; a gain counts as nothing."""
+    return max(0.0, loss.entropy) + deviations * loss.deviation

@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from equipoise.serve.engine.chunks.dot import multiplies_pairs
+from equipoise.serve.engine.chunks.kernel import attend_chunk, pack_keys
 from equipoise.serve.engine.jit import KeptKernel
 from equipoise.serve.engine.kernel import attend_rows
 from equipoise.serve.engine.rows import gate_rows, head_rows, norm_rows
@@ -67,4 +69,11 @@ def _calls(dtype: str) -> list[tuple[KeptKernel, tuple[Any, ...]]]:
         (norm_rows, (x, scales[0], eps, x)),
         (gate_rows, (x, x)),
     ]
+    if dtype == "bf16" and multiplies_pairs():
+        pairs = np.zeros((1, 1, 2), np.uint32)
+        packed = np.zeros((1, 1, 1, 2), np.uint32)
+        kernels += [
+            (pack_keys, (pairs, pairs, rows, 1, 1, packed)),
+            (attend_chunk, (pairs, packed, 1, 1, eps, 1, heads)),
+        ]
     return [(kernel, given) for kernel, given in kernels if isinstance(kernel, KeptKernel)]

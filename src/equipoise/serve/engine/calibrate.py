@@ -7,7 +7,7 @@ What it decides
 
 Kept true (tests/unit/serve/engine/test_calibrate.py)
     From a clock that follows a known curve, that curve is measured; a kept curve is not measured
-    again.
+    again, and one that was measured while others used the cores is not kept.
 """
 
 import statistics
@@ -19,6 +19,7 @@ import torch
 
 from equipoise.base.errors import SpecError
 from equipoise.cost.serving import rising_points
+from equipoise.observe.machine import BUSY_CORES, OtherLoad
 from equipoise.schedule.batching.iteration import PageRun, ServeChunk, Swap
 from equipoise.serve.engine.forward import PagedDecoder
 from equipoise.spec.device.serving import (
@@ -159,13 +160,23 @@ def _read(points: Sequence[tuple[int, float]], rows: int) -> float:
     return next((seconds for at, seconds in points if at >= rows), points[-1][1])
 
 
-def kept_curve(decoder: PagedDecoder, file: Path, *, timer: Timer = median_s) -> ServingCurve:
+def kept_curve(
+    decoder: PagedDecoder,
+    file: Path,
+    *,
+    timer: Timer = median_s,
+    most_busy_cores: float = BUSY_CORES,
+) -> ServingCurve:
     """The curve of this model, dtype, threads and ranks: read if it is kept, else measured.
+
+    What was measured while others used the cores is not kept: the next start measures again.
 
     Args:
         decoder: As for ``measure_curve``.
         file: Where curves are kept; one that cannot be read or written is left as it is.
         timer: As for ``measure_curve``.
+        most_busy_cores: What others may use meanwhile; ranks of this engine are not told apart from
+            them, so over ranks any curve is kept.
     """
     model, dtype = decoder.decoder.model, DTYPES[decoder.pool.dtype]
     # Tiles of fixed rows are another engine: other seconds for the same sizes.
@@ -177,7 +188,10 @@ def kept_curve(decoder: PagedDecoder, file: Path, *, timer: Timer = median_s) ->
                 return each.curve
     except SpecError:
         return measure_curve(decoder, timer=timer)
+    load = OtherLoad()
     curve = measure_curve(decoder, timer=timer)
+    if ranks == 1 and load.cores > most_busy_cores:
+        return curve
     title = f"{model.layers} layers, width {model.hidden}"
     date = time.strftime("%Y-%m-%d")
     try:

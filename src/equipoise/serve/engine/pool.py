@@ -18,13 +18,14 @@ What it decides
 
 Kept true (tests/unit/serve/engine/test_pool.py)
     Rows cover a sequence once and in order; pages that were swapped out and into other pages
-    hold the same bits.
+    hold the same bits; memory is taken for rows that were written, and not for others.
 """
 
+import mmap
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -34,9 +35,6 @@ from equipoise.observe.machine import available_bytes
 from equipoise.schedule.batching.iteration import PageRun, Swap
 from equipoise.serve.engine.fused import ServedDecoder
 from equipoise.spec.model.presets import ModelSpec
-
-_LINE = 64
-"""Alignment of a pool's memory [bytes]."""
 
 
 def token_bytes(model: ModelSpec, dtype: torch.dtype) -> int:
@@ -88,11 +86,8 @@ class KvPool:
             if device.type != "cpu":
                 return torch.zeros(shape, dtype=dtype, device=device)
             if size <= available_bytes():
-                # The system's own zeros: memory is taken when rows are first written.
-                held = torch.from_numpy(np.zeros(size + _LINE, dtype=np.uint8))
-                begin = -held.data_ptr() % _LINE
-                return held[begin : begin + size].view(dtype).view(shape)
-        except (RuntimeError, MemoryError):
+                return _lazy_zeros(size).view(dtype).view(shape)
+        except (RuntimeError, MemoryError, OSError):
             pass
         raise FitError(
             f"A cache of {pages:,} pages of {self.page_tokens} tokens needs {format_bytes(size)}, "
@@ -157,6 +152,18 @@ class KvPool:
     def _of(self, pages: Sequence[int]) -> Tensor:
         first = torch.tensor(pages, dtype=torch.int64)[:, None] * self._page_rows
         return (first + torch.arange(self._page_rows)).flatten()
+
+
+def _lazy_zeros(size: int) -> Tensor:
+    """The system's own zeros [bytes]: memory is taken when rows are first written.
+
+    It is taken in small pages: a text's first rows are in every layer's part of the pool, and to
+    clear a huge page for each of these takes ten times as long.
+    """
+    held = mmap.mmap(-1, max(1, size))
+    with suppress(OSError, AttributeError):  # a system without such advice has no huge pages
+        held.madvise(mmap.MADV_NOHUGEPAGE)
+    return torch.frombuffer(held, dtype=torch.uint8)[:size]
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from equipoise.cost.serving import rising_points
 from equipoise.observe.journal import EventSink
-from equipoise.observe.machine import busy_core_s
+from equipoise.observe.machine import BUSY_CORES, OtherLoad
 from equipoise.schedule.batching.iteration import PageRun, ServeChunk
 from equipoise.schedule.nano.graph import Resource
 from equipoise.serve.engine.calibrate import DTYPES
@@ -53,11 +53,6 @@ from equipoise.spec.device.serving import serving_name
 _ROWS = (1, 16, 64, 256)
 _DECODES, _CONTEXTS = 8, (64, 1024)
 _PROMPTS = (64, 256)
-_BUSY_CORES = 0.3
-"""An operator on two cores waits for the one that another process uses; a lane does not. What is
-measured then is the other process."""
-_TICKS_S = 0.04
-"""The system counts busy cores in hundredths of a second."""
 _LAYERS = 6
 _ROUNDS = 5
 _RUN_S, _LEAST_RUNS, _MOST_RUNS = 0.02, 3, 15
@@ -93,7 +88,7 @@ def open_nano(paged: PagedDecoder, file: Path, sink: EventSink | None = None) ->
 
 
 def measure_nano(
-    paged: PagedDecoder, lanes: Lanes, *, most_busy_cores: float = _BUSY_CORES
+    paged: PagedDecoder, lanes: Lanes, *, most_busy_cores: float = BUSY_CORES
 ) -> NanoReport:
     """Time operations and orders: about a second.
 
@@ -102,7 +97,7 @@ def measure_nano(
         lanes: Of the calling thread.
         most_busy_cores: If other processes use more cores meanwhile, nothing is known afterwards.
     """
-    probe, load = NanoProbe(paged, lanes), _OtherLoad()
+    probe, load = NanoProbe(paged, lanes), OtherLoad()
     costs = probe.costs()
     if not can_run_together():
         return NanoReport(reason="numba runs one kernel at a time here")
@@ -121,24 +116,6 @@ def measure_nano(
     if load.cores > most_busy_cores:
         return NanoReport(reason=f"not measured: others used {load.cores:.1f} cores")
     return NanoReport(tuple(gains), costs=costs)
-
-
-class _OtherLoad:
-    """What other processes use of the cores."""
-
-    def __init__(self) -> None:
-        self._begin = time.perf_counter(), self._others_s()
-
-    @staticmethod
-    def _others_s() -> float:
-        return busy_core_s() - time.process_time()
-
-    @property
-    def cores(self) -> float:
-        """Cores in use since the beginning, on average."""
-        begin_s, others_s = self._begin
-        used_s = self._others_s() - others_s - _TICKS_S
-        return used_s / (time.perf_counter() - begin_s)
 
 
 def _refuse(paged: PagedDecoder) -> str:

@@ -63,7 +63,7 @@ def layer_memory(
         sparse=sparse,
         recompute=strategy.recompute,
         doc_tokens=float(options.context_tokens),
-        received_rows=options.expert_skew,
+        received_rows=options.skew_of(layout),
     )
     return LayerMemory(stays, kept * tokens, passing)
 

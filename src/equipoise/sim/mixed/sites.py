@@ -30,10 +30,10 @@ import numpy as np
 from equipoise.balance.stage import StageSplit, split_stages
 from equipoise.base.arrays import Ints
 from equipoise.cost.offload import loads_without_copies
-from equipoise.cost.step.request import Precision, StepOptions
+from equipoise.cost.step.request import Precision, StepOptions, kernel_key
 from equipoise.schedule.pipeline.strategies import place_stages
 from equipoise.sim.machine import Machine
-from equipoise.sim.parts import BatchParts, StepParts, kernel_key
+from equipoise.sim.parts import BatchParts, StepParts
 from equipoise.spec.cluster.spec import ClusterSpec
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec

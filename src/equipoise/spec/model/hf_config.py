@@ -175,6 +175,11 @@ def _kind_of_experts(model: ModelSpec) -> str:
             f"without weights beside {model.experts} with them. Train with "
             f"model.identity_experts = 0 to export."
         )
+    if model.shortcut:
+        raise ModelError(
+            "No Hugging Face model type of this package's has experts that read what attention "
+            "reads. Train with model.shortcut = false to export."
+        )
     every_layer = model.sparse_layers == model.layers
     is_gated = model.shared_ffn > 0 and model.shared_gate
     if model.balance != "bias" and model.qk_norm and not model.shared_ffn:

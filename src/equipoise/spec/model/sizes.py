@@ -103,6 +103,9 @@ class ModelSpec:
     real_top_k: float = 0.0
     """Experts with weights that a token passes through on average, at which a bias holds it;
     ``top_k`` where there are no identity experts."""
+    shortcut: bool = False
+    """Whether experts read what attention of their layer reads, so that their rows travel while
+    attention and the shared expert are computed."""
     gated: bool = True
     """Whether feed-forwards have a gate (SwiGLU, three products) or not (two products)."""
     latent: LatentSpec | None = None

@@ -152,12 +152,11 @@ class LayoutSpec:
         ),
     ] = 1
     parts: Annotated[
-        int,
+        Annotated[int, Field(ge=1, le=64)] | Literal["auto"],
         Field(
-            ge=1,
-            le=64,
             description="parts in which rows travel between ranks that share a feed-forward, or "
-            "experts that stay on their ranks, each while the part before it is computed",
+            "experts that stay on their ranks, each while the part before it is computed; "
+            '"auto" chooses for each number of rows by the price of this machine',
         ),
     ] = 1
     pin: Annotated[bool, Field(description="pin each rank to a core of its own")] = False

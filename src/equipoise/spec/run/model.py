@@ -96,6 +96,13 @@ class ModelSection:
             "by a bias; what an even choice makes unless given",
         ),
     ] = None
+    shortcut: Annotated[
+        bool | None,
+        Field(
+            description="experts read what attention of their layer reads: their rows travel while "
+            "attention and the shared expert are computed"
+        ),
+    ] = None
     capacity_factor: Annotated[
         float | None,
         Field(

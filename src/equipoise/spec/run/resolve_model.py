@@ -167,6 +167,13 @@ def _fill_experts(wish: Wish, model: ModelSpec, origins: dict[str, str]) -> Mode
             f"model.top_k to {model.experts} or less.",
         )
     _judge_identity(wish, model)
+    if model.shortcut and not model.shared_ffn:
+        wish.tell(
+            "model.shortcut",
+            "true lets rows of experts travel beside the shared expert, and there is none: "
+            f"{_cite_size(model, origins, wish, 'shared_ffn')}. Set model.shared_ffn, for example "
+            f"to model.ffn = {model.ffn}, or remove model.shortcut.",
+        )
     if model.identity_experts and not model.real_top_k:
         model = dataclasses.replace(model, real_top_k=model.mean_top_k)
         origins["model.real_top_k"] = "an even choice"

@@ -36,6 +36,20 @@ class ContextMachine:
 
 
 @dataclass(frozen=True, slots=True)
+class PartMachine:
+    """The machine by which ``layout.parts = "auto"`` prices, on every rank and resume."""
+
+    flop_per_s: float
+    """Speed of a rank's products."""
+    start_s: float
+    """What an exchange takes however few its bytes are."""
+    bytes_per_s: float
+    """What a rank sends in an exchange."""
+    shared: float
+    """The share of moving that takes the cores from computing, 0 to 1."""
+
+
+@dataclass(frozen=True, slots=True)
 class ResolvedFile:
     """A run, its model, its ranks and its token cache, all resolved."""
 
@@ -50,6 +64,8 @@ class ResolvedFile:
     init_folder: str
     context_machine: ContextMachine | None = None
     """Settled when the run began; None unless ``layout.sharding`` is ``auto``."""
+    part_machine: PartMachine | None = None
+    """Settled when the run began; None unless ``layout.parts`` is ``auto``."""
     stage_edges: tuple[int, ...] = ()
     """Stage s of a pipeline has layers ``stage_edges[s]`` to ``stage_edges[s + 1]``, as in the plan
     that the run obeys; empty where ranks split the layers when they start."""

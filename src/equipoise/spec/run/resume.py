@@ -52,7 +52,7 @@ _COMPARED = """
     model.vocab model.head_width model.tied model.rope_theta model.experts model.top_k
     model.expert_ffn model.shared_ffn model.shared_gate model.dense_layers model.expert_every
     model.norm_top_k model.balance model.balance_rate model.capacity_factor
-    model.identity_experts model.real_top_k
+    model.identity_experts model.real_top_k model.shortcut
     train.freeze lora.rank lora.alpha lora.targets
     vision.layers vision.hidden vision.heads vision.patch vision.least_tokens vision.most_tokens
     audio.layers audio.hidden audio.heads

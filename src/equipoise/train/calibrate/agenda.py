@@ -6,14 +6,14 @@ Why
     is missing, and goes on from there the next time.
 
 What it decides
-    Tasks run in their order. Those that a device file cannot do without always run. Another one
-    runs only if it is expected to end in time: its weight, at the pace of the tasks that this
-    session has run. Each gets its share of the time that is left, by weight, and is kept as soon as
-    it is done.
+    Tasks run in their order. Those that a device file cannot do without begin while there is time,
+    the first of a session whatever the time, so that each session gets on. Another one runs only if
+    it is expected to end in time: its weight, at the pace of the tasks that this session has run.
+    Each gets its share of the time that is left, by weight, and is kept as soon as it is done.
 
 Kept true (tests/unit/train/calibrate/test_agenda.py)
-    No optional task begins that is expected to end late; a session that is stopped and started
-    again runs each task once; what is needed runs however slow the machine.
+    No optional task begins that is expected to end late, and none at all after the end but a
+    session's first; a session that is stopped and started again runs each task once.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -67,7 +67,8 @@ def run_agenda(
         now = clock()
         left_s = limit_s - (now - began)
         pace = max(1.0, spent_s / weight) if weight else 1.0
-        if not task.is_needed and pace * task.weight > left_s:
+        is_late = left_s <= 0 and bool(weight)
+        if is_late or (not task.is_needed and pace * task.weight > left_s):
             left.append(task.name)
             continue
         share = task.weight / sum(other.weight for other in waiting[at:])

@@ -7,16 +7,17 @@ Why
 What it decides
     The order: products and attention of the run's precision and heads, memory, collectives, the
     disk; then steps in the run's own way of sharing; then other ways, other heads, the other
-    precision. The first half always runs, each of its tasks as shortly as its share of the time
+    precision. The first half comes first, each of its tasks as shortly as its share of the time
     says; of the second, what is expected to end in time. Every task is kept when it ends, so that
-    a session that is stopped goes on where it was.
+    a session that is stopped goes on where it was. If time ends before the first half does, as on a
+    machine that does much else, there is no device file yet, and the same command goes on.
 
 Kept true (tests/unit/train/calibrate/test_agenda.py, tests/multi/plan/test_calibrate_budget.py)
     A session that is killed goes on; a file with everything left to time is one that prices.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.base.digest import digest
+from equipoise.base.errors import EquipoiseError
 from equipoise.observe.machine import busy_core_s
 from equipoise.spec.device.file import DeviceFile
 from equipoise.spec.device.here import cpu_model, memory_share_bytes
@@ -194,6 +196,27 @@ def calibrate_run(
     left = run_agenda(tasks, session.done, keep, limit_s=limit_s, clock=clock)
     progress.finish()
     return left
+
+
+def require_needed(tasks: Sequence[Task], left: Collection[str], other_cores: float) -> None:
+    """Refuse to go on to a device file while something that one needs is left.
+
+    Args:
+        tasks: Of ``RunCalibration``.
+        left: Names of those that are left.
+        other_cores: Cores that other programs kept busy meanwhile.
+
+    Raises:
+        EquipoiseError: says how much is measured, and that the same command goes on.
+    """
+    needed = [task.name for task in tasks if task.is_needed]
+    done = sum(name not in left for name in needed)
+    if done < len(needed):
+        raise EquipoiseError(
+            f"Time ended after {done} of {len(needed)} measurements that a forecast needs, while "
+            f"other programs kept {other_cores:.1f} cores busy. They are kept, and the same "
+            f"command goes on with the others."
+        )
 
 
 def device_file_of(

@@ -12,7 +12,7 @@ What it decides
 Kept true (tests/unit/train/check/test_balanced.py)
     Every policy is in some case with every kind, and beside every axis; eplb only where ranks
     divide the experts, and tutel also where ranks share hidden units; some models have experts
-    without weights, frozen ones, or adapters.
+    without weights, frozen ones, adapters, or a shortcut.
 """
 
 import dataclasses
@@ -79,7 +79,8 @@ def balanced_cases(ranks: int, model: ModelSpec) -> list[Case]:
             # The price of weights decides the sharing: both ends, and one between.
             wish = ExpertsSpec("tutel", least_rows=(1, 1000)[turn])
             cases.append(dataclasses.replace(case, experts=wish, router=kind, repeats=True))
-    return cases + beside_axes(ranks, model) + _partly_trained(ranks, model)
+    rest = _partly_trained(ranks, model) + _behind_shortcut(ranks, model)
+    return cases + beside_axes(ranks, model) + rest
 
 
 def beside_axes(ranks: int, model: ModelSpec) -> list[Case]:
@@ -151,6 +152,38 @@ def _partly_trained(ranks: int, model: ModelSpec) -> list[Case]:
             dataclasses.replace(case, lora=adapted),
             dataclasses.replace(case, train=frozen),
         ]
+    return cases
+
+
+def _behind_shortcut(ranks: int, model: ModelSpec) -> list[Case]:
+    """Rows that travel beside attention: every way in which they do, and every other axis."""
+    if model.shortcut:  # then all cases are such
+        return []
+    shared = model.shared_ffn or model.ffn
+    model = dataclasses.replace(model, shortcut=True, shared_ffn=shared)
+    pipeline = {"pp": 2, "policy": "in-order", "context_tokens": 64, "ep": ranks // 2}
+    split = {"etp": ranks}
+    shapes: list[tuple[ExpertPolicyName, dict[str, Any]]] = [
+        ("fixed", {"ep": ranks, "parts": 2}),
+        ("fixed", {"ep": ranks, "recompute": "full", "zero": 3}),
+        ("fixed", {"ep": ranks, "recompute": "attention"}),
+        ("exact", {"ep": ranks, "recompute": "selective"}),
+        ("exact", {"ep": ranks, "cp": ranks}),
+        ("hecate", {"ep": ranks, "policy": "divided"}),
+        ("auto", {"ep": ranks}),
+    ]
+    shapes += [("exact", {"ep": ranks, "tp": ranks})] if model.heads % ranks == 0 else []
+    if model.expert_ffn >= ranks:
+        shapes += [("fixed", split | {"zero": 1}), ("tutel", split)]
+    if ranks % 2 == 0 and ranks > 2:
+        shapes += [("exact", pipeline), ("fixed", pipeline | {"schedule": "zb-h1"})]
+    cases: list[Case] = []
+    for policy, shape in shapes:
+        case = make_case(model, ranks, **shape)
+        slots = most_copies(model.experts, ranks) if policy == "auto" else 1
+        wish = ExpertsSpec(policy, slots=slots, least_rows=1)
+        kind = ("W1", "W5")[len(cases) % 2]
+        cases.append(dataclasses.replace(case, experts=wish, router=kind, repeats=True))
     return cases
 
 

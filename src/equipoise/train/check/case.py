@@ -141,6 +141,7 @@ class Case:
         parts += [f"{axis} = {ranks}" for axis, ranks in degrees.items() if ranks > 1]
         parts += [f"pp = {layout.pp}, {layout.schedule}"] if layout.pp > 1 else []
         parts += [f"{self.experts.policy} experts, {self.router}"] if self.router else []
+        parts += ["shortcut"] if self.model.shortcut else []
         parts += ["masked labels"] if self.masks else []
         parts += ["images and sound"] if self.resolved.spec.encoders else []
         parts += [f"lora of rank {self.lora.rank}"] if self.lora.rank else []

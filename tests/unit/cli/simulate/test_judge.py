@@ -85,9 +85,21 @@ def test_files_that_cannot_be_written(capsys: pytest.CaptureFixture[str], tmp_pa
 
 
 def test_what_is_said_of_experts(capsys: pytest.CaptureFixture[str]) -> None:
-    said = "Experts count as balanced; --expert-skew says by how much they are not.\n"
+    said = "Experts count as balanced; --expert-skew or --expert-loads says how they are not.\n"
     sparse = [*SMALL, "--model=mixtral-8x7b", "--layout=dp=16,ep=8"]
     assert main(sparse) == 0
     assert said in capsys.readouterr().out
     assert main([*sparse, "--expert-skew=1.3"]) == 0
     assert said not in capsys.readouterr().out
+    assert main([*sparse, "--expert-loads=W2"]) == 0
+    alone = capsys.readouterr().out
+    assert (
+        said not in alone
+        and (
+            "The fullest rank's rows of experts over the mean, by the ranks that share: 1.00 on 2, "
+            "1.99 on 4, 4.00 on 8.\n"
+        )
+        in alone
+    )
+    assert main([*sparse, "--expert-loads=W2", "--expert-policy=exact"]) == 0
+    assert "4.00 on 8; with copies 1." in capsys.readouterr().out

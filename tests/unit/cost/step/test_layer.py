@@ -49,12 +49,19 @@ class Flat:
         return 1.0
 
 
-def parts(layout: Layout, *, sparse: bool = False, **changes: object) -> Floats:
+def parts(
+    layout: Layout,
+    *,
+    sparse: bool = False,
+    shared_ffn: int = 0,
+    core_s: tuple[float, float] | None = None,
+    **changes: object,
+) -> Floats:
     stack = {key: changes.pop(key) for key in list(changes) if hasattr(Stack(), key)}
     options = dataclasses.replace(
         StepOptions(4096, 8, stack=dataclasses.replace(Stack(), **stack)), **changes
     )
-    model = SPARSE if sparse else MODEL
+    model = dataclasses.replace(SPARSE, shared_ffn=shared_ffn) if sparse else MODEL
     work = layer_work(
         model,
         layout,
@@ -65,9 +72,8 @@ def parts(layout: Layout, *, sparse: bool = False, **changes: object) -> Floats:
     )
     bytes_per_s = {"all_reduce": 0.5e11, "all_gather": 1e11}
     traffic = LayerTraffic(*(lambda op, size: size / bytes_per_s.get(op, 1e11) for _ in range(3)))
-    return price_layer(
-        work, Flat(), layout, options, tokens=4096, hidden=model.hidden, traffic=traffic
-    )
+    sizes = {"tokens": 4096.0, "hidden": model.hidden, "shortcut_core_s": core_s}
+    return price_layer(work, Flat(), layout, options, traffic=traffic, **sizes)
 
 
 def term(table: Floats, name: str) -> list[float]:
@@ -119,6 +125,22 @@ def test_experts_pay_on_the_way_there_and_back() -> None:
     assert term(both, "expert traffic")[0] > term(shared, "expert traffic")[0] / 2
     uneven = parts(Layout(dp=8, ep=8), sparse=True, expert_skew=2.0)
     assert term(uneven, "expert traffic")[0] == pytest.approx(2 * term(shared, "expert traffic")[0])
+
+
+def test_a_shortcut_hides_one_way_behind_attention_and_one_behind_the_shared_expert() -> None:
+    shape = {"layout": Layout(dp=8, ep=8), "sparse": True, "shared_ffn": SPARSE.ffn}
+    plain, short = parts(**shape), parts(**shape, core_s=(0.0, 0.0))
+    attention = parts(**shape | {"shared_ffn": 0})
+    both, beside = term(plain, "expert traffic")[0], term(attention, "products")[0]
+    shared = term(plain, "products")[0] - beside
+    exposed = max(0.0, both / 2 - beside) + max(0.0, both / 2 - shared)
+    assert 0 < exposed < both
+    assert term(short, "expert traffic")[0] == pytest.approx(exposed)
+    assert np.delete(short, TERMS.index("expert traffic"), 1) == pytest.approx(
+        np.delete(plain, TERMS.index("expert traffic"), 1)
+    )
+    longer = parts(**shape, core_s=(both, both))
+    assert term(longer, "expert traffic")[0] == pytest.approx(max(0.0, both / 2 - shared))
 
 
 def test_sums_of_gradients_move_their_bytes() -> None:

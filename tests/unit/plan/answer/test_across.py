@@ -60,7 +60,7 @@ def test_a_trunk_is_shared_and_a_port_is_not_exceeded() -> None:
 
 
 def test_ways_are_said_with_their_effect_and_only_where_they_gain() -> None:
-    step = SitesStep(2.0, ("dp=8,zero=1",), 1_000_000_000, 1e9, 0.0, 2)
+    step = SitesStep(2.0, ("dp=8,zero=1",), 1_000_000_000, 1e9, 0.0, 2, 8)
     assert across_remarks(step, 2.0, 4.0) == []
     small, late, local = across_remarks(step, 8.0, 4.0)
     assert all(
@@ -71,3 +71,4 @@ def test_ways_are_said_with_their_effect_and_only_where_they_gain() -> None:
     assert "4.00 s a step, 2.00 times as fast" in late and "one update older" in late
     assert f"joined every {LOCAL_STEPS} steps (DiLoCo, arXiv:2311.08105): 2.01 s" in local
     assert "steps of its own on 1/2 of the sequences" in local
+    assert local.endswith("which holds 0.93 GiB more on each device.")

@@ -24,6 +24,7 @@ def test_an_int8_layer_is_whole_number_arithmetic(
     linear = torch.nn.Linear(inputs, outputs, bias=has_bias)
     given_BI = 3 * torch.randn(7, inputs)
     layer = RoundedLinear.of(linear, "int8", (-2.0, 2.5))
+    layer.is_watched = True
     out = layer(given_BI).double().numpy()
     step = np.float64((layer.ends[1] - layer.ends[0]) / 255)
     clipped = given_BI.clamp(-2.0, 2.5)

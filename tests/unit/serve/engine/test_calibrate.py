@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -60,13 +61,23 @@ def test_a_known_curve_is_measured() -> None:
 
 def test_a_curve_is_kept_for_its_model_and_mode(tmp_path: Path) -> None:
     file, decoder = tmp_path / "serving.json", clocked()
-    first = kept_curve(decoder, file, timer=decoder.time)
+    how: dict[str, Any] = {"timer": decoder.time, "most_busy_cores": float("inf")}
+    first = kept_curve(decoder, file, **how)
     spent = decoder.seconds
-    assert kept_curve(decoder, file, timer=decoder.time) == first and decoder.seconds == spent
+    assert kept_curve(decoder, file, **how) == first and decoder.seconds == spent
     decoder.tile_rows = 32
-    kept_curve(decoder, file, timer=decoder.time)
+    kept_curve(decoder, file, **how)
     assert decoder.seconds > spent
     assert len(read_serving(file)) == 2
+
+
+def test_a_curve_that_was_measured_beside_others_is_not_kept(tmp_path: Path) -> None:
+    file, decoder = tmp_path / "serving.json", clocked()
+    assert kept_curve(decoder, file, timer=decoder.time, most_busy_cores=-1e9).tokens
+    assert not file.exists()
+    decoder.ranks = 2
+    assert kept_curve(decoder, file, timer=decoder.time, most_busy_cores=-1e9).tokens
+    assert len(read_serving(file)) == 1
 
 
 def test_a_file_that_cannot_be_read_is_left_as_it_is(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.base.errors import FitError
+from equipoise.observe.machine import resident_bytes
 from equipoise.schedule.batching.iteration import Swap
 from equipoise.serve.engine.pool import KvPool, token_bytes
 from support.serving.paged import PLAIN, joined
@@ -49,6 +50,16 @@ def test_bytes_of_a_token() -> None:
     pool = make_pool(3)
     held = sum(pool.keys(at).nbytes + pool.values(at).nbytes for at in range(PLAIN.layers))
     assert held == 12 * token_bytes(PLAIN, torch.float32)
+
+
+def test_memory_is_taken_for_rows_that_were_written() -> None:
+    pool = make_pool(1 << 16)
+    assert pool.keys(0).nbytes >= 16 << 20
+    before = resident_bytes()
+    for layer in range(PLAIN.layers):
+        pool.keys(layer)[5], pool.values(layer)[5] = 1, 2
+    assert resident_bytes() - before < 2 << 20
+    assert not pool.keys(PLAIN.layers - 1)[-1].any()
 
 
 def test_a_pool_that_does_not_fit_is_refused() -> None:

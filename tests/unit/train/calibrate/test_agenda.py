@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from equipoise.base.errors import EquipoiseError
 from equipoise.train.calibrate.agenda import Task, run_agenda
+from equipoise.train.calibrate.budgeted import require_needed
 
 
 class Clock:
@@ -54,9 +56,11 @@ def test_an_idle_machine_runs_everything_and_a_busy_one_what_is_needed() -> None
     assert kept == ["task 0", "task 1", "task 2"]
     assert left == ("task 3", "task 4")
     assert spent_s == pytest.approx(48.0)  # 16 more would have ended at 64
-    # However slow it is, what is needed runs; nothing else begins.
-    kept, left, _ = _run(weights, 3, 100.0, 60.0, [])
-    assert (len(kept), len(left)) == (3, 2)
+    # However slow it is, each session ends after a task, and gets on by one.
+    kept = []
+    for count in (1, 2, 3):
+        kept, left, _ = _run(weights, 3, 100.0, 60.0, kept)
+        assert (len(kept), len(left)) == (count, 5 - count)
 
 
 def test_a_short_task_runs_where_a_long_one_before_it_would_end_late() -> None:
@@ -91,8 +95,20 @@ def test_what_is_optional_ends_in_time(
 ) -> None:
     kept, left, spent_s = _run(weights, needed, slowness, limit_s, [])
     assert sorted([*kept, *left]) == sorted(f"task {at}" for at in range(len(weights)))
-    must_s = slowness * sum(weights[:needed])
-    # The first task's pace is not known yet; a machine as fast as its weights say is assumed.
-    first_s = slowness * weights[0] if not needed else 0.0
-    assert spent_s <= max(must_s, limit_s, first_s) + 1e-6
-    assert set(kept) >= {f"task {at}" for at in range(min(needed, len(weights)))}
+    # The first task's pace is not known yet, and a needed one that has begun ends.
+    late_s = slowness * max(weights[: max(1, needed)])
+    assert spent_s <= max(limit_s + late_s * bool(needed), late_s) + 1e-6
+    assert kept or (not needed and weights[0] > limit_s)
+    if slowness * sum(weights[:needed]) < limit_s:
+        assert set(kept) >= {f"task {at}" for at in range(min(needed, len(weights)))}
+
+
+def test_a_file_waits_for_what_it_needs() -> None:
+    tasks = _tasks(Clock(), [1.0, 1.0, 1.0], 2, 1.0)
+    require_needed(tasks, ("task 2",), 3.25)
+    with pytest.raises(EquipoiseError) as caught:
+        require_needed(tasks, ("task 1", "task 2"), 3.25)
+    assert str(caught.value) == (
+        "Time ended after 1 of 2 measurements that a forecast needs, while other programs kept 3.2 "
+        "cores busy. They are kept, and the same command goes on with the others."
+    )

@@ -10,7 +10,7 @@ What it decides
     timed, or a guess. A run keeps what it began with: a later calibration changes no choice of a
     run that is resumed.
 
-Kept true (tests/unit/sim/test_sharding.py)
+Kept true (tests/unit/sim/settle/test_sharding.py)
     A run and its simulation choose by the same price; a kept one is taken up again.
 """
 
@@ -117,13 +117,13 @@ def settle_machine(
         precision=train.precision,
         context_strategy=layout.strategy,
     )
-    machine = Machine(_own_machine(ranks), train.precision)
+    machine = Machine(own_machine(ranks), train.precision)
     assumed = context_price(model, machine, layout.of_ranks(ranks), options).machine
     link = assumed.link
     return ContextMachine(assumed.flop_per_s, assumed.tile_s, link.latency_s, link.bytes_per_s)
 
 
-def _own_machine(ranks: int) -> ClusterSpec:
+def own_machine(ranks: int) -> ClusterSpec:
     """This machine; its cores, where its devices were not measured or are of several machines."""
     try:
         return this_machine(ranks)

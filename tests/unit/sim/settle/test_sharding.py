@@ -7,7 +7,7 @@ from pathlib import Path
 from equipoise.balance.context.price import TILE_S
 from equipoise.cost.step.request import StepOptions
 from equipoise.sim.machine import Machine
-from equipoise.sim.sharding import auto_price, context_price, run_price, settle_machine
+from equipoise.sim.settle.sharding import auto_price, context_price, run_price, settle_machine
 from equipoise.spec.cluster.spec import find_cluster
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import preset

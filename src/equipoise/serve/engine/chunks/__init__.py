@@ -1,0 +1,1 @@
+"""Attention of long chunks on processors that multiply pairs of bf16."""

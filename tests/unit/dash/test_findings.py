@@ -1,0 +1,26 @@
+"""What a report says of rows that travel."""
+
+from types import SimpleNamespace
+
+from equipoise.dash.findings import _experts_finding
+
+
+def _run(label: str, **fields: object) -> tuple[SimpleNamespace, SimpleNamespace]:
+    plain = {"experts": None, "expert_choice": None, "parted": None, "rows_travel_s": None}
+    return SimpleNamespace(**(plain | fields)), SimpleNamespace(label=label)
+
+
+def _say(*runs: tuple[SimpleNamespace, SimpleNamespace]) -> str:
+    records, summaries = zip(*runs, strict=True)
+    return _experts_finding(records, summaries)
+
+
+def test_parts_and_shortcuts_are_told_with_their_numbers() -> None:
+    assert _say(_run("a")) == ""
+    assert _say(_run("a", parted={1: 10, 4: 30})) == (
+        "Rows travel in parts at 30 of 40 passes of rank 0 (parts: 1 in 25%, 4 in 75%)."
+    )
+    assert _say(_run("a", rows_travel_s=(0.0125, 0.0031)), _run("b")) == (
+        "Rows of experts travel 12.5 ms of a step beside other work of rank 0 with a, which then "
+        "waits 3.1 ms for them."
+    )

@@ -1,0 +1,140 @@
+"""Chunks that attend by products of pairs: a softmax, however a text is cut and stored."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from equipoise.nn.tile import attend_tile
+from equipoise.schedule.batching.iteration import PageRun, ServeChunk
+from equipoise.serve.engine.chunks.dot import LANES, LINES, dot_pairs, multiplies_pairs
+from equipoise.serve.engine.chunks.kernel import TILE
+from equipoise.serve.engine.chunks.rows import PairedChunk
+from equipoise.serve.engine.jit import compile_rows
+from equipoise.serve.engine.pool import KvPool
+from equipoise.spec.model.presets import preset
+
+pytestmark = pytest.mark.skipif(
+    not multiplies_pairs(), reason="this processor does not multiply pairs of bf16"
+)
+
+PAGE = 16
+
+
+def pool_of(heads: int, width: int, pages: int) -> KvPool:
+    model = dataclasses.replace(
+        preset("7m"), layers=1, heads=heads, kv_heads=heads, head_width=width
+    )
+    pool = KvPool(
+        model, pages=pages, page_tokens=PAGE, dtype=torch.bfloat16, device=torch.device("cpu")
+    )
+    pool.keys(0).fill_(3e38)  # what nobody wrote may be anything finite
+    pool.values(0).fill_(3e38)
+    return pool
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, *, start: int, cuts: list[int], threads: int, seed: int
+) -> Tensor:
+    """Outputs of the tokens from ``start`` on, chunk by chunk, from pages in random order."""
+    needed = -(-len(k) // PAGE)
+    order = np.random.default_rng(seed).permutation(needed + 2)[:needed].tolist()
+    pool = pool_of(k.shape[1], k.shape[2], needed + 2)
+    runs = tuple(PageRun(page, 1) for page in order)
+    rows = pool.row_numbers(order, 0, len(k))
+    pool.keys(0)[rows], pool.values(0)[rows] = k, v
+    before, out = torch.get_num_threads(), torch.empty_like(q)
+    torch.set_num_threads(threads)
+    try:
+        edges = [start, *(start + cut for cut in cuts), len(k)]
+        for first, last in itertools.pairwise(edges):
+            chunk = ServeChunk("", first, last - first, runs, samples=False, logits=0)
+            paired = PairedChunk(slice(first - start, last - start), chunk, pool)
+            paired.attend(q, pool.keys(0), pool.values(0), out)
+    finally:
+        torch.set_num_threads(before)
+    return out
+
+
+def exact(q: Tensor, k: Tensor, v: Tensor, start: int) -> Tensor:
+    group = q.shape[1] // k.shape[1]
+    keys, values = (x.double().repeat_interleave(group, dim=1) for x in (k, v))
+    scores = torch.einsum("the,she->hts", q.double(), keys) * q.shape[2] ** -0.5
+    unseen = torch.arange(len(k)) > torch.arange(start, len(k))[:, None]
+    shares = scores.masked_fill(unseen, -torch.inf).softmax(dim=-1)
+    return torch.einsum("hts,she->the", shares, values)
+
+
+def draw(tokens: int, rows: int, heads: int, kv_heads: int, width: int, seed: int) -> list[Tensor]:
+    source = torch.Generator().manual_seed(seed)
+    sizes = (rows, heads), (tokens, kv_heads), (tokens, kv_heads)
+    return [torch.randn(*size, width, generator=source).bfloat16() for size in sizes]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.tuples(st.integers(0, 300), st.integers(1, 140)),
+    st.sampled_from([(9, 3, 64), (4, 4, 128), (8, 1, 64)]),
+    st.lists(st.integers(1, 139), max_size=2, unique=True).map(sorted),
+    st.integers(1, 2),
+    st.integers(0, 9),
+)
+def test_outputs_are_those_of_a_softmax(
+    sizes: tuple[int, int],
+    heads: tuple[int, int, int],
+    cuts: list[int],
+    threads: int,
+    seed: int,
+) -> None:
+    start, rows = sizes
+    q, k, v = draw(start + rows, rows, *heads, seed)
+    how = {"start": start, "cuts": [cut for cut in cuts if cut < rows]}
+    outputs = attend(q, k, v, **how, threads=threads, seed=seed)
+    # A share and the output are each rounded to 8 bits.
+    assert (outputs.double() - exact(q, k, v, start)).abs().max() < 2**-8 * 4
+    again = attend(q, k, v, **how, threads=3 - threads, seed=seed + 1)
+    assert torch.equal(outputs, again)
+
+
+def test_it_is_as_near_to_a_softmax_as_torch_in_bf16() -> None:
+    q, k, v = draw(400, 400, 9, 3, 64, seed=1)
+    mine = attend(q, k, v, start=0, cuts=[], threads=1, seed=0)
+    theirs, _ = attend_tile(q, k, v, "causal")
+    error, bound = ((x.double() - exact(q, k, v, 0)).square().mean() for x in (mine, theirs))
+    assert error < 1.1 * bound
+
+
+def test_scores_far_apart_neither_overflow_nor_vanish() -> None:
+    q, k, v = draw(2 * TILE, 2 * TILE, 4, 4, 64, seed=2)
+    q, k = q * 30, k * 30
+    outputs = attend(q, k, v, start=0, cuts=[], threads=1, seed=0)
+    assert (outputs.double() - exact(q, k, v, 0)).abs().max() < 2**-8 * 4
+
+
+def test_what_is_not_a_number_stays_so_and_reaches_no_chunk_before_it() -> None:
+    q, k, v = draw(100, 100, 4, 4, 64, seed=3)
+    k[50], v[70] = torch.nan, torch.nan
+    outputs = attend(q, k, v, start=0, cuts=[50], threads=1, seed=0)
+    assert outputs[:50].isfinite().all()
+    assert outputs[50:].isnan().all()
+
+
+@compile_rows()
+def _dot(a: object, b: object, pairs: int, c: object) -> None:
+    dot_pairs(a, 0, pairs, b, 0, LANES, pairs, c)
+
+
+@pytest.mark.parametrize("pairs", [1, 2, 33])
+def test_a_block_is_products_summed(pairs: int) -> None:
+    source = torch.Generator().manual_seed(pairs)
+    a = torch.randn(LINES, 2 * pairs, generator=source).bfloat16()
+    b = torch.randn(2 * pairs, LANES, generator=source).bfloat16()
+    c = np.empty((LINES, LANES), np.float32)
+    bits = b.view(torch.uint16).numpy().astype(np.uint32)
+    _dot(a.view(torch.uint16).numpy(), bits[0::2] | bits[1::2] << 16, pairs, c)
+    assert np.abs(c - (a.double() @ b.double()).numpy()).max() < 1e-5
