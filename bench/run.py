@@ -21,6 +21,7 @@ BENCHES = (
     "local.pipeline",
     "local.pipeline_ranks",
     "local.experts",
+    "modality.throughput",
     "overlap.parts",
     "overlap.shortcut",
     "serving.engine",

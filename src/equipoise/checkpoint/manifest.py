@@ -325,6 +325,20 @@ def newest_good(
     return None
 
 
+def require_text_alone(manifest: Manifest, folder: Path) -> None:
+    """Refuse a model that reads images or sound, where only text is read.
+
+    Raises:
+        CheckpointError: names the sections of its run.
+    """
+    names = [f"[{name}]" for name in ("vision", "audio") if manifest.run.get(f"{name}.layers")]
+    if names:
+        raise CheckpointError(
+            f"{folder} is of a model that reads images or sound ({' and '.join(names)} of its "
+            "run). equipoise train resumes it in any layout; nothing else here reads it yet."
+        )
+
+
 def require_same(
     manifest: Manifest,
     folder: Path,

@@ -59,6 +59,7 @@ _EXTRAS = {
     "tokenizers": "train",
     "safetensors": "train",
     "pyarrow": "parquet",
+    "PIL": "images",
     "ortools": "exact",
     "scipy": "exact",
     "matplotlib": "plot",

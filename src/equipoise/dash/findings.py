@@ -28,6 +28,9 @@ from equipoise.dash.summary import (
 from equipoise.dash.verdict import tell
 from equipoise.observe.run_record import RunRecord
 
+_NAMED_RANKS = 8
+"""Most ranks whose shares a sentence names."""
+
 
 def headline(summaries: Sequence[Summary], comparisons: Sequence[RunComparison]) -> str:
     """The page in one sentence with its numbers."""
@@ -177,6 +180,8 @@ def findings(records: Sequence[RunRecord], summaries: Sequence[Summary]) -> dict
     answer = {name: sentence.format(text) for name, (sentence, text) in sentences.items() if text}
     if experts := _experts_finding(records, summaries):
         answer["work"] = f"{answer.get('work', '')} {experts}".strip()
+    if encoders := _encoders_finding(records, summaries):
+        answer["work"] = f"{answer.get('work', '')} {encoders}".strip()
     if lengths := _lengths_finding(records[0].start.corpus):
         answer["lengths"] = lengths
     if max(one.ranks for one in summaries) > 1:
@@ -245,6 +250,25 @@ def _experts_finding(records: Sequence[RunRecord], summaries: Sequence[Summary])
     said += [f"Rows travel in parts at {'; '.join(cut)}." if cut else ""]
     said += [f"Rows of experts travel {'; '.join(travel)}."] if travel else []
     return " ".join(each for each in said if each)
+
+
+def _encoders_finding(records: Sequence[RunRecord], summaries: Sequence[Summary]) -> str:
+    """What dealing images and sound by work made of encoders' loads, rank by rank."""
+    parts = []
+    for record, one in zip(records, summaries, strict=True):
+        encoders = record.encoders
+        if encoders is None:
+            continue
+        who = f" with {one.label}" if len(summaries) > 1 else ""
+        text = f"{encoders.skew:.2f}× the mean{who}, {encoders.skew_in_turn:.2f}× if dealt in turn"
+        if len(encoders.work) <= _NAMED_RANKS:
+            before, after = (
+                ", ".join(f"{share:.0%}" for share in shares)
+                for shares in (encoders.work_in_turn, encoders.work)
+            )
+            text += f" (shares of ranks: {before} in turn, {after} by work)"
+        parts.append(text)
+    return f"The fullest rank encodes {'; '.join(parts)}." if parts else ""
 
 
 def _lengths_finding(corpus: Mapping[str, Any]) -> str:

@@ -30,6 +30,7 @@ from equipoise.base.arrays import Ints
 from equipoise.base.errors import DataError
 from equipoise.data.cache.store import TokenStore, prepare
 from equipoise.data.compressed import without_compression
+from equipoise.data.modality.rules import ItemRules
 from equipoise.data.progress import Progress
 from equipoise.spec.pack import Pieces
 from equipoise.spec.run.spec import PYTHON_SOURCES, DataSpec, RunSpec, Source
@@ -85,7 +86,7 @@ def prepare_held_out(
     """
     data = held_out_data(spec, trained.tokenizer_file)
     try:
-        return prepare(data, base, progress=progress)
+        return prepare(data, base, progress=progress, rules=ItemRules.of(spec))
     except DataError as error:
         message = re.sub(r"\bdata\.(path|source|field)\b", r"eval.\1", str(error))
         raise DataError(message) from error
@@ -135,7 +136,7 @@ def bucket_of(doc_tokens: Ints) -> Ints:
 
 
 def find_trained(held: TokenStore, documents: Ints, trained: TokenStore) -> Ints:
-    """Those of some held-out documents that are also trained on, token for token.
+    """Those of some held-out documents that are also trained on, token for token, image for image.
 
     Args:
         held: The held-out corpus.
@@ -154,12 +155,20 @@ def find_trained(held: TokenStore, documents: Ints, trained: TokenStore) -> Ints
     both: set[int] = set()
     for document, probe in zip(alike.tolist(), _probes(trained, alike), strict=True):
         for held_document in probes.get(probe.tobytes(), ()):
-            tokens = int(held.doc_tokens[held_document])
-            if held_document not in both and np.array_equal(
-                held.read(held_document, 0, tokens), trained.read(document, 0, tokens)
-            ):
+            if held_document not in both and _is_same(held, held_document, trained, document):
                 both.add(held_document)
     return np.array(sorted(both), dtype=np.int64)
+
+
+def _is_same(held: TokenStore, held_document: int, trained: TokenStore, document: int) -> bool:
+    """Whether two documents of one length have the same tokens, and the same images and sound."""
+    tokens = int(held.doc_tokens[held_document])
+    if not np.array_equal(held.read(held_document, 0, tokens), trained.read(document, 0, tokens)):
+        return False
+    if held.items is None or trained.items is None:
+        return held.items is trained.items
+    one, other = held.items.of(held_document), trained.items.of(document)
+    return np.array_equal(held.items.content[one], trained.items.content[other])
 
 
 def _probes(store: TokenStore, documents: Ints) -> Ints:

@@ -25,6 +25,7 @@ from equipoise.nn.attention import Attend, PackAttention, pack_attention
 from equipoise.nn.declare import Copied, Placement, Split, local
 from equipoise.nn.lora import adapter_of
 from equipoise.nn.loss import head_loss
+from equipoise.nn.modality.insert import Inserted
 from equipoise.nn.moe.layer import MixtureOfExperts, RowsAway
 from equipoise.nn.norm import RmsNorm
 from equipoise.nn.packed import PackedModel
@@ -265,9 +266,14 @@ class Decoder(PackedModel):
         pack: Sequence[int] | PackAttention,
         *,
         labels_T: Tensor | None = None,
+        inserted: Inserted | None = None,
     ) -> Tensor:
-        """Summed cross-entropy, or logits: see ``PackedModel``."""
-        return self.finish(self.run_layers(self.begin(tokens_T), pack, self.layers), labels_T)
+        """Summed cross-entropy, or logits: see ``PackedModel``.
+
+        ``inserted`` has rows of images and sound, in place of some of the tokens.
+        """
+        x_tD = self.begin(tokens_T, inserted)
+        return self.finish(self.run_layers(x_tD, pack, self.layers), labels_T)
 
     @property
     def stack(self) -> Sequence[nn.Module]:
@@ -290,9 +296,10 @@ class Decoder(PackedModel):
         """The vocabulary is split."""
         return {"embed.weight": Split(0), "head.weight": Split(0), "norm.weight": Copied()}
 
-    def begin(self, tokens_T: Tensor) -> Tensor:
+    def begin(self, tokens_T: Tensor, inserted: Inserted | None = None) -> Tensor:
         """Embed the tokens: hidden states [t, D] for the first layer."""
-        return look_up(tokens_T, local(self.embed.weight), self.model.vocab, self.tensor)
+        x_tD = look_up(tokens_T, local(self.embed.weight), self.model.vocab, self.tensor)
+        return x_tD if inserted is None else inserted.into(x_tD)
 
     def run_layers(
         self, x_tD: Tensor, pack: Sequence[int] | PackAttention, layers: Iterable[nn.Module]

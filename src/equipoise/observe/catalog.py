@@ -62,6 +62,7 @@ _END = "type message traceback"
 
 EVENTS: tuple[EventKind, ...] = (
     *map(_span, ("measure", "prove", "load", "wait", "reduce", "evaluate", "save")),
+    *map(_span, ("encode", "encode-backward")),
     _span("optimizer", flags="is_shared"),
     EventKind("span", "garbage", _fields("duration_s step generation")),
     *(
@@ -87,6 +88,15 @@ EVENTS: tuple[EventKind, ...] = (
             lists="loads expert_skew rank_skew owner_skew planned_skew copies copied_bytes "
             "real_experts",
             objects="chosen priced",
+        ),
+        is_per_step=True,
+    ),
+    EventKind(
+        "scalar",
+        "encoders",
+        _fields(
+            "step items patches rows gap bridge_bytes bridge_messages",
+            lists="work work_in_turn encode_s bridge_s",
         ),
         is_per_step=True,
     ),

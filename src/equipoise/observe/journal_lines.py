@@ -43,6 +43,7 @@ class JournalLines:
     packs: dict[int, Event] = field(default_factory=dict)
     evaluations: dict[int, Event] = field(default_factory=dict)
     experts: dict[int, Event] = field(default_factory=dict)
+    encoders: dict[int, Event] = field(default_factory=dict)
     spans: list[Event] = field(default_factory=list)
     sessions: list[int] = field(default_factory=list)
     """How often the rank had restarted before each span."""
@@ -71,6 +72,8 @@ class JournalLines:
                 self.evaluations[step] = event
             case "scalar", "experts", int(step):
                 self.experts[step] = event
+            case "scalar", "encoders", int(step):
+                self.encoders[step] = event
             case "decision", "pack", int(step):
                 self.packs[step] = event
             case "decision", "recovery", _:

@@ -27,6 +27,7 @@ from equipoise.base.errors import DataError
 from equipoise.observe.event import journal_name
 from equipoise.observe.experts import expert_choice, mean_skews, parted_passes, rows_travel_s
 from equipoise.observe.journal_lines import MOST_RANKS, Event, JournalLines, read_journals
+from equipoise.observe.modality import read_encoders
 from equipoise.observe.run_record import (
     Evaluations,
     Memory,
@@ -163,6 +164,7 @@ def make_record(folder: Path, journals: Mapping[int, JournalLines]) -> RunRecord
         evaluations=_evaluations(zero.evaluations),
         experts=mean_skews(zero.experts),
         expert_choice=expert_choice(zero.experts),
+        encoders=read_encoders(zero.encoders),
         parted=parted_passes(zero.steps),
         rows_travel_s=rows_travel_s(zero.experts),
         torn_lines=sum(journal.torn_lines for journal in journals.values()),

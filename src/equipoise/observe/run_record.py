@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from equipoise.base.arrays import Floats
 from equipoise.observe.event import journal_name
 from equipoise.observe.experts import ExpertChoice
+from equipoise.observe.modality import EncoderRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +220,8 @@ class RunRecord:
     experts: tuple[float, float] | None = None
     """Rows of the busiest rank over the mean if experts stayed on their own ranks, and as planned:
     means over steps and layers; None without a policy of experts."""
+    encoders: EncoderRecord | None = None
+    """What ranks encoded; None without images and sound."""
     missing_ranks: tuple[int, ...] = ()
     """Ranks of the newest session whose journal is not in the folder."""
 

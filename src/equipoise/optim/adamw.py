@@ -1,6 +1,7 @@
 """AdamW with weight decay on matrices only, and gradient clipping that is right on any mesh."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,12 +15,14 @@ from equipoise.spec.run.spec import TrainSpec
 def make_adamw(module: nn.Module, train: TrainSpec) -> torch.optim.AdamW:
     """Fused AdamW of what is trained; weight decay on matrices, none on norms and biases."""
     trained = [p for p in module.parameters() if p.requires_grad]
-    matrices = [p for p in trained if p.dim() >= 2]
-    vectors = [p for p in trained if p.dim() < 2]
-    groups = [
-        {"params": matrices, "weight_decay": train.weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
-    ]
+    groups: list[dict[str, Any]] = []
+    # One fused call takes tensors that are split, or such that are not: encoders are whole.
+    for is_split in (True, False):
+        some = [p for p in trained if isinstance(p, DTensor) == is_split]
+        groups += [
+            {"params": [p for p in some if p.dim() >= 2], "weight_decay": train.weight_decay},
+            {"params": [p for p in some if p.dim() < 2], "weight_decay": 0.0},
+        ]
     return torch.optim.AdamW(
         [group for group in groups if group["params"]] or groups[:1],  # a stage may train nothing
         lr=train.lr,

@@ -22,6 +22,7 @@ from equipoise.base.digest import digest
 from equipoise.base.errors import LayoutError, PlanError
 from equipoise.cost.step.request import StepOptions, StepPrice, residuals_of
 from equipoise.cost.step.spread import Interval, own_interval
+from equipoise.data.modality.rules import ItemRules
 from equipoise.data.progress import Progress, SilentProgress
 from equipoise.observe.machine import own_ranks
 from equipoise.plan.answer.final import Finalist
@@ -224,10 +225,20 @@ def read_run_inputs(request: RunPlanRequest, *, progress: Progress | None = None
 
 
 def open_corpus(run: ResolvedRun, progress: Progress | None = None) -> "TokenStore":
-    """The run's tokens; they are made where there are none yet."""
+    """The run's tokens; they are made where there are none yet.
+
+    Raises:
+        PlanError: it encodes images or sound, which no plan prices.
+    """
     from equipoise.data.cache.store import prepare  # a tokenizer is an extra
 
-    return prepare(run.spec.data, run.base, progress=progress or SilentProgress())
+    if run.spec.encoders:
+        raise PlanError(
+            "A plan prices a decoder alone, and the run encodes images or sound beside it "
+            "(vision.layers, audio.layers). Choose the layout yourself; every rank encodes in any."
+        )
+    rules = ItemRules.of(run.spec)
+    return prepare(run.spec.data, run.base, progress=progress or SilentProgress(), rules=rules)
 
 
 def run_options(run: ResolvedRun, machine: Machine, policy: Policy) -> StepOptions:

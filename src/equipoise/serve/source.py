@@ -29,6 +29,7 @@ from equipoise.checkpoint.manifest import (
     Manifest,
     newest_good,
     read_manifest,
+    require_text_alone,
 )
 from equipoise.checkpoint.merge import Merger
 from equipoise.data.cache.store import open_store
@@ -249,6 +250,7 @@ def open_gguf(file: Path) -> TrainedModel:
 def _open_checkpoint(
     folder: Path, manifest: Manifest, remarks: tuple[str, ...] = ()
 ) -> TrainedModel:
+    require_text_alone(manifest, folder)
     state, theirs = dict[str, Tensor](), None
     if manifest.engine == OWN_ENGINE:
         model, state = read_checkpoint_weights(folder, manifest)

@@ -17,6 +17,7 @@ from equipoise.data.mixture import Stream
 from equipoise.fault.fingerprint import HeldState
 from equipoise.nn.decoder import Decoder, initialize
 from equipoise.nn.hf.read import load_hf
+from equipoise.nn.modality.attach import ENCODERS, make_encoders, take_encoders
 from equipoise.nn.packed import PackedModel
 from equipoise.observe.journal import EventSink
 from equipoise.optim.adamw import make_adamw
@@ -32,6 +33,7 @@ from equipoise.train.context import ContextGroup
 from equipoise.train.curves import Measured
 from equipoise.train.health.own import OwnClock
 from equipoise.train.health.state import StateWatch
+from equipoise.train.modality.runner import ModalityRunner
 from equipoise.train.pipeline import PipelineRunner, cut_part, initial_part
 from equipoise.train.step import StepRunner
 from equipoise.train.together import Partners
@@ -100,7 +102,10 @@ def build_runner(
         small_bytes: As for ``parallel.apply.apply_axes`` [bytes].
     """
     train, layout = resolved.spec.train, resolved.spec.layout
-    stages = _stages(sharing)
+    stages, specs = _stages(sharing), resolved.spec.encoders
+    encoders = None if whole is None else take_encoders(whole)
+    if encoders is None and specs:
+        encoders = make_encoders(specs, resolved.model.hidden, train.seed)
     if stages is not None:
         model: PackedModel = _first_part(resolved, stages, whole)
     else:
@@ -118,7 +123,15 @@ def build_runner(
         experts=resolved.spec.experts,
         parts=_parts(resolved),
     )
-    pipeline = None
+    modality, pipeline = None, None
+    if encoders is not None:
+        if not isinstance(sharing, ContextGroup):
+            raise LayoutError(
+                f'pack.policy = "{resolved.spec.pack.policy}" divides documents over ranks, which '
+                f"is not proven with images or sound. Use by-work."
+            )
+        sharded.decoder.add_module(ENCODERS, encoders.to(ranks.device))
+        modality = ModalityRunner.of(encoders, store, ranks, sharing, journal)
     if stages is not None:
         pipeline = PipelineRunner.join(
             sharded, *stages, store, ranks, journal, precision=train.precision
@@ -137,7 +150,9 @@ def build_runner(
         journal,
         every_steps=resolved.spec.fault.fingerprint_steps,
     )
-    return StepRunner(sharded, optimizer, store, ranks, journal, sharing, pipeline, state, own)
+    return StepRunner(
+        sharded, optimizer, store, ranks, journal, sharing, pipeline, state, own, modality
+    )
 
 
 def _is_metered(layout: LayoutSpec, device: str) -> bool:

@@ -33,6 +33,7 @@ from equipoise.parallel.context.attention import attend_by_plan, attend_in_one_p
 from equipoise.schedule.attention.count import Wire, count_attention
 from equipoise.sim.rank_loads import ContextPlanner, RankLoads
 from equipoise.sim.stages import StagePlanner
+from equipoise.spec.layout import rows_of
 from equipoise.spec.mask import Mask
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.pack import MicroBatch, PackedStep
@@ -159,6 +160,26 @@ class ContextGroup:
         scored = AttendPlanned(plan_for, group, links, ledger)
         rows, positions = plan.shares.rows[self.rank], plan.shares.positions[self.rank]
         return take(batch, rows, positions, attend, scored, max(batch.doc_tokens, default=0))
+
+    def places(self, packed: PackedStep, data_rank: int, turn: int) -> tuple[Ints, Ints]:
+        """Who embeds each token of any rank's micro-batch.
+
+        Returns:
+            The rank of the world, and which row of its own that is, int64 [tokens] each.
+        """
+        micro_batch, layout = packed.ranks[data_rank][turn], self.mesh.layout
+        shares: Sequence[Ints] = [np.arange(micro_batch.tokens)]
+        if self.planner.context > 1:
+            shares = self._plan(micro_batch.doc_tokens.tolist()).shares.rows
+        stage = 0 if self.stages is None else int(self.stages.rank_of[0])
+        rank, row = (np.empty(micro_batch.tokens, dtype=np.int64) for _ in range(2))
+        for cp, rows in enumerate(shares):
+            for tp in range(layout.tp):
+                kept = rows_of(len(rows), ranks=layout.tp, rank=tp)
+                mine = rows[kept.start : kept.stop]
+                rank[mine] = layout.rank_at(dp=data_rank, pp=stage, cp=cp, tp=tp)
+                row[mine] = np.arange(len(mine))
+        return rank, row
 
     def holds(self, packed: PackedStep, turn: int) -> tuple[int, int]:
         """Tokens of its share, and bytes that a layer keeps of what it receives, in fp32."""

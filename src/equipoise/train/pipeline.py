@@ -8,7 +8,7 @@ Kept true (tests/multi/train/test_pipeline.py)
     Trained weights equal those of one rank, with every schedule and beside every other axis.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +21,8 @@ from equipoise.data.batch import make_batch
 from equipoise.data.cache.store import TokenStore
 from equipoise.nn.decoder import Decoder
 from equipoise.nn.device.clock import make_marks
+from equipoise.nn.modality.attach import ENCODERS
+from equipoise.nn.modality.insert import Inserted
 from equipoise.observe.journal import EventSink
 from equipoise.parallel.pipeline.executor import PipelineOutcome, StageBatch
 from equipoise.parallel.pipeline.part import DecoderPart, make_part
@@ -32,6 +34,9 @@ from equipoise.sim.stages import StagePlanner
 from equipoise.spec.pack import MicroBatch, PackedStep
 from equipoise.train.context import ContextGroup
 from equipoise.train.health.own import OwnClock
+
+InsertedOf = Callable[[int], Inserted | None]
+"""Rows of images and sound of one of this rank's micro-batches."""
 
 
 def read_losses(losses: Sequence[Tensor]) -> list[float]:
@@ -86,7 +91,12 @@ class PipelineRunner:
         return cls(pipeline, stages, sharing, store, ranks, journal)
 
     def run(
-        self, packed: PackedStep, step: int, labels: int, own: OwnClock
+        self,
+        packed: PackedStep,
+        step: int,
+        labels: int,
+        own: OwnClock,
+        inserted_of: InsertedOf,
     ) -> tuple[list[float], float, float]:
         """Forward and backward of all micro-batches: their losses, busy and idle seconds.
 
@@ -95,7 +105,7 @@ class PipelineRunner:
         """
         turns = self.sharing.turns(packed)
         with own.reading():
-            batches = self._batches(packed, self.store)
+            batches = self._batches(packed, self.store, inserted_of)
         planned = self.stages.plan_rank(packed, self.sharing.data_rank)
         marks = make_marks(self.ranks.device)
         begin = marks.mark()
@@ -109,9 +119,11 @@ class PipelineRunner:
         busy_s = moments.busy_s(begin, end) - (idle_s if moments.counts_idle else 0.0)
         return self._losses(run, len(turns)), busy_s, idle_s
 
-    def evaluate(self, packed: PackedStep, store: TokenStore) -> list[float]:
+    def evaluate(
+        self, packed: PackedStep, store: TokenStore, inserted_of: InsertedOf
+    ) -> list[float]:
         """Summed loss of each micro-batch, forward only; 0 but on the rank with the last stage."""
-        batches = self._batches(packed, store)
+        batches = self._batches(packed, store, inserted_of)
         run = self.pipeline.evaluate(self.stages.rank_of, batches)
         return self._losses(run, len(batches))
 
@@ -126,23 +138,37 @@ class PipelineRunner:
         return self.sharing.mesh.peers("pp").group
 
     def counted(self, name: str) -> bool:
-        """Whether a weight counts in the norm of this rank's: a tied table does on one of two."""
+        """Whether a weight counts in the norm of this rank's.
+
+        A tied table does on one of two; encoders, which every stage has, on the first.
+        """
         part = self.pipeline.part
+        if name.startswith(f"{ENCODERS}."):
+            return part.holds_first
         return part.holds_first or not (part.model.tied and name == "embed.weight")
 
     def sum_gradients(self) -> None:
         """Sum gradients over replicas and tied tables, once after all micro-batches."""
         self.pipeline.sum_gradients(self.stages.rank_of)
 
-    def _batches(self, packed: PackedStep, store: TokenStore) -> list[StageBatch]:
+    def _batches(
+        self, packed: PackedStep, store: TokenStore, inserted_of: InsertedOf
+    ) -> list[StageBatch]:
         turns = self.sharing.turns(packed)
-        return [self._batch(store, packed, at, turn) for at, turn in enumerate(turns)]
+        return [
+            self._batch(store, packed, at, turn, inserted_of(at)) for at, turn in enumerate(turns)
+        ]
 
     def _batch(
-        self, store: TokenStore, packed: PackedStep, at: int, turn: MicroBatch
+        self,
+        store: TokenStore,
+        packed: PackedStep,
+        at: int,
+        turn: MicroBatch,
+        inserted: Inserted | None,
     ) -> StageBatch:
         batch = make_batch(store, turn, self.ranks.device)
         if turn.attends_from is not None:
-            return StageBatch(batch.tokens_T, batch.labels_T, Slices.of(turn))
+            return StageBatch(batch.tokens_T, batch.labels_T, Slices.of(turn), inserted)
         share = self.sharing.share(packed, at, batch)
-        return StageBatch(share.tokens_t, share.labels_t, share.pack)
+        return StageBatch(share.tokens_t, share.labels_t, share.pack, inserted)

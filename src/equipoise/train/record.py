@@ -37,6 +37,7 @@ from equipoise.spec.pack import PackedStep, Pieces
 from equipoise.spec.run.resolved import ResolvedFile
 from equipoise.spec.run.spec import RunSpec
 from equipoise.train.context import ContextGroup
+from equipoise.train.modality.runner import EncoderLoads
 from equipoise.train.step import StepResult
 from equipoise.train.together import Partners
 from equipoise.train.trained import count_trained
@@ -218,10 +219,30 @@ class RunRecorder:
             self.journal.write("decision", "overhead", overhead_s=self._overheads_s[0])
         if result.experts is not None and self.ranks.rank == 0:
             self._write_experts(result.experts, step, result.step_s)
+        if result.encoders is not None and self.ranks.rank == 0:
+            self._write_encoders(result.encoders, step)
         self.journal.flush()
         if self.ranks.rank == 0:
             say_step(step)
         return figures
+
+    def _write_encoders(self, encoders: EncoderLoads, step: int) -> None:
+        """What every rank had to encode, and what crossed the bridge."""
+        self.journal.write(
+            "scalar",
+            "encoders",
+            step=step,
+            items=encoders.items,
+            patches=encoders.patches,
+            rows=encoders.rows,
+            gap=encoders.gap,
+            work=encoders.work,
+            work_in_turn=encoders.work_in_turn,
+            encode_s=encoders.encode_s,
+            bridge_s=encoders.bridge_s,
+            bridge_bytes=encoders.bytes,
+            bridge_messages=encoders.messages,
+        )
 
     def _write_experts(self, experts: ExpertLoads, step: int, step_s: float) -> None:
         """What the experts of each layer were given, and the ranks that compute them."""

@@ -32,6 +32,7 @@ from equipoise.checkpoint.second import take_second
 from equipoise.data.cache.store import TokenStore, check_vocabulary
 from equipoise.data.cache.store import prepare as open_store
 from equipoise.data.held_out import prepare_held_out
+from equipoise.data.modality.rules import ItemRules
 from equipoise.data.model_files import files_to_keep
 from equipoise.data.progress import Progress, SilentProgress
 from equipoise.data.reading import cut_sentence, describe_reading, read_sources
@@ -251,7 +252,8 @@ def _prepare(
         from equipoise.parallel.theirs.tried import require_exact_folder
 
         require_exact_folder(Path(folder_of_init), spec.pack.context_tokens)
-    store = open_store(spec.data, resolved.base, progress=progress)
+    rules = ItemRules.of(spec)
+    store = open_store(spec.data, resolved.base, progress=progress, rules=rules)
     check_vocabulary(store, model.vocab)
     if store.left_out and not is_quiet:
         sys.stdout.write(f"{store.source_name}: {store.left_out}.\n")

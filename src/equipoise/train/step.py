@@ -40,6 +40,7 @@ from equipoise.data.batch import Batch, count_labels, make_batch
 from equipoise.data.cache.store import TokenStore
 from equipoise.nn.decoder import Decoder
 from equipoise.nn.device.clock import await_device, make_marks
+from equipoise.nn.modality.insert import Inserted
 from equipoise.nn.moe.balance import forget_loads, set_loss_scale
 from equipoise.observe.journal import EventSink
 from equipoise.observe.machine import run_delay_s
@@ -49,10 +50,11 @@ from equipoise.parallel.overlap.sites import take_parted
 from equipoise.parallel.zero.shard import ShardedDecoder
 from equipoise.spec.pack import MicroBatch, PackedStep
 from equipoise.train.context import ContextGroup, whole
-from equipoise.train.health.agree import agree, digest_number, require_one_plan
+from equipoise.train.health.agree import agree, meet
 from equipoise.train.health.finite import blame_step
 from equipoise.train.health.own import OwnClock, OwnParts
 from equipoise.train.health.state import StateWatch
+from equipoise.train.modality.runner import EncoderLoads, ModalityRunner
 from equipoise.train.pipeline import PipelineRunner, read_losses
 from equipoise.train.spans import DeviceSpans
 from equipoise.train.together import Partners
@@ -71,11 +73,13 @@ class Gradients:
     losses: list[float]
     """Summed loss of each of this rank's micro-batches."""
     rows: torch.Tensor
-    """What ranks exchanged, float64 [ranks, 11]; columns as ``StepRunner`` lists them."""
+    """What ranks exchanged, float64 [ranks, 11]; columns as ``agree.meet`` lists them."""
     wait_s: float
     """What this rank waited."""
     run_delay_s: float
     """What other programs kept this rank from a core; NaN where the system does not say."""
+    encoders: EncoderLoads | None
+    """What encoded images and sound, if a run has any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +106,7 @@ class StepResult:
     """Forward passes of sites where rows may travel in parts, by the number of parts."""
     rank_own: list[OwnParts]
     """What each rank spent itself before all met."""
+    encoders: EncoderLoads | None
 
     def describe(self, step: int) -> list[str]:
         """Sentences on what is not as one would expect."""
@@ -127,6 +132,7 @@ class StepRunner:
     """Watches weights and moments, where a run does."""
     own: OwnClock = field(default_factory=lambda: OwnClock(()))
     """What this rank spends itself."""
+    modality: ModalityRunner | None = None  # where a run has images or sound
 
     def run(
         self,
@@ -240,6 +246,7 @@ class StepRunner:
             experts=experts,
             parted=take_parted(decoder) if isinstance(decoder, Decoder) else {},
             rank_own=[OwnParts(*row) for row in rows[:, 6:].tolist()],
+            encoders=made.encoders,
         )
 
     def gradients(
@@ -261,6 +268,8 @@ class StepRunner:
         """
         started, delay_s = time.perf_counter(), run_delay_s()
         met_s = agree(packed, step, self.ranks, self.journal) if self._exchanges else 0.0
+        if self.modality is not None:
+            self.modality.begin(packed, step, self.store)
         begun = self.own.begin()
         labels = sum(int(count_labels(batch.pieces, self.store).sum()) for batch in packed)
         divisor = max(1, labels)
@@ -269,15 +278,18 @@ class StepRunner:
         computed_s = time.perf_counter() - started
         own = self.own.take(begun, busy_s)
         told = [busy_s, float(stop_asked), computed_s, float(word), *dataclasses.astuple(own)]
-        rows, waited_s = self._meet(packed, step, losses, told)
+        loss = sum(losses) if self._counts_loss else 0.0
+        rows, waited_s = meet(packed, step, [loss, *told], self.ranks, self.journal)
         met = self.own.now()
+        encoders = None if self.modality is None else self.modality.finish(step)
         with self.journal.span("reduce", step=step):
             self._sum_gradients()
             norm = float(self._norm())  # waits for the device, which the span is about
         self.own.exchanged(met)
         loss = float(rows[:, 1].sum()) / divisor
         waited_s += idle_s + met_s
-        return Gradients(labels, loss, norm, losses, rows, waited_s, run_delay_s() - delay_s)
+        late_s = run_delay_s() - delay_s
+        return Gradients(labels, loss, norm, losses, rows, waited_s, late_s, encoders)
 
     @torch.no_grad()
     def evaluate(self, packed: PackedStep, store: TokenStore) -> float:
@@ -292,8 +304,10 @@ class StepRunner:
         Returns:
             What this rank adds to the sum over all ranks; 0 where another one counts it.
         """
+        if self.modality is not None:
+            self.modality.begin(packed, 0, store)
         if self.pipeline is not None:
-            losses = self.pipeline.evaluate(packed, store)
+            losses = self.pipeline.evaluate(packed, store, self._inserted)
         else:
             losses = read_losses(
                 [
@@ -311,7 +325,7 @@ class StepRunner:
         Only in a pipeline a rank is idle.
         """
         if self.pipeline is not None:
-            return self.pipeline.run(packed, step, labels, self.own)
+            return self.pipeline.run(packed, step, labels, self.own, self._inserted)
         losses: list[torch.Tensor] = []
         turns = self._turns(packed)
         spans = DeviceSpans(self.journal, make_marks(self.ranks.device))
@@ -333,6 +347,8 @@ class StepRunner:
             self.pipeline.sum_gradients()
         elif self.model.sums_at_end:
             self.model.sum_gradients()
+        if self.modality is not None:
+            self.modality.modality.sum_gradients()
 
     def _norm(self) -> torch.Tensor:
         """Norm of the gradients of all ranks, each weight counted once."""
@@ -349,8 +365,14 @@ class StepRunner:
 
     def _loss(self, packed: PackedStep, turn: int, batch: Batch) -> torch.Tensor:
         share = whole(batch) if self.sharing is None else self.sharing.share(packed, turn, batch)
-        loss: torch.Tensor = self.model.decoder(share.tokens_t, share.pack, labels_T=share.labels_t)
+        more = {} if self.modality is None else {"inserted": self.modality.of_turn(turn)}
+        decoder = self.model.decoder
+        loss: torch.Tensor = decoder(share.tokens_t, share.pack, labels_T=share.labels_t, **more)
         return loss
+
+    def _inserted(self, turn: int) -> Inserted | None:
+        """Rows of images and sound of one of this rank's micro-batches."""
+        return None if self.modality is None else self.modality.of_turn(turn)
 
     @property
     def _counts_loss(self) -> bool:
@@ -362,25 +384,3 @@ class StepRunner:
         layout = None if self.model.mesh is None else self.model.mesh.layout
         is_split = layout and (layout.dp < layout.world or layout.ep * layout.etp > 1)
         return self.model.zero >= 2 or bool(is_split) or isinstance(self.sharing, Partners)
-
-    def _meet(
-        self,
-        packed: PackedStep,
-        step: int,
-        losses: list[float],
-        told: list[float],
-    ) -> tuple[torch.Tensor, float]:
-        """Exchange one row a rank; the fastest rank waits here for the slowest.
-
-        Columns: digest of the pack, loss sum, busy seconds, stop asked, seconds until this rank
-        had computed, what else it tells, its ``OwnParts``.
-
-        Returns:
-            The rows, and the seconds that this took.
-        """
-        name = digest_number(packed)
-        row = [name, sum(losses) if self._counts_loss else 0.0, *told]
-        with self.journal.span("wait", step=step) as span:
-            rows = self.ranks.gather_floats(row)
-        require_one_plan(packed, step, self.ranks, rows[:, 0].tolist())
-        return rows, span.duration_s

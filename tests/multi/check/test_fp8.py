@@ -13,11 +13,11 @@ from equipoise.train.check.case import (
     context_cases,
     divided_cases,
     make_case,
-    of_fp8,
     tensor_cases,
 )
 from equipoise.train.check.partial import masked_cases
 from equipoise.train.check.prove import run_cases
+from equipoise.train.check.variants import of_fp8
 from support.make_run import MODEL
 from support.ranks import on_ranks
 

@@ -13,11 +13,11 @@ from equipoise.train.check.case import (
     context_cases,
     divided_cases,
     make_case,
-    of_theirs,
     played_cases,
 )
 from equipoise.train.check.partial import masked_cases, trained_cases
 from equipoise.train.check.prove import run_cases
+from equipoise.train.check.variants import of_theirs
 from support.hf.models import FAMILIES, engine_config
 
 DOC_TOKENS = (73, 5, 1, 64, 140, 31, 8, 2, 40, 129)

@@ -31,6 +31,7 @@ examples:
   equipoise check run.toml --full-size     the model as it is
   equipoise check --layout all-legal       every legal layout of 2, 3, 4 and 8 ranks, dense and MoE
   equipoise check --experts                every policy of experts, every kind of workload
+  equipoise check --modality               encoders of images and sound beside a decoder
   equipoise check --json
 """
 
@@ -62,6 +63,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "twice, on 2 and 4 ranks unless --ranks says otherwise",
     )
     parser.add_argument(
+        "--modality",
+        action="store_true",
+        help="encoders of images and sound beside a decoder instead, as for a run that has some: "
+        "every axis, on 1, 2 and 4 ranks unless --ranks says otherwise",
+    )
+    parser.add_argument(
         "--full-size",
         action="store_true",
         help="do not scale the model down to 2 layers, a narrow width and 512 words",
@@ -79,10 +86,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print what was proven; exit code 5 when a case fails."""
+    if args.modality or run_from(args).spec.encoders:
+        return _run_modality(args)
     if args.layout is not None:
         return check_layouts.run(args)
     from equipoise.train.check import case as cases
-    from equipoise.train.check import partial
+    from equipoise.train.check import partial, variants
     from equipoise.train.check.prove import run_cases
 
     if args.experts:
@@ -105,8 +114,8 @@ def run(args: argparse.Namespace) -> int:
     verdicts: list[Verdict] = []
     if not args.processes:
         played = [case for world in worlds for case in cases.played_cases(world, model)]
-        played = cases.of_theirs(played, theirs) if theirs else played
-        played = cases.of_fp8(played) if is_fp8 else played
+        played = variants.of_theirs(played, theirs) if theirs else played
+        played = variants.of_fp8(played) if is_fp8 else played
         verdicts += run_cases(played, progress, over_gloo=False)
     if not args.in_process:
         real: list[Case] = []
@@ -120,8 +129,8 @@ def run(args: argparse.Namespace) -> int:
                 real += cases.pipeline_cases(world, model)
             real += partial.masked_cases(world, model, is_theirs=bool(theirs))
             real += partial.trained_cases(world, model, their_freeze=freeze)
-        real = cases.of_fp8(real) if is_fp8 else real
-        verdicts += run_cases(cases.of_theirs(real, theirs) if theirs else real, progress)
+        real = variants.of_fp8(real) if is_fp8 else real
+        verdicts += run_cases(variants.of_theirs(real, theirs) if theirs else real, progress)
     return _show(args, verdicts, model)
 
 
@@ -142,6 +151,35 @@ def _run_experts(args: argparse.Namespace) -> int:
         )
     progress = make_progress(args.quiet or args.json)
     return _show(args, run_cases(chosen, progress, over_gloo=not args.in_process), model)
+
+
+def _run_modality(args: argparse.Namespace) -> int:
+    """Encoders beside a decoder alone."""
+    from equipoise.train.check.case import scaled_down
+    from equipoise.train.check.modal import modal_cases
+    from equipoise.train.check.prove import run_cases
+
+    for flag, is_given in (
+        ("--layout", args.layout is not None),
+        ("--experts", args.experts),
+        ("--full-size", args.full_size),
+        ("--in-process", args.in_process),
+    ):
+        if is_given:
+            raise SpecError(
+                f"Encoders of images and sound are proven small, on real ranks and in cases of "
+                f"their own, which {flag} does not choose. Leave it out."
+            )
+    resolved = run_from(args)
+    if resolved.model.experts:
+        raise SpecError(
+            f"Encoders are proven beside dense decoders, and the model has "
+            f"{resolved.model.experts} experts a layer. Give a model without."
+        )
+    worlds = read_worlds(args.ranks or [1, 2, 4])
+    model = scaled_down(resolved.model)
+    chosen = [case for world in worlds for case in modal_cases(world, model)]
+    return _show(args, run_cases(chosen, make_progress(args.quiet or args.json)), model)
 
 
 def _scope(verdicts: "Sequence[Verdict]", model: "ModelSpec") -> str:

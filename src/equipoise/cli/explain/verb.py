@@ -12,6 +12,7 @@ VERBS = {
     "boxing": "show the cheapest way to redistribute a tensor over a mesh",
     "traffic": "show what concurrent rings get of a network: hashed paths beside planned ones",
     "experts": "show which rank computes which expert's rows, before and after balancing",
+    "items": "show which rank encodes which images and sound of a run, before and after",
     "tables": "show where embedding tables lie, and what each rank looks up and sends",
     "towers": "show which columns of a recommender belong into one tower",
     "plan": "show why a plan.lock says what it says, and what was measured of it",

@@ -32,6 +32,7 @@ from equipoise.data.cache.shard_tokens import (
 from equipoise.data.cache.verified import damaged
 from equipoise.data.cache.workers import tokenize_parallel
 from equipoise.data.chat.encode import Recipe
+from equipoise.data.modality.files import read_table
 from equipoise.data.progress import Progress
 from equipoise.data.source import Source
 from equipoise.data.text.tokenizer import tokenizer_file, train_tokenizer
@@ -129,7 +130,8 @@ def _build(
         try:
             todo = []
             for shard, file in zip(shards, files, strict=True):
-                if is_whole(file, dtype, masks=masks):
+                has_items = recipe.rules is None or read_table(file) is not None
+                if has_items and is_whole(file, dtype, masks=masks):
                     progress.advance(shard.size_bytes)
                 else:
                     todo.append((shard, file))

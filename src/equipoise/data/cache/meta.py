@@ -19,6 +19,7 @@ from pathlib import Path
 from equipoise.base.digest import digest, digest_bytes, digest_file
 from equipoise.base.errors import DataError
 from equipoise.data.cache.verified import damaged, unreadable
+from equipoise.data.modality.files import ITEM_FILES, ITEMS
 
 # Part of every cache's name. Increase it when the layout of files, the division into shards or
 # the sampling of texts changes: a build may resume from the shards of an older version.
@@ -54,9 +55,15 @@ class CacheMeta:
         return LEARNED in self.files
 
     @property
+    def holds_items(self) -> bool:
+        """Whether documents may have images and sound."""
+        return ITEMS in self.files
+
+    @property
     def content(self) -> str:
         """The digest of what a run trains on."""
-        names = (TABLE, OFFSETS, TOKENIZER, *([LEARNED] if self.masks else []))
+        names = [TABLE, OFFSETS, TOKENIZER]
+        names += [name for name in (LEARNED, ITEMS) if name in self.files]
         parts = (self.files[name][1] for name in names)
         return digest([self.dtype, self.vocab, self.end, *parts])
 
@@ -69,7 +76,7 @@ def cache_name(source_digest: str, tokenizer_digest: str, *, made_by: int = FORM
 def describe(folder: Path) -> dict[str, tuple[int, str]]:
     """Size and digest of each file that is verified as a whole."""
     names = [TABLE, OFFSETS, ORIGINS, NAMES, TOKENIZER]
-    names += [LEARNED] if (folder / LEARNED).exists() else []
+    names += [name for name in (LEARNED, ITEMS, ITEM_FILES) if (folder / name).exists()]
     return {name: ((folder / name).stat().st_size, digest_file(folder / name)) for name in names}
 
 

@@ -23,6 +23,7 @@ from equipoise.base.errors import DataError
 from equipoise.base.read import parse_json
 from equipoise.data.cache.long_line import LongString, parse_long_line, read_line, skip_line
 from equipoise.data.chat.rows import (
+    PARTS,
     Row,
     RowError,
     pick_columns,
@@ -34,6 +35,7 @@ from equipoise.data.columns import ArrowFile, column_of, field_of, open_parquet,
 from equipoise.data.compressed import SUFFIXES, open_plain
 from equipoise.data.fields import MissingFieldError, walk
 from equipoise.data.functions import split_module
+from equipoise.data.modality.rows import pick_parts
 
 _BLOCK_BYTES = 16 << 20
 """Longer text files are read in blocks. One block has more characters than a tokenizer's training
@@ -124,6 +126,9 @@ class Shard:
             DataError: it lacks one; says where.
         """
         try:
+            if self.format == PARTS:
+                name = next(part.name for part in self.parts if part.file == file)
+                return pick_parts(row, self.column, (self.root / name).parent)
             return pick_columns(row, self.format, self.column)
         except RowError as error:
             raise DataError(f"{self.where(Document(file, place, None))} {error}") from None
@@ -248,6 +253,8 @@ def _form(shard: Shard) -> str:
     """What a line of a shard looks like."""
     if shard.format == "prompt-completion":
         return '{"prompt": "...", "completion": "..."}'
+    if shard.format == PARTS:
+        return f'{{"{PARTS}": [...]}}'
     if shard.format == "messages":
         name = "messages" if shard.column == "text" else shard.column
         return f'{{"{name}": [...]}}'

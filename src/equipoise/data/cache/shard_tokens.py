@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from equipoise.base.durable import sync
 from equipoise.base.errors import DataError
@@ -42,6 +43,13 @@ from equipoise.data.cache.verified import ChunkTable
 from equipoise.data.chat.encode import Encoder
 from equipoise.data.chat.rows import RowError
 from equipoise.data.learned import LearnedRuns
+from equipoise.data.modality.files import (
+    EncodedItem,
+    read_table,
+    table_file,
+    write_items,
+    write_table,
+)
 from equipoise.data.source import Source
 
 
@@ -60,7 +68,8 @@ def tokenize_shard(shard: Shard, encoder: Encoder, file: Path) -> None:
         DataError: a document cannot be encoded; says where it is.
     """
     dtype = token_dtype(encoder.tokenizer.vocab)
-    lengths, origins, learned = [], [], bytearray()
+    lengths, origins, learned = list[int](), list[tuple[int, int]](), bytearray()
+    items: list[tuple[int, EncodedItem]] = []
     empty = undecodable = 0
     building, state = building_path(file), _digest_of(file)
     tokens_file = building.with_name(f"{building.name}.tokens")
@@ -72,14 +81,17 @@ def tokenize_shard(shard: Shard, encoder: Encoder, file: Path) -> None:
                 continue
             tokens, row = 0, document.text if isinstance(document.text, Mapping) else None
             try:
-                for run, is_learned in encoder.encode(row or document.blocks):
+                for run, is_learned, within in encoder.encode(row or document.blocks):
                     out.write(run.astype(dtype).tobytes())
+                    items += [(len(lengths), item) for item in within]
                     tokens += len(run)
                     learned += b"" if is_learned is None else is_learned.tobytes()
             except RowError as error:
                 raise DataError(f"{shard.where(document)} {error}") from None
             lengths.append(tokens)
             origins.append((document.file, document.row))
+    if encoder.recipe.rules is not None:
+        write_table(file, items)
     header = np.array([FORMAT, len(lengths), sum(lengths), empty, undecodable], dtype="<i8")
     with building.open("wb") as out, tokens_file.open("rb") as made:
         front = (np.array(each, dtype="<i8").tobytes() for each in (header, lengths, origins))
@@ -202,6 +214,8 @@ def assemble(source: Source, encoder: Encoder, files: list[Path], building: Path
                 raise _changed(file)
             empty += sizes.empty
             undecodable += sizes.undecodable
+    if encoder.recipe.rules is not None:
+        write_items(building, _tables(files, lengths), encoder.recipe.rules)
     doc_tokens = np.concatenate(lengths)
     offsets = np.concatenate([np.zeros(1, dtype="<i8"), np.cumsum(doc_tokens)]).astype("<i8")
     (building / TABLE).write_bytes(table.finish())
@@ -232,6 +246,17 @@ def assemble(source: Source, encoder: Encoder, files: list[Path], building: Path
     (building / META).write_text(render(meta))
     for path in (*sorted(building.iterdir()), building):
         sync(path)
+
+
+def _tables(
+    files: list[Path], lengths: list[NDArray[np.int64]]
+) -> Iterator[tuple[int, list[tuple[int, EncodedItem]]]]:
+    """Documents of each shard, and its items."""
+    for file, each in zip(files, lengths, strict=True):
+        table = read_table(file)
+        if table is None:
+            raise _changed(table_file(file))
+        yield len(each), table
 
 
 def _changed(file: Path) -> DataError:

@@ -61,10 +61,14 @@ from equipoise.data.cache.mixed import MIX, ManyTokens, read_mix, write_mix
 from equipoise.data.cache.shard_tokens import token_dtype
 from equipoise.data.cache.verified import VerifiedTokens, damaged, unreadable
 from equipoise.data.chat.encode import Recipe
+from equipoise.data.chat.rows import PARTS
 from equipoise.data.learned import Learned
 from equipoise.data.mixture import Mixture
+from equipoise.data.modality.files import ITEM_FILES, ITEMS, open_items
+from equipoise.data.modality.rules import ItemRules
 from equipoise.data.progress import Progress
 from equipoise.data.source import open_source
+from equipoise.spec.modality.items import Items
 from equipoise.spec.run.spec import DataSpec
 
 _NAME = re.compile("tokens-[0-9a-f]{32}")
@@ -109,6 +113,8 @@ class TokenStore:
     """How documents of several sources are mixed; None of a single one."""
     sources: tuple["TokenStore", ...] = field(default=(), repr=False)
     """The stores of a mixture's sources."""
+    items: Items | None = None
+    """Images and sound within documents, if rows may have such."""
 
     @classmethod
     def in_memory(
@@ -117,6 +123,7 @@ class TokenStore:
         doc_tokens: NDArray[np.int64],
         vocab: int,
         learned: Learned | None = None,
+        items: Items | None = None,
     ) -> Self:
         """Tokens that no disk has, of documents end to end."""
         return cls(
@@ -135,7 +142,21 @@ class TokenStore:
             empty_documents=0,
             undecodable_documents=0,
             learned=learned,
+            items=items,
         )
+
+    def require_items(self) -> Items:
+        """Images and sound within documents.
+
+        Raises:
+            DataError: it is a corpus of text alone.
+        """
+        if self.items is None:
+            raise DataError(
+                f"{self.source_name} has no images or sound, and the run has encoders for them. "
+                'Set data.format = "parts", or set vision.layers and audio.layers to 0.'
+            )
+        return self.items
 
     @property
     def documents(self) -> int:
@@ -212,7 +233,12 @@ class TokenStore:
 
 
 def prepare(
-    spec: DataSpec, base: Path, *, progress: Progress, workers: int | None = None
+    spec: DataSpec,
+    base: Path,
+    *,
+    progress: Progress,
+    workers: int | None = None,
+    rules: ItemRules | None = None,
 ) -> TokenStore:
     """Open the token cache of a corpus; if there is none, build it and its tokenizer first.
 
@@ -222,6 +248,7 @@ def prepare(
         progress: Shows the training of the tokenizer and the bytes tokenized.
         workers: Processes that tokenize; by default one for each core that this process may use.
             With 1, or a single shard, this process tokenizes.
+        rules: Sizes of images and sound, where rows may have such.
 
     Raises:
         DataError: the corpus or the tokenizer is missing or wrong, the cache is damaged or
@@ -244,7 +271,10 @@ def prepare(
         tokenizer = train_once(sources, spec.vocab, cache, progress)
     else:
         tokenizer = base / Path(spec.tokenizer).expanduser()
-    recipes = [Recipe(tokenizer, each.format, each.loss) for each in members]
+    recipes = [
+        Recipe(tokenizer, each.format, each.loss, rules if each.format == PARTS else None)
+        for each in members
+    ]
     folders = [
         tokenize_once(source, recipe, cache, progress, workers or _cores())
         for source, recipe in zip(sources, recipes, strict=True)
@@ -268,12 +298,16 @@ def open_store(folder: Path) -> TokenStore:
     try:
         for name in (ORIGINS, NAMES, TOKENIZER):  # 16 bytes per document
             require_whole(folder, meta, name)
-        table = read_whole(folder, meta, TABLE)
+        digests = read_whole(folder, meta, TABLE)
         offsets = np.frombuffer(read_whole(folder, meta, OFFSETS), "<i8")
         learned = None
         if meta.masks:
             runs = np.frombuffer(read_whole(folder, meta, LEARNED), "<i8").reshape(-1, 2)
             learned = Learned(runs)
+        items = None
+        if meta.holds_items:
+            table, said = (read_whole(folder, meta, name) for name in (ITEMS, ITEM_FILES))
+            items = open_items(folder, table, said, meta.documents)
         origins = np.memmap(folder / ORIGINS, "<i8", mode="r", shape=(meta.documents, 2))
         dtype, doc_tokens = np.dtype(meta.dtype), np.diff(offsets)
         is_sound = len(doc_tokens) == meta.documents and doc_tokens.min() > 0
@@ -290,7 +324,7 @@ def open_store(folder: Path) -> TokenStore:
     if _NAME.fullmatch(folder.name) and folder.name != name:
         raise damaged(folder / META, f"it belongs to another corpus or tokenizer, {name}")
     return TokenStore(
-        tokens=VerifiedTokens(folder / TOKENS, dtype, meta.tokens, table),
+        tokens=VerifiedTokens(folder / TOKENS, dtype, meta.tokens, digests),
         doc_tokens=doc_tokens,
         offsets=offsets,
         origins=origins,
@@ -305,6 +339,7 @@ def open_store(folder: Path) -> TokenStore:
         empty_documents=meta.empty_documents,
         undecodable_documents=meta.undecodable_documents,
         learned=learned,
+        items=items,
     )
 
 

@@ -28,10 +28,13 @@ from tokenizers import processors
 
 from equipoise.base.digest import digest
 from equipoise.data.chat.answers import write_conversation
-from equipoise.data.chat.rows import Conversation, Pair, Row, RowError, read_row
+from equipoise.data.chat.rows import PARTS, Conversation, Pair, Row, RowError, read_row
 from equipoise.data.chat.template import ChatTemplate, Span
+from equipoise.data.modality.files import EncodedItem, measure_item
+from equipoise.data.modality.rules import ItemRules
 from equipoise.data.text.folder import read_tokenizer_folder
 from equipoise.data.text.tokenizer import Tokenizer, load_tokenizer, tokenizer_file
+from equipoise.spec.modality.encoder import ItemKind
 
 _FORM = 1
 """Increase it when a row gets other tokens, or another mask."""
@@ -45,6 +48,8 @@ class Encoded(NamedTuple):
 
     tokens: NDArray[np.int64]
     is_learned: NDArray[np.bool_] | None
+    items: tuple[EncodedItem, ...] = ()
+    """Images and sound, for whose rows some of the tokens stand in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +62,13 @@ class Recipe:
     """``data.format``."""
     loss: str = "all"
     """``data.loss``."""
+    rules: ItemRules | None = None
+    """Sizes of images and sound, where rows may have such."""
 
     @property
     def masks(self) -> bool:
         """Whether only some tokens are learned."""
-        return self.kind != "text" and self.loss != "all"
+        return self.kind == PARTS or (self.kind != "text" and self.loss != "all")
 
     @property
     def digest(self) -> str:
@@ -73,6 +80,9 @@ class Recipe:
         Cost: some small files; no tokenizer is loaded.
         """
         file = tokenizer_file(self.tokenizer)
+        if self.rules is not None and self.kind == PARTS:
+            beside = self.tokenizer.is_dir() and read_tokenizer_folder(file.parent).end_name
+            return digest([_FORM, self.kind, self.rules.digest, beside])
         if self.kind == "text" and not self.tokenizer.is_dir():
             return ""
         folder = read_tokenizer_folder(file.parent)
@@ -103,7 +113,7 @@ class Encoder:
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
-        holds_rows = recipe.kind != "text"
+        holds_rows = recipe.kind not in ("text", PARTS)
         self.tokenizer: Tokenizer = load_tokenizer(recipe.tokenizer, asks_folder=holds_rows)
         self._core, self._templates = self.tokenizer.core, dict[str, ChatTemplate]()
         self._before: list[int] = []
@@ -138,6 +148,8 @@ class Encoder:
         Raises:
             RowError: the row is malformed, or has nothing to learn.
         """
+        if self.recipe.rules is not None and PARTS in row:
+            return self._encode_parts(row[PARTS], self.recipe.rules)
         read = read_row(row)
         if isinstance(read, Pair):
             tokens, is_learned = self._encode_pair(read)
@@ -151,6 +163,26 @@ class Encoder:
                 'row, remove it, or set data.loss = "all".'
             )
         return Encoded(tokens, is_learned)
+
+    def _encode_parts(self, parts: Sequence[Mapping[str, str]], rules: ItemRules) -> Encoded:
+        """Texts as they are; tokens that stand in for items are not learned."""
+        tokens, learned, items, at = [], [], [], 0
+        for part in parts:
+            ((key, value),) = part.items()
+            if key == "text":
+                run, is_learned = self._encode_text(value, [(0, len(value))])
+            else:
+                kind: ItemKind = "image" if key == "image" else "audio"
+                item = measure_item(kind, value, at, rules)
+                items.append(item)
+                run = np.full(item.rows, self.tokenizer.end)
+                is_learned = np.zeros(item.rows, dtype=np.bool_)
+            tokens.append(run)
+            learned.append(is_learned)
+            at += len(run)
+        tokens.append(np.array([self.tokenizer.end]))
+        learned.append(np.array([True]))
+        return Encoded(np.concatenate(tokens), np.concatenate(learned), tuple(items))
 
     def _encode_pair(self, pair: Pair) -> _Masked:
         end = str(self._core.id_to_token(self.tokenizer.end))

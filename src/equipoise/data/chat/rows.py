@@ -40,6 +40,8 @@ _SPEAKERS = {"human": "user", "gpt": ASSISTANT, "chatgpt": ASSISTANT, "function_
 _TOOLS = "tools"
 _MESSAGES = ("messages", "conversations")
 _PAIR = ("prompt", "completion")
+PARTS = "parts"
+"""Column of rows whose documents have images and sound; see ``data.modality.rows``."""
 
 
 class RowError(Exception):
@@ -125,6 +127,8 @@ def pick_columns(row: Row, kind: str, field: str) -> Row:
 
 def texts_of(row: Row) -> str:
     """All strings of a row's columns, to train a tokenizer on."""
+    if PARTS in row:
+        return "".join(part.get("text", "") for part in row[PARTS])
     return "".join(value for name, value in row.items() if isinstance(value, str))
 
 

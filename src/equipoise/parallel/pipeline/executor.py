@@ -30,6 +30,7 @@ from equipoise.comm.steps import Await, Post, Steps, allocate, unpack
 from equipoise.nn.attention import PackAttention
 from equipoise.nn.defer import Deferred, defer_weights
 from equipoise.nn.device.clock import make_marks
+from equipoise.nn.modality.insert import Inserted
 from equipoise.parallel.pipeline.part import DecoderPart
 from equipoise.parallel.pipeline.program import PipelineProgram, Slot
 from equipoise.parallel.pipeline.slices import LayerAttention, Resident, Slices
@@ -52,6 +53,8 @@ class StageBatch:
     pack: Sequence[int] | PackAttention | Slices
     """Length of each document [tokens]; under context parallelism, how these tokens attend; or
     pieces, some of which read earlier micro-batches of their unit."""
+    inserted: Inserted | None = None
+    """Rows of images and sound among the tokens; the first stage reads them."""
 
     @property
     def counted(self) -> int:
@@ -203,7 +206,8 @@ class Executor:
             pack = self._resident.attention(batch.pack, batch.tokens_t.device)
         else:
             pack = batch.pack
-        out: Tensor = self._part(given, pack, labels_T=labels, stage=slot.stage)
+        inserted = None if slot.stage else batch.inserted
+        out: Tensor = self._part(given, pack, labels_T=labels, inserted=inserted, stage=slot.stage)
         if is_last:
             self.losses[slot.micro_batch] = out.detach()
             out = out / self._divisor

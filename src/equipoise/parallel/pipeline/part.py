@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from equipoise.base.errors import LayoutError
 from equipoise.nn.attention import PackAttention
 from equipoise.nn.decoder import Decoder, initialize
+from equipoise.nn.modality.insert import Inserted
 from equipoise.parallel.pipeline.slices import LayerAttention
 from equipoise.spec.layout import rows_of
 from equipoise.spec.model.presets import ModelSpec
@@ -94,6 +95,7 @@ class DecoderPart(Decoder):
         pack: Sequence[int] | PackAttention | LayerAttention,
         *,
         labels_T: Tensor | None = None,
+        inserted: Inserted | None = None,
         stage: int | None = None,
     ) -> Tensor:
         """Run one stage; or, without tokens, every stage of this rank.
@@ -104,6 +106,7 @@ class DecoderPart(Decoder):
             pack: Length of each document in the pack [tokens], or how these tokens attend, in
                 all layers alike or in each separately.
             labels_T: Next token of each token, for the last stage; without it, logits.
+            inserted: Rows of images and sound in place of some tokens, for the first stage.
             stage: A stage of this rank. Without it ``tokens_T`` and ``labels_T`` must be empty,
                 and the backward of the result gives every weight a gradient of 0.
 
@@ -112,7 +115,7 @@ class DecoderPart(Decoder):
         """
         if stage is None:
             return self._touch(tokens_T)
-        x_TD = self.begin(tokens_T) if stage == 0 else tokens_T
+        x_TD = self.begin(tokens_T, inserted) if stage == 0 else tokens_T
         if torch.is_grad_enabled() and not x_TD.requires_grad:
             x_TD.requires_grad_()  # a stage whose weights are all frozen has a backward, too
         if isinstance(pack, LayerAttention):

@@ -57,6 +57,11 @@ def compared_specs(spec: RunSpec, policies: Sequence[str]) -> list[RunSpec]:
             f'A comparison needs pack.cut = "windows", so that all policies train the same pieces; '
             f'it is "{spec.pack.cut}". Set it in run.toml, or pass --pack.cut windows.'
         )
+    if spec.encoders:
+        raise SpecError(
+            "Packing policies are compared on text alone, and the run has vision.layers or "
+            "audio.layers. Train each policy in a run of its own, without --compare."
+        )
     if spec.layout.schedule in LOSSY:
         raise SpecError(
             f'layout.schedule = "{spec.layout.schedule}" leaves stages out, so packs of the same '

@@ -21,6 +21,7 @@ from equipoise.base.digest import digest
 from equipoise.base.nearest import nearest
 from equipoise.spec.catalog import LOSSY, SCHEDULES
 from equipoise.spec.limits import MOST_WINDOWS
+from equipoise.spec.modality.judge import judge_modality
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.run.keys import DEFAULT, Fault, Given, Origin, build, keys, toml
 from equipoise.spec.run.lora import FEED_FORWARD, TARGETS, LoraSpec
@@ -37,7 +38,7 @@ class ResolvedRun:
     spec: RunSpec
     model: ModelSpec
     origins: dict[str, str]
-    """Origin of each dotted key: ``default``, ``run.toml:12``, ``--train.steps``, ``preset 7m``."""
+    """Source of each dotted key: ``default``, ``run.toml:12``, ``--train.steps``, ``preset 7m``."""
     base: Path
     """The folder that relative paths refer to."""
     digest: str
@@ -49,12 +50,12 @@ class ResolvedRun:
 def digest_of(spec: RunSpec, model: ModelSpec) -> str:
     """Digest of all that decides what a run computes and how fast.
 
-    Without ``fault``, which decides neither, so that digests of before it stay what they were.
+    Without ``fault`` and encoders that a run does not have: older digests stay what they were.
     """
     tables = {each.name: getattr(spec, each.name) for each in dataclasses.fields(spec)}
-    return digest(
-        {"spec": {name: tables[name] for name in tables if name != "fault"}, "model": model}
-    )
+    idle = {"fault", *(name for name in ("vision", "audio") if not tables[name].layers)}
+    read = {name: table for name, table in tables.items() if name not in idle}
+    return digest({"spec": read, "model": model})
 
 
 def resolve(
@@ -81,6 +82,7 @@ def resolve(
     _judge_experts_of_lora(wish, model)
     _judge_policy_of_experts(wish, model)
     judge_precision(wish, model)
+    judge_modality(wish, model)
     spec = build({name: each.value for name, each in wish.given.items()})
     run = ResolvedRun(
         spec=spec,

@@ -54,10 +54,16 @@ _COMPARED = """
     model.norm_top_k model.balance model.balance_rate model.capacity_factor
     model.identity_experts model.real_top_k model.shortcut
     train.freeze lora.rank lora.alpha lora.targets
+    vision.layers vision.hidden vision.heads vision.patch vision.least_tokens vision.most_tokens
+    audio.layers audio.hidden audio.heads
 """
 """Without ``model.init``: the checkpoint's weights are used, whatever it says."""
 
-TRAINED = ("train.freeze", "lora.rank", "lora.alpha", "lora.targets")
+TRAINED = (
+    *("train.freeze", "lora.rank", "lora.alpha", "lora.targets"),
+    *("vision.layers", "vision.hidden", "vision.heads", "vision.patch"),
+    *("audio.layers", "audio.hidden", "audio.heads"),
+)
 """Keys that say which weights are trained; a checkpoint has no moments of others."""
 
 _KINDS = {

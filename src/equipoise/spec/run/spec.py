@@ -12,6 +12,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from equipoise.spec.catalog import POLICIES, Policy
+from equipoise.spec.modality.encoder import EncoderSpec
+from equipoise.spec.modality.sections import AudioSpec, VisionSpec
 from equipoise.spec.run.layout import ExpertsSpec as ExpertsSpec
 from equipoise.spec.run.layout import LayoutSpec as LayoutSpec
 from equipoise.spec.run.layout import Sharding as Sharding
@@ -23,7 +25,7 @@ from equipoise.spec.run.model import ModelSection
 Source = Literal["python-stdlib", "python-functions", "text", "jsonl", "parquet", "datasets"]
 PYTHON_SOURCES = ("python-stdlib", "python-functions")
 """Sources that are this Python's own files, and read no path."""
-Format = Literal["text", "messages", "prompt-completion"]
+Format = Literal["text", "messages", "prompt-completion", "parts"]
 Loss = Literal["answers", "last-answer", "all"]
 Precision = Literal["fp32", "bf16", "fp8"]
 RateSchedule = Literal["cosine", "linear", "wsd", "constant", "inverse-sqrt"]
@@ -54,7 +56,8 @@ class DataSpec:
         Format,
         Field(
             description="of a row: one text; a conversation (column messages, or conversations); "
-            "or a prompt and its completion (columns prompt and completion)"
+            "a prompt and its completion (columns prompt and completion); or parts, each a text, "
+            "an image or sound (column parts)"
         ),
     ] = "text"
     loss: Annotated[
@@ -106,7 +109,10 @@ class DataSpec:
     @property
     def masks(self) -> bool:
         """Whether only some tokens are learned."""
-        return any(each.format != "text" and each.loss != "all" for each in self.members)
+        return any(
+            each.format == "parts" or (each.format != "text" and each.loss != "all")
+            for each in self.members
+        )
 
     def _member(self, row: MixRow) -> "DataSpec":
         own = {name: getattr(row, name) for name in ("source", "field", "format", "loss")}
@@ -370,6 +376,8 @@ class RunSpec:
     data: DataSpec = field(default_factory=DataSpec)
     eval: EvalSpec = field(default_factory=EvalSpec)
     model: ModelSection = field(default_factory=ModelSection)
+    vision: VisionSpec = field(default_factory=VisionSpec)
+    audio: AudioSpec = field(default_factory=AudioSpec)
     pack: PackSpec = field(default_factory=PackSpec)
     train: TrainSpec = field(default_factory=TrainSpec)
     lora: LoraSpec = field(default_factory=LoraSpec)
@@ -378,3 +386,8 @@ class RunSpec:
     checkpoint: CheckpointSpec = field(default_factory=CheckpointSpec)
     fault: FaultSpec = field(default_factory=FaultSpec)
     journal: JournalSpec = field(default_factory=JournalSpec)
+
+    @property
+    def encoders(self) -> tuple[EncoderSpec, ...]:
+        """Encoders of images and of sound, as far as there are any."""
+        return tuple(each.encoder for each in (self.vision, self.audio) if each.layers)

@@ -29,12 +29,12 @@ Kept true (tests/unit/train/check/test_case.py)
 """
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, get_args
 
 from equipoise.spec.catalog import POLICIES, SCHEDULES, Policy
+from equipoise.spec.modality.sections import AudioSpec, VisionSpec
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.run.lora import LoraSpec
 from equipoise.spec.run.resolved import ResolvedFile
@@ -110,6 +110,9 @@ class Case:
     """Which ranks compute which experts' rows."""
     router: str = ""
     """The kind of workload that routers are biased to; empty for none."""
+    vision: VisionSpec = field(default_factory=VisionSpec)
+    audio: AudioSpec = field(default_factory=AudioSpec)
+    """Encoders of items among the documents; none unless they have layers."""
 
     @property
     def resolved(self) -> ResolvedFile:
@@ -120,6 +123,8 @@ class Case:
             layout=self.layout,
             lora=self.lora,
             experts=self.experts,
+            vision=self.vision,
+            audio=self.audio,
         )
         return ResolvedFile(spec, self.model, {}, self.ranks, "", "")
 
@@ -138,6 +143,7 @@ class Case:
         parts += [f"{self.experts.policy} experts, {self.router}"] if self.router else []
         parts += ["shortcut"] if self.model.shortcut else []
         parts += ["masked labels"] if self.masks else []
+        parts += ["images and sound"] if self.resolved.spec.encoders else []
         parts += [f"lora of rank {self.lora.rank}"] if self.lora.rank else []
         parts += [f"{', '.join(self.train.freeze)} frozen"] if self.train.freeze else []
         return f"{where} ({', '.join(parts)})"
@@ -216,26 +222,6 @@ def make_case(
         precision="fp64" if model.experts else "fp32",
         played=played,
     )
-
-
-def of_theirs(cases: Sequence[Case], config: str) -> list[Case]:
-    """The same cases of a model that transformers builds, in fp64.
-
-    Args:
-        cases: Of a model of its sizes.
-        config: As ``Case.theirs``.
-    """
-    return [dataclasses.replace(case, theirs=config, precision="fp64") for case in cases]
-
-
-def of_fp8(cases: Sequence[Case]) -> list[Case]:
-    """Those of the same cases that float8 products are proven in, with such products."""
-    return [
-        dataclasses.replace(case, precision="fp8", tolerance=FP8_TOLERANCE)
-        for case in cases
-        if case.layout.tp == case.layout.pp == case.layout.ep == case.layout.etp == 1
-        and not case.lora.rank
-    ]
 
 
 def scaled_down(model: ModelSpec) -> ModelSpec:

@@ -51,7 +51,7 @@ from equipoise.train.check.sample import (
     loss_error,
     relative_error,
 )
-from equipoise.train.check.traffic import scheduled_traffic
+from equipoise.train.check.traffic import scheduled_traffic, with_bridge
 from equipoise.train.context import ContextGroup
 from equipoise.train.step import StepRunner
 from equipoise.train.together import Partners
@@ -93,6 +93,9 @@ def prove_case(
     scheduled = (
         (None, None) if case.theirs else scheduled_traffic(case, packed, sharing.planner, stages)
     )
+    if runner.modality is not None:
+        ledgers.append(runner.modality.modality.ledger)
+    scheduled = with_bridge(scheduled, made.encoders)
     gradient_error, worst = reference.gradient_error(decoder)
     mine = Verdict(
         case=case,

@@ -18,8 +18,9 @@ Kept true (tests/multi/check/test_check.py)
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -31,14 +32,18 @@ from equipoise.data.cache.store import TokenStore
 from equipoise.data.learned import Learned
 from equipoise.nn.decoder import Decoder, initialize
 from equipoise.nn.loss import IGNORED
+from equipoise.nn.modality.attach import ENCODERS, encoders_of, make_encoders
 from equipoise.nn.moe.balance import balances, set_loss_scale
 from equipoise.nn.packed import PackedModel
 from equipoise.nn.project import FP8
+from equipoise.spec.modality.encoder import EncoderSpec
+from equipoise.spec.modality.items import Items
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.pack import MicroBatch, PackedStep, Pieces
 from equipoise.spec.run.lora import LoraSpec
 from equipoise.train.check.balanced import router_state
 from equipoise.train.check.case import Case, Precision
+from equipoise.train.check.items import draw_items, encode_alone, stand_ins
 from equipoise.train.trained import choose_trained
 
 Row = tuple[int, int, int]
@@ -53,16 +58,29 @@ class Sample:
     vocab: int
     is_learned: tuple[Tensor, ...] | None = None
     """Whether each token is learned; None if all are."""
+    items: Items | None = None
+    """Images and sound among the tokens."""
 
     @classmethod
-    def draw(cls, vocab: int, doc_tokens: Sequence[int], *, masks: bool = False) -> "Sample":
+    def draw(
+        cls,
+        vocab: int,
+        doc_tokens: Sequence[int],
+        *,
+        masks: bool = False,
+        encoders: Sequence[EncoderSpec] = (),
+    ) -> "Sample":
         """The same documents on every rank.
 
         Masked, one document in four is not learned at all, and turns of 1 to 24 tokens alternate
-        in the others.
+        in the others. With encoders, some tokens stand in for items and are not learned.
         """
         generator = torch.Generator().manual_seed(0)
         drawn = tuple(torch.randint(vocab, (n,), generator=generator) for n in doc_tokens)
+        if encoders:
+            items = draw_items(doc_tokens, encoders)
+            stands = [stand_ins(items, at, tokens) for at, tokens in enumerate(doc_tokens)]
+            return cls(drawn, vocab, tuple(torch.from_numpy(~each) for each in stands), items)
         if not masks:
             return cls(drawn, vocab)
         masked = []
@@ -87,7 +105,7 @@ class Sample:
         tokens, learned = torch.cat(self.tokens).numpy(), None
         if self.is_learned is not None:
             learned = Learned.of_mask(torch.cat(self.is_learned).numpy())
-        return TokenStore.in_memory(tokens, self.pieces[:, 2], self.vocab, learned)
+        return TokenStore.in_memory(tokens, self.pieces[:, 2], self.vocab, learned, self.items)
 
     @property
     def labels(self) -> int:
@@ -176,6 +194,8 @@ def make_decoder(case: Case, labels: int) -> Decoder:
         balance.state_X[: model.experts] = states * balance.unit
     set_loss_scale(decoder, 1 / labels)
     _choose_trained(decoder, case)
+    if specs := case.resolved.spec.encoders:
+        decoder.add_module(ENCODERS, make_encoders(specs, model.hidden, 0))
     if case.precision == "fp8":
         decoder.set_products(FP8)
     return decoder.double() if case.precision == "fp64" else decoder
@@ -201,11 +221,12 @@ def compute_reference(decoder: PackedModel, sample: Sample, rows: Sequence[Row])
     total, logits = 0.0, {}
     for row in rows:
         piece = sample.piece(row)
-        loss = decoder.reference(piece.tokens_T, piece.doc_tokens, piece.labels_T) / sample.labels
+        refer = _refer(decoder, sample, row)
+        loss = refer(piece.tokens_T, piece.doc_tokens, labels_T=piece.labels_T) / sample.labels
         loss.backward()
         total += float(loss.detach())
         with torch.no_grad():
-            logits[row[:2]] = decoder.reference(piece.tokens_T, piece.doc_tokens)
+            logits[row[:2]] = refer(piece.tokens_T, piece.doc_tokens)
     named = decoder.named_parameters()
     grads = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in named}
     scales = {name: float(grad.abs().max()) for name, grad in grads.items()}
@@ -214,6 +235,15 @@ def compute_reference(decoder: PackedModel, sample: Sample, rows: Sequence[Row])
     scales = {name: max(scale, least) for name, scale in scales.items()}
     largest = max(float(each.abs().max()) for each in logits.values())
     return Reference(total, grads, scales, logits, largest)
+
+
+def _refer(decoder: PackedModel, sample: Sample, row: Row) -> Callable[..., Tensor]:
+    """What computes a piece on one rank, with its items where it has any."""
+    encoders = encoders_of(decoder)
+    if encoders is None or sample.items is None:
+        return decoder.reference
+    inserted = encode_alone(encoders, sample.items, *row)
+    return partial(decoder, inserted=inserted)
 
 
 def rows_of(packed: PackedStep) -> tuple[Row, ...]:
@@ -226,8 +256,11 @@ def rows_of(packed: PackedStep) -> tuple[Row, ...]:
     return tuple(sorted((*begin, stop) for begin, stop in stops.items()))
 
 
+_Encoders = tuple[EncoderSpec, ...]
+
 _Model = tuple[
-    ModelSpec, Precision, tuple[int, ...], bool, LoraSpec, tuple[str, ...], str, tuple[str, int]
+    *tuple[ModelSpec, Precision, tuple[int, ...], bool, LoraSpec, tuple[str, ...], str],
+    *tuple[tuple[str, int], _Encoders],
 ]
 
 _LEAST_SCALE = 1e-9
@@ -238,15 +271,16 @@ class References:
     """Documents, first weights and references of cases, each made when first asked for."""
 
     def __init__(self) -> None:
-        self._samples: dict[tuple[int, tuple[int, ...], bool], Sample] = {}
+        self._samples: dict[tuple[int, tuple[int, ...], bool, _Encoders], Sample] = {}
         self._decoders: dict[_Model, PackedModel] = {}
         self._references: dict[tuple[_Model, tuple[Row, ...]], Reference] = {}
 
     def sample(self, case: Case) -> Sample:
         """Its documents."""
-        key = case.model.vocab, case.doc_tokens, case.masks
+        encoders = case.resolved.spec.encoders
+        key = case.model.vocab, case.doc_tokens, case.masks, encoders
         if key not in self._samples:
-            self._samples[key] = Sample.draw(*key[:2], masks=case.masks)
+            self._samples[key] = Sample.draw(*key[:2], masks=case.masks, encoders=encoders)
         return self._samples[key]
 
     def decoder(self, case: Case) -> PackedModel:
@@ -270,7 +304,8 @@ class References:
 
     def _model(self, case: Case) -> _Model:
         routed = case.router, case.ranks * bool(case.router)
-        kind = case.masks, case.lora, case.train.freeze, case.theirs, routed
+        encoders = case.resolved.spec.encoders
+        kind = case.masks, case.lora, case.train.freeze, case.theirs, routed, encoders
         return case.model, case.precision, case.doc_tokens, *kind
 
 

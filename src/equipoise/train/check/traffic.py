@@ -19,6 +19,7 @@ from equipoise.spec.layout import rows_of
 from equipoise.spec.pack import MicroBatch, PackedStep
 from equipoise.spec.recompute import attention_repeats
 from equipoise.train.check.case import Case
+from equipoise.train.modality.runner import EncoderLoads
 from equipoise.train.together import plan_turn
 from equipoise.train.trained import trained_names
 
@@ -43,6 +44,15 @@ def scheduled_traffic(
         between = _pipeline(case, packed, stages, width)
         sent_bytes, messages = sent_bytes + between[0], messages + between[1]
     return sent_bytes, messages
+
+
+def with_bridge(
+    scheduled: tuple[None, None] | Traffic, encoders: EncoderLoads | None
+) -> tuple[None, None] | Traffic:
+    """The same, and what crosses between encoders and decoder, if there are any."""
+    if encoders is None or scheduled[0] is None:
+        return scheduled
+    return scheduled[0] + encoders.bytes, scheduled[1] + encoders.messages
 
 
 def _plans(case: Case, packed: PackedStep, planner: ContextPlanner) -> list[ContextPlan]:

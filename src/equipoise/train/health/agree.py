@@ -17,6 +17,8 @@ Kept true (tests/multi/train/test_train.py, tests/unit/train/test_agree.py)
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from equipoise.base.errors import LayoutError
 from equipoise.comm.group import Ranks
 from equipoise.comm.meet import name_ranks
@@ -68,6 +70,32 @@ def agree(packed: PackedStep, step: int, ranks: Ranks, journal: EventSink) -> fl
         numbers = ranks.gather_floats([digest_number(packed)]).flatten().tolist()
     require_one_plan(packed, step, ranks, numbers)
     return span.duration_s
+
+
+def meet(
+    packed: PackedStep, step: int, said: Sequence[float], ranks: Ranks, journal: EventSink
+) -> tuple[Tensor, float]:
+    """Exchange one row a rank; the fastest rank waits here for the slowest.
+
+    Args:
+        packed: This rank's plan.
+        step: The step.
+        said: Loss sum, busy seconds, stop asked, seconds until this rank had computed, what else
+            it tells, its ``OwnParts``.
+        ranks: All of them.
+        journal: This rank's.
+
+    Returns:
+        The rows, the digest of each rank's plan before what it said, and the seconds that this
+        took.
+
+    Raises:
+        LayoutError: as ``require_one_plan``.
+    """
+    with journal.span("wait", step=step) as span:
+        rows = ranks.gather_floats([digest_number(packed), *said])
+    require_one_plan(packed, step, ranks, rows[:, 0].tolist())
+    return rows, span.duration_s
 
 
 @dataclass(frozen=True, slots=True)

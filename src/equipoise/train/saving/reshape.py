@@ -35,6 +35,7 @@ from equipoise.checkpoint.manifest import (
     newest_good,
     open_manifest,
     read_manifest,
+    require_text_alone,
 )
 from equipoise.checkpoint.reading import ReadCounts
 from equipoise.checkpoint.reshape import count_loads, rewrite
@@ -169,6 +170,7 @@ class _Reshape:
     ) -> "_Reshape":
         words = read_layout(request.layout)
         folder, manifest, torn = _find(request.source, read)
+        require_text_alone(manifest, folder)
         if manifest.engine != OWN_ENGINE or manifest.format == FIRST_FORMAT:
             what = (
                 f'was trained with model.engine = "{manifest.engine}", whose weights do not '

@@ -83,7 +83,7 @@ def test_an_old_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         (
             ["atention"],
             'equipoise explain: there is no verb "atention". Nearest: attention. All: attention, '
-            "pipeline, boxing, traffic, experts, tables, towers, plan.",
+            "pipeline, boxing, traffic, experts, items, tables, towers, plan.",
         ),
         (
             ["--attention", "--boxing", "P -> B"],

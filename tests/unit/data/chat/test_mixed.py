@@ -101,7 +101,7 @@ def refusal(folder: Path, rows: str, keys: str = 'source = "jsonl"') -> str:
 def test_rows_that_cannot_be_are_refused(tmp_path: Path) -> None:
     assert refusal(tmp_path, '{path = "a", format = "chat"}') == (
         'run.toml:3  data.mix: source 1: format = "chat" is not one of "text", "messages", '
-        '"prompt-completion". Nearest: "text".'
+        '"prompt-completion", "parts". Nearest: "parts".'
     )
     assert refusal(tmp_path, '{path = "a", loss = "answer"}') == (
         'run.toml:3  data.mix: source 1: loss = "answer" is not one of "answers", "last-answer", '

@@ -95,7 +95,7 @@ def test_the_schema_is_closed_and_described() -> None:
     whole = schema()
     assert whole["title"] == "run.toml"
     assert whole["properties"]["extends"]["type"] == "string"
-    assert len(tables(whole)) == 13
+    assert len(tables(whole)) == 15
     for table in tables(whole):
         assert table["additionalProperties"] is False
         for name, each in table["properties"].items():

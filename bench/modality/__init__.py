@@ -1,0 +1,1 @@
+"""Images and sound: how even encoders are, and what they cost."""

@@ -1,0 +1,1 @@
+"""Pictures of images and sound on the ranks that encode them."""

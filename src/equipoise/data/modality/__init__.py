@@ -1,0 +1,1 @@
+"""Documents with images and sound: rows, files, patches, and where items are in documents."""

@@ -1,0 +1,146 @@
+"""Images as patches, at their own resolution.
+
+What it decides
+    Sides are rounded to whole blocks of patches, and an image is scaled, in its own proportions,
+    where it would have fewer or more tokens than a run allows. Transparent pixels lie on white.
+    Numbers are from -1 to 1.
+
+Kept true (tests/unit/data/modality/test_image.py, tests/oracle/test_image_size.py)
+    Sizes equal those of Qwen2-VL's processor; each pixel is in one patch.
+
+Sources
+    ``smart_resize`` of Qwen2-VL's image processor, transformers.
+"""
+
+import math
+import warnings
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from equipoise.base.errors import DataError
+from equipoise.base.grid import Grid, in_blocks
+from equipoise.spec.modality.items import Patches
+from equipoise.spec.modality.sections import CHANNELS, VisionSpec
+
+_MOST_ASPECT = 200
+"""Longer side over shorter, as Qwen2-VL's processor has it."""
+
+MOST_PIXELS = 178_956_970
+"""Pillow's own limit, beyond which a small file may fill a machine's memory."""
+
+
+class ItemError(Exception):
+    """A file is not the image or sound that it should be; with the reason and the fix."""
+
+
+def fit_image(height: int, width: int, vision: VisionSpec) -> Grid:
+    """Rows and columns of patches of an image.
+
+    Raises:
+        ItemError: one side is more than 200 times the other.
+
+    >>> fit_image(512, 512, VisionSpec(layers=1)), fit_image(25, 14, VisionSpec(layers=1))
+    ((36, 36), (6, 4))
+    """
+    block = 2 * vision.patch
+    if max(height, width) > _MOST_ASPECT * min(height, width):
+        raise ItemError(
+            f"is {width:,} x {height:,} pixels, and one side may be {_MOST_ASPECT} times the other "
+            "at most. Cut it into several images."
+        )
+    least, most = vision.least_tokens * block**2, vision.most_tokens * block**2
+    rows, columns = (round(side / block) for side in (height, width))
+    if rows * columns * block**2 > most:
+        scale = math.sqrt(height * width / most)
+        rows, columns = (max(1, math.floor(side / scale / block)) for side in (height, width))
+    elif rows * columns * block**2 < least:
+        scale = math.sqrt(least / (height * width))
+        rows, columns = (math.ceil(side * scale / block) for side in (height, width))
+    return 2 * rows, 2 * columns
+
+
+def image_size(data: bytes) -> tuple[int, int]:
+    """Height and width of an image file [pixels]; reads its header.
+
+    Raises:
+        ItemError: it is not an image, or too large.
+    """
+    with _open(data) as image:
+        width, height = image.size
+        return height, width
+
+
+def read_image(data: bytes, grid: Grid, vision: VisionSpec) -> Patches:
+    """The patches of an image file, in blocks of those that are merged.
+
+    Args:
+        data: The file.
+        grid: As ``fit_image`` returned it.
+        vision: The run's keys.
+
+    Raises:
+        ItemError: the file is damaged.
+    """
+    from PIL import Image
+
+    patch = vision.patch
+    with _open(data) as image:
+        try:
+            if image.has_transparency_data:
+                over = image.convert("RGBA")
+                plain = Image.new("RGBA", over.size, "white")
+                plain.alpha_composite(over)
+                image = plain
+            small = image.convert("RGB").resize(
+                (grid[1] * patch, grid[0] * patch), Image.Resampling.BICUBIC
+            )
+        except (OSError, ValueError, SyntaxError) as error:
+            raise ItemError(f"is a damaged image ({_words(error)}). Replace it.") from None
+    pixels = np.asarray(small, dtype=np.float32) / 127.5 - 1
+    tiles = pixels.reshape(grid[0], patch, grid[1], patch, CHANNELS).swapaxes(1, 2)
+    patches: Patches = in_blocks(tiles, vision.encoder.merge).reshape(grid[0] * grid[1], -1)
+    return patches
+
+
+def _open(data: bytes) -> Any:
+    try:
+        from PIL import Image
+    except ImportError:
+        raise DataError(
+            "Reading images needs Pillow, which is not installed. Run: pip install "
+            "'equipoise[images]'"
+        ) from None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            image = Image.open(BytesIO(data))
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+        raise ItemError(
+            "is not an image that Pillow reads. Save it as PNG or JPEG, or remove the row."
+        ) from None
+    pixels = image.width * image.height
+    if pixels > MOST_PIXELS or not pixels:
+        raise ItemError(
+            f"has {pixels:,} pixels, and an image may have from 1 to {MOST_PIXELS:,}. Scale it."
+        )
+    return image
+
+
+def _words(error: BaseException) -> str:
+    return str(error).rstrip(".") or type(error).__name__
+
+
+def item_file(path: Path) -> bytes:
+    """The bytes of an item's file.
+
+    Raises:
+        ItemError: it cannot be read.
+    """
+    try:
+        return path.read_bytes()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or _words(error)
+        raise ItemError(f"cannot be read ({reason.lower()}). Correct the path.") from None

@@ -1,0 +1,1 @@
+"""Encoders of images and sound as single-device code, and their rows among a decoder's."""

@@ -1,0 +1,69 @@
+"""``equipoise check`` proves encoders beside a decoder in every layout, and catches a wrong one."""
+
+import json
+
+import pytest
+
+from equipoise.cli.main import main
+from equipoise.comm.local import run_ranks
+from equipoise.comm.turns import play_ranks
+from equipoise.spec.model.presets import ModelSpec
+from equipoise.train.check.case import TOLERANCE, Case
+from equipoise.train.check.modal import modal_cases
+from equipoise.train.check.prove import check_cases
+from support.ranks import on_ranks
+
+MODEL = ModelSpec(layers=1, hidden=16, heads=4, kv_heads=2, ffn=20, vocab=67, head_width=4)
+
+
+def _of(ranks: int) -> list[Case]:
+    """Every case of 1 and 2 ranks; of 4, those that 2 cannot have."""
+    cases = modal_cases(ranks, MODEL)
+    joint = [each for each in cases if each.layout.sharding == 4 and each.layout.zero == 1]
+    several = [each for each in joint if 4 not in (each.layout.cp, each.layout.tp, each.layout.pp)]
+    return cases if ranks < 4 else [each for each in cases if each.layout.zero == 3][:1] + several
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_encoders_on_all_ranks_equal_one_rank(ranks: int) -> None:
+    cases = _of(ranks)
+    verdicts = play_ranks(ranks, check_cases, cases)[0]
+    assert [verdict.case for verdict in verdicts] == cases
+    assert [verdict for verdict in verdicts if not verdict.is_exact] == []
+    for verdict in verdicts:  # items cross wherever there is somebody to cross to
+        assert (verdict.bytes > 0) == (ranks > 1)
+
+
+def test_they_do_over_gloo() -> None:
+    cases = [each for each in modal_cases(2, MODEL) if each.layout.zero == 3 or each.layout.pp == 2]
+    verdicts = run_ranks(2, check_cases, cases)[0]
+    assert len(verdicts) == 5
+    assert [verdict for verdict in verdicts if not verdict.is_exact] == []
+
+
+@pytest.mark.parametrize("parameter", ["encoders.image.layers.0.up.weight", "embed.weight"])
+def test_a_gradient_that_is_wrong_on_one_rank_is_caught_by_name(parameter: str) -> None:
+    case = modal_cases(2, MODEL)[0]
+    (verdict,) = play_ranks(2, on_ranks.check_with_wrong_gradient, case, parameter, 1)[0]
+    assert not verdict.is_exact
+    assert verdict.worst_parameter == parameter
+    assert verdict.gradient_error > 0.01
+    assert max(verdict.loss_error, verdict.forward_error) <= TOLERANCE
+
+
+def test_the_verb_proves_a_run_with_encoders(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--modality", "--ranks", "1", "--model.hidden=32", "--json"]) == 0
+    cases = json.loads(capsys.readouterr().out)["cases"]
+    assert len(cases) == len(modal_cases(1, MODEL))
+    assert main(["check", "--modality", "--full-size"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert said.endswith(
+        "Encoders of images and sound are proven small, on real ranks and in cases of their own, "
+        "which --full-size does not choose. Leave it out."
+    )
+    assert main(["check", "--modality", "--model.preset=moe-3m"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert said.endswith(
+        "Encoders are proven beside dense decoders, and the model has 8 experts a layer. Give a "
+        "model without."
+    )

@@ -1,0 +1,110 @@
+"""Training with images and sound: any layout, and a resume on another, trains as one rank does."""
+
+import dataclasses
+import json
+import math
+import struct
+import wave
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from equipoise.base.errors import CheckpointError
+from equipoise.comm.local import run_ranks
+from equipoise.data.cache.store import TokenStore, prepare
+from equipoise.data.modality.rules import ItemRules
+from equipoise.data.progress import SilentProgress
+from equipoise.observe.reader import read_run
+from equipoise.serve.source import open_model
+from equipoise.spec.modality.sections import AudioSpec, VisionSpec
+from equipoise.spec.run.resolved import ResolvedFile
+from equipoise.spec.run.spec import DataSpec
+from equipoise.train.saving.reshape import ReshapeRequest, predict_reshape
+from support.make_run import MODEL, MakeRun
+from support.ranks import on_ranks
+from support.ranks.on_ranks import Ended
+from support.read_run import assert_close, events
+
+VISION = VisionSpec(layers=1, hidden=16, heads=2, patch=4, least_tokens=1)
+AUDIO = AudioSpec(layers=1, hidden=16, heads=2)
+SAME = {"cut": "documents", "lr": 1e-3, "eps": 1e-6, "clip_norm": 0.5, "model": MODEL}
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> TokenStore:
+    """Pictures of 1 to 60 tokens, tones, and texts without either."""
+    root = tmp_path_factory.mktemp("items")
+    draw, lines = np.random.default_rng(0), []
+    for number in range(24):
+        name, shade = f"{number}.png", number * 10
+        high, wide = int(draw.integers(4, 60)), int(draw.integers(4, 60))
+        if number % 3 == 0:
+            parts = [{"text": f"No picture, but the number {number} in words and more words."}]
+        elif number % 3 == 1:
+            Image.new("RGB", (wide, high), (shade, 0, 90)).save(root / name)
+            parts = [{"text": "A picture: "}, {"image": name}, {"text": f" shade {shade}."}]
+        else:
+            with wave.open(str(root / f"{number}.wav"), "wb") as out:
+                out.setparams((1, 2, 4000, 0, "NONE", ""))
+                tone = (9000 * math.sin(at * number / 40) for at in range(200 * number))
+                out.writeframes(b"".join(struct.pack("<h", int(each)) for each in tone))
+            parts = [{"audio": f"{number}.wav"}, {"text": f" hums {number}."}]
+        lines.append(json.dumps({"parts": parts}))
+    (root / "rows.jsonl").write_text("\n".join(lines) + "\n")
+    data = DataSpec(
+        "jsonl", str(root / "rows.jsonl"), format="parts", vocab=300, cache=str(root / "cache")
+    )
+    rules = ItemRules(VISION, AUDIO)
+    return prepare(data, root, progress=SilentProgress(), workers=1, rules=rules)
+
+
+def _make(store: TokenStore, **keys: object) -> ResolvedFile:
+    made = MakeRun(store)(**(SAME | {"context_tokens": 128, "step_tokens": 512} | keys))
+    data = DataSpec("jsonl", "rows.jsonl", format="parts")
+    spec = dataclasses.replace(made.spec, data=data, vision=VISION, audio=AUDIO)
+    return dataclasses.replace(made, spec=spec)
+
+
+def _train(folder: Path, resolved: ResolvedFile) -> Ended:
+    return run_ranks(resolved.ranks, on_ranks.train, folder, resolved, {})[0]
+
+
+def test_a_resume_on_other_axes_trains_as_one_rank(tmp_path: Path, rows: TokenStore) -> None:
+    alone = _train(tmp_path / "alone", _make(rows, steps=4, dp=1))
+    assert any(name.startswith("encoders.audio.") for name in alone.weights)
+    assert any(name.startswith("encoders.image.") for name in alone.weights)
+    folder = tmp_path / "resumed"
+    runs = {"zero 3": {"steps": 2, "dp": 2, "zero": 3}, "tp": {"steps": 4, "dp": 1, "tp": 2}}
+    first, second = (_train(folder, _make(rows, **keys)) for keys in runs.values())
+    assert first.losses + second.losses == pytest.approx(alone.losses, rel=1e-5)
+    assert_close(dataclasses.replace(second, losses=alone.losses), alone)
+
+    record = read_run(folder)
+    encoders = record.encoders
+    assert encoders is not None
+    assert encoders.work.sum() == pytest.approx(1)
+    assert encoders.skew <= encoders.skew_in_turn
+    for event in events(folder, "encoders"):
+        assert sum(event["work"]) == sum(event["work_in_turn"])
+        assert event["bridge_bytes"] % (4 * MODEL.hidden) == 0
+        assert 0 < event["bridge_bytes"] <= 2 * event["rows"] * 4 * MODEL.hidden
+    names = {event["name"] for event in events(folder) if event["kind"] == "span"}
+    assert {"encode", "encode-backward"} <= names
+
+    said = (
+        "is of a model that reads images or sound ([vision] and [audio] of its run). equipoise "
+        "train resumes it in any layout; nothing else here reads it yet."
+    )
+    with pytest.raises(CheckpointError) as refused:
+        open_model(folder)
+    assert str(refused.value) == f"{folder}/checkpoint/step-000004 {said}"
+    with pytest.raises(CheckpointError) as refused:
+        predict_reshape(ReshapeRequest(folder, "dp=1"))
+    assert str(refused.value) == f"{folder}/checkpoint/step-000004 {said}"
+    with pytest.raises(CheckpointError) as refused:
+        other = dataclasses.replace(VISION, layers=2)
+        made = _make(rows, steps=5, dp=1)
+        _train(folder, dataclasses.replace(made, spec=dataclasses.replace(made.spec, vision=other)))
+    assert "vision.layers = 1 before and 2 now" in str(refused.value)

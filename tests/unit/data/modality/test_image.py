@@ -1,0 +1,84 @@
+"""Images as patches: sizes, order, transparency, and files that are not images."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from equipoise.base.grid import places_of
+from equipoise.data.modality.image import ItemError, fit_image, image_size, read_image
+from equipoise.spec.modality.sections import VisionSpec
+
+VISION = VisionSpec(layers=1, patch=4, least_tokens=2, most_tokens=30)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 3000), st.integers(1, 3000))
+def test_sizes_are_whole_blocks_within_the_bounds(height: int, width: int) -> None:
+    if max(height, width) > 200 * min(height, width):
+        return
+    rows, columns = fit_image(height, width, VISION)
+    assert rows % 2 == columns % 2 == 0
+    tokens = rows * columns // 4
+    longest = max(rows, columns) // 2  # a strip of one block in height may be longer
+    assert 2 <= tokens <= 30 or min(rows, columns) == 2
+    assert longest <= 30 * 8
+
+
+def test_an_image_within_the_bounds_keeps_its_pixels(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (16, 24, 3), dtype=np.uint8)
+    file = tmp_path / "a.png"
+    Image.fromarray(pixels).save(file)
+    data = file.read_bytes()
+    assert image_size(data) == (16, 24)
+    grid = fit_image(16, 24, VISION)
+    assert grid == (4, 6)
+    patches = read_image(data, grid, VISION)
+    assert patches.shape == (24, 48)
+    scaled = pixels.astype(np.float32) / 127.5 - 1
+    for patch, (row, column) in zip(patches, places_of(grid, (2, 2)), strict=True):
+        whole = scaled[row * 4 : row * 4 + 4, column * 4 : column * 4 + 4]
+        np.testing.assert_array_equal(patch, whole.reshape(-1))
+
+
+@pytest.mark.parametrize("mode", ["L", "P", "1", "CMYK", "RGBA", "LA"])
+def test_every_mode_is_read_as_colours(tmp_path: Path, mode: str) -> None:
+    file = tmp_path / ("a.tiff" if mode == "CMYK" else "a.png")
+    Image.new(mode, (16, 16)).save(file)
+    patches = read_image(file.read_bytes(), (4, 4), VISION)
+    assert patches.shape == (16, 48)
+    is_clear = mode in ("RGBA", "LA")
+    expected = 1.0 if is_clear or mode == "CMYK" else -1.0  # white shows through; no ink is white
+    np.testing.assert_array_equal(patches, expected)
+
+
+def test_a_larger_image_is_reduced(picture: Callable[..., Path]) -> None:
+    data = picture("big.png", 400, 200).read_bytes()
+    grid = fit_image(*image_size(data), VISION)
+    assert grid == (6, 14)
+    patches = read_image(data, grid, VISION)
+    top, bottom = patches[:4].mean(), patches[-4:].mean()
+    assert top < bottom  # its red grows downwards
+
+
+def test_files_that_are_no_images_are_refused(picture: Callable[..., Path]) -> None:
+    with pytest.raises(ItemError) as refused:
+        image_size(b"GIF89a, but not really")
+    assert str(refused.value) == (
+        "is not an image that Pillow reads. Save it as PNG or JPEG, or remove the row."
+    )
+    data = picture("a.png", 40, 40).read_bytes()
+    with pytest.raises(ItemError) as refused:
+        read_image(data[: len(data) // 2], (4, 4), VISION)
+    assert str(refused.value).startswith("is a damaged image (")
+    assert str(refused.value).endswith("). Replace it.")
+    with pytest.raises(ItemError) as refused:
+        fit_image(3, 900, VISION)
+    assert str(refused.value) == (
+        "is 900 x 3 pixels, and one side may be 200 times the other at most. Cut it into several "
+        "images."
+    )
