@@ -58,6 +58,7 @@ BENCHES = (
     "recsys.tiers",
     "recsys.ranking",
     "recsys.beside_torchrec",
+    "recsys.leaks",
     "planner.layered",
     "planner.measured_search",
     "planner.published",

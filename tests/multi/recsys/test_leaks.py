@@ -1,16 +1,8 @@
-"""What elsewhere leaks from the plan into the model does not here; the peer shows that it does.
+"""What elsewhere leaks from the plan into the model does not here: ``bench.run recsys.leaks``.
 
 torchrec's three: features come out in the plan's order, column shards keep a row-wise state each,
 and data-parallel tables ignore the optimizer of the tables.
 """
-
-import json
-import os
-import socket
-import subprocess
-import sys
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +13,6 @@ from equipoise.schedule.tables.placement import TablePlacement, TablePlan
 from support.recsys import tables
 
 STEP = SparseStep("row-wise-adagrad", lr=0.5)
-PEER = Path(__file__).parents[3] / "bench" / "recsys" / "torchrec_leaks.py"
 
 
 @pytest.fixture(scope="module")
@@ -70,28 +61,3 @@ def _equal(parts: list[tables.Outcome], alone: tables.Outcome) -> None:
     whole = tables.tables_of([alone])
     for name, weight in tables.tables_of(parts).items():
         assert np.abs(weight - whole[name]).max() < 1e-5, name
-
-
-@pytest.mark.skipif(
-    "TORCHREC_PYTHON" not in os.environ,
-    reason="TORCHREC_PYTHON names no environment with torchrec 1.8 and fbgemm-gpu-cpu 1.8",
-)
-def test_the_peer_leaks_all_three() -> None:
-    with socket.socket() as at:
-        at.bind(("127.0.0.1", 0))
-        port = str(at.getsockname()[1])
-    ranks = [
-        subprocess.Popen(
-            [os.environ["TORCHREC_PYTHON"], str(PEER), str(rank), port],
-            stdout=subprocess.PIPE if rank == 0 else sys.stderr,
-        )
-        for rank in (0, 1)
-    ]
-    said: dict[str, Any] = json.loads(ranks[0].communicate(timeout=240)[0].splitlines()[-1])
-    assert ranks[1].wait(60) == 0
-    assert said["alone"]["order"] == ["f0", "f1", "f2"]
-    assert said["table"]["order"] == ["f0", "f2", "f1"]
-    assert said["table"]["off"] < 1e-4 > said["row"]["off"]
-    assert said["column"]["off"] > 0.01
-    assert said["alone"]["moved"] > 0.1
-    assert said["data"]["moved"] == 0.0

@@ -34,7 +34,7 @@ _INSTRUCTION = "llvm.x86.avx512bf16.dpbf16ps.512"
 def multiplies_pairs() -> bool:
     """Whether this processor has the instruction, and no matrix units, which are faster."""
     has = torch.cpu._is_avx512_bf16_supported() and not torch.cpu._is_amx_tile_supported()
-    return has and "+avx512bf16" in cpu_target.target_context.codegen()._tm_features
+    return has and "+avx512bf16" in str(cpu_target.target_context.codegen()._tm_features)
 
 
 class _BFloat(ir.Type):  # type: ignore[misc]
