@@ -1,4 +1,4 @@
-"""``equipoise explain towers``: which columns of a recommender belong into one tower."""
+"""``equipoise explain towers``: which columns of a recommender belong in one tower."""
 
 import argparse
 import json
@@ -16,7 +16,7 @@ from equipoise.spec.limits import MOST_SIZE
 if TYPE_CHECKING:
     from equipoise.recsys.towers.probe import TowerAdvice
 
-HELP = "show which columns of a recommender belong into one tower; trains an epoch to find out"
+HELP = "show which columns of a recommender belong in one tower, after an epoch of it"
 
 EXAMPLES = """\
 examples:

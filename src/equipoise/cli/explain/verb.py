@@ -14,7 +14,7 @@ VERBS = {
     "experts": "show which rank computes which expert's rows, before and after balancing",
     "items": "show which rank encodes which images and sound of a run, before and after",
     "tables": "show where embedding tables lie, and what each rank looks up and sends",
-    "towers": "show which columns of a recommender belong into one tower",
+    "towers": "show which columns of a recommender belong in one tower, after an epoch of it",
     "plan": "show why a plan.lock says what it says, and what was measured of it",
 }
 

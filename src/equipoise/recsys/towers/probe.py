@@ -1,4 +1,4 @@
-"""Which columns belong into one tower: an epoch of the run without towers, then their likeness.
+"""Which columns belong in one tower: an epoch of the run without towers, then their likeness.
 
 Why
     Which features interact is learned, not declared. Embeddings of a short run without towers say
