@@ -17,6 +17,7 @@ from equipoise.nn.moe.balance import balances, set_loss_scale
 from equipoise.parallel.apply import apply_axes
 from equipoise.parallel.expert.exchange import ExpertExchange
 from equipoise.parallel.expert.loads import settle_experts
+from equipoise.parallel.overlap.travel import RowsTravel
 from equipoise.parallel.pipeline.executor import Executor, StageBatch
 from equipoise.parallel.pipeline.part import DecoderPart
 from equipoise.parallel.pipeline.pipeline import Pipeline
@@ -189,21 +190,25 @@ class CountExchanges:
     """Collectives over the ranks that share this one's experts, while it is entered."""
 
     def __init__(self) -> None:
-        self._plain = ExpertExchange.move
+        self._plain = ExpertExchange.move, RowsTravel.launch
         self.count = 0
 
     def __enter__(self) -> "CountExchanges":
-        plain = self._plain
+        move, launch = self._plain
 
-        def counted(exchange: ExpertExchange, *args: object) -> Tensor:
+        def moved(exchange: ExpertExchange, *args: object) -> Tensor:
             self.count += exchange.peers.count > 1
-            return plain(exchange, *args)
+            return move(exchange, *args)
 
-        ExpertExchange.move = counted
+        def launched(travel: RowsTravel, *args: object) -> Tensor:
+            self.count += travel.group is not None
+            return launch(travel, *args)
+
+        ExpertExchange.move, RowsTravel.launch = moved, launched
         return self
 
     def __exit__(self, *_: object) -> None:
-        ExpertExchange.move = self._plain
+        ExpertExchange.move, RowsTravel.launch = self._plain
 
 
 def compare(ranks: Ranks, cases: list[Case]) -> list[tuple[Found, bool]]:
