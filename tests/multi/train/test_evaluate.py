@@ -235,7 +235,7 @@ def answers_one_by_one(folder: Path) -> dict[int, tuple[float, int]]:
     encoder = Recipe(folder / "tokenizer", "messages", "answers").load()
     sums: dict[int, tuple[float, int]] = {}
     for line in (folder / "held.jsonl").read_text().splitlines():
-        tokens, is_learned = encoder.encode_row(json.loads(line))
+        tokens, is_learned, _ = encoder.encode_row(json.loads(line))
         assert is_learned is not None
         labels = np.append(np.where(is_learned, tokens, IGNORED)[1:], IGNORED)
         bucket = 1 << (len(tokens).bit_length() - 1)
