@@ -20,13 +20,14 @@ SPARSE = dataclasses.replace(DENSE, experts=4, top_k=2, expert_ffn=32, balance="
 
 AT_THE_ENDS = {
     "wait train/health/agree.py",  # whether all ranks have one plan, before the first micro-batch
+    " train/health/agree.py",  # the same after the last one
     " parallel/pipeline/pipeline.py",  # whether all ranks have one schedule
     " train/pipeline.py",  # losses
     " train/step.py",
     " comm/group.py",  # whether the norm is finite on every rank
     "wait comm/group.py",
     "reduce train/step.py",  # the norm
-    "optimizer train/step.py",  # what routers chose
+    "optimizer parallel/expert/loads.py",  # what routers chose
 }
 """Phase and file of what waits a fixed number of times in a step, after its micro-batches."""
 ON_A_CPU_ALONE = ("nn/loss.py", "fault/fingerprint.py")
