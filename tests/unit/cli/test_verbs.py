@@ -161,10 +161,10 @@ def test_systems_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_one_system(capsys: pytest.CaptureFixture[str]) -> None:
-    one = systems()[8]
+    one = systems()[70]
     assert one.state == "not yet"
-    assert printed(capsys, "systems", "dmt") == (
-        "9. DMT\n"
+    assert printed(capsys, "systems", "parallelbench") == (
+        "71. ParallelBench\n"
         "  state         not yet\n"
         f"  what it does  {one.mechanism}\n"
         f"  home          {one.home}\n"

@@ -125,7 +125,7 @@ def test_a_run_keeps_the_stages_of_the_plan_that_it_began_with(tmp_path: Path) -
     spec = RunSpec(layout=LayoutSpec(dp=1, pp=2))
     assert settle_edges(spec, MODEL, tmp_path, None) == ()  # no run yet: its ranks split layers
     begun = settle_edges(spec, MODEL, tmp_path, Stages((0, 3, 8), (0, 1)))
-    write_resolved(tmp_path, ResolvedFile(spec, MODEL, {}, 2, "corpus", "", None, begun))
+    write_resolved(tmp_path, ResolvedFile(spec, MODEL, {}, 2, "corpus", "", stage_edges=begun))
     assert settle_edges(spec, MODEL, tmp_path, None) == begun == (0, 3, 8)
     assert settle_edges(spec, MODEL, tmp_path, Stages((0, 4, 8), (0, 1))) == (0, 4, 8)
     for other in (LayoutSpec(dp=1, pp=4), LayoutSpec(dp=1, pp=2, schedule="zb-v")):
