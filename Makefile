@@ -67,8 +67,8 @@ test: $(VENV)/.dev
 	@mkdir -p .pytest_cache
 	@$(TESTS) --junitxml=.pytest_cache/report.xml
 
-# Left out here, marked "long", and run by make test: the build of the pages (test_docs), kernels that
-# an empty cache lacks (test_ahead, twice), and their bits (test_kernel).
+# Left out here, marked "long", and run by make test: what takes two seconds and more, such as the build
+# of the pages, kernels that an empty cache lacks, and servers that start.
 quick: $(VENV)/.dev
 	@$(BIN)/ruff check -q .
 	@$(BIN)/ruff format -q --check .

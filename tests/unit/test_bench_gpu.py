@@ -98,6 +98,7 @@ def test_without_a_device_one_sentence_says_so(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.long
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
 def test_a_bench_alone_says_so_too() -> None:
     command = [sys.executable, "-m", "bench.gpu.tiles"]

@@ -65,6 +65,7 @@ def test_the_journals_events_are_all_described() -> None:
     assert not missing, f"docs/start/run-folder.md does not describe {missing}"
 
 
+@pytest.mark.long
 def test_the_map_is_that_of_the_tree() -> None:
     """``make map`` writes it."""
     spec = importlib.util.spec_from_file_location("house", DOCS / "_ext" / "house.py")

@@ -92,6 +92,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.long
 def test_every_damage_is_named_and_the_one_before_is_used(whole: Path, tmp_path: Path) -> None:
     """Torn, swapped, stale, doubled, lost, cut and rotten shards, at drawn places."""
     done: Counter[str] = Counter()

@@ -64,6 +64,7 @@ def begun(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_journals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = begun(tmp_path / "run")
     device = written(tmp_path, HERE)

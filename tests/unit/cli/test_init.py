@@ -41,6 +41,7 @@ def keys(folder: Path) -> dict[str, Any]:
     }
 
 
+@pytest.mark.long
 def test_conversations_become_an_epoch(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(here / "my chats" / "chat.jsonl", [TALK] * 300)
     argv = ["init", "a run", "--from", "my chats/chat.jsonl", "--model", "a model"]

@@ -48,6 +48,7 @@ def loaded(argv: list[str]) -> set[str]:
     return set(done.stdout.splitlines()[-1].split()[1:])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "argv",
     [

@@ -57,6 +57,7 @@ def words(verb: str, run_folder: Path, tmp_path: Path) -> list[str]:
     return said
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_full_output_is_one_sentence(verb: str, run_folder: Path, tmp_path: Path) -> None:

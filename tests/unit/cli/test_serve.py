@@ -27,6 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_a_server_answers_until_it_is_told_to_stop(folder: Path) -> None:
     command = [sys.executable, "-m", "equipoise.cli.main", "serve", str(folder), "--port", "0",
                "--kv-tokens", "1024"]  # fmt: skip

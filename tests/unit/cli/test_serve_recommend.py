@@ -25,6 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return trained_run(tmp_path_factory.mktemp("ranked"))
 
 
+@pytest.mark.long
 def test_a_recommender_answers_until_it_is_told_to_stop(folder: Path) -> None:
     command = [sys.executable, "-m", "equipoise.cli.main", "serve", str(folder), "--port", "0"]
     with subprocess.Popen(

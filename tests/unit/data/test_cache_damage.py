@@ -284,6 +284,7 @@ def left(killed: Path, corpus: Path, store: TokenStore, tmp_path: Path) -> tuple
     return spec_of(corpus, cache, store.tokenizer_file), parts
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("damage", ["flip", "swap", "cut", "other-place"])
 def test_shards_that_a_kill_left_and_something_changed_are_made_again(
     left: tuple[DataSpec, Path], store: TokenStore, tmp_path: Path, damage: str

@@ -133,6 +133,7 @@ def test_jsonl_lines_are_in_one_shard_each(tmp_path_factory, texts, shard_bytes)
         assert (json.loads(line)["text"] or "") == document.text
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 def test_a_long_line_is_read_in_pieces(tmp_path, suffix):  # 17 MiB make a long line: 2 s
     long, rest = "é\n" * 2_300_000, "y" * (17 << 20)

@@ -33,6 +33,7 @@ def wait_for(is_so) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.long
 def test_all_that_are_stopped_are_named_once_and_one_alone_is_not() -> None:
     children = [subprocess.Popen([sys.executable, "-c", WAIT]) for _ in range(2)]
     said: list[tuple[str, list[int], float]] = []
@@ -94,6 +95,7 @@ if "equipoise.fault.stem" in sys.orig_argv:
 """
 
 
+@pytest.mark.long
 def test_imports_that_hang_are_ended_with_their_stack_and_those_that_are_stopped_are_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -187,6 +187,7 @@ def test_the_operator_of_cuda_gives_outputs_of_these_shapes() -> None:
     assert [each.shape for each in found] == [q.shape, k.shape, k.shape]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("tokens", "cut"), [(23, 9), (900, 40)])
 def test_capped_parts_with_a_sink_are_the_whole(dtype: torch.dtype, tokens: int, cut: int) -> None:

@@ -4,6 +4,8 @@ import gc
 import threading
 from typing import Any
 
+import pytest
+
 from equipoise.observe.event import Kind
 from equipoise.observe.journal import EventSink
 from equipoise.observe.pauses import GarbagePauses
@@ -20,6 +22,7 @@ class Kept(EventSink):
         self.events.append((kind, name, fields))
 
 
+@pytest.mark.long
 def test_long_collections_are_spans_of_their_step() -> None:
     journal = Kept()
     with GarbagePauses() as pauses:

@@ -27,6 +27,7 @@ def plan_of(lengths, ranks: int, strategy: str, masks=MASKS[0], **keys) -> Conte
     )
 
 
+@pytest.mark.long
 @STRATEGY
 @pytest.mark.parametrize("mask", [Mask(), Mask("full"), Mask("window", 50)], ids=str)
 def test_sums_are_not_in_bf16_so_error_does_not_grow_with_ranks(strategy: str, mask: Mask) -> None:

@@ -57,6 +57,7 @@ def play(model, schedule, batches, *, edges=None, recompute="none", **more):
     return max(errors.values()), runs, parts
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 @pytest.mark.parametrize("strategy", SCHEDULES)
 def test_every_strategy_equals_one_rank(strategy: str, ranks: int) -> None:

@@ -81,6 +81,7 @@ def test_the_space_has_the_layouts_that_train_runs(devices: int) -> None:
     assert len(space) == count
 
 
+@pytest.mark.long
 def test_a_search_finds_the_best_of_all_rows() -> None:
     model, machine = MODELS["dense"], Machine(find_cluster("h100-sxm:8"))
     fixed = {"micro_batch": 1, "recompute": "none", "zero": 1, "schedule": "1f1b", "order": "dp-pp"}

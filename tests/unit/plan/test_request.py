@@ -19,6 +19,7 @@ FLAGS = ["--model", MODEL, "--cluster", "h100-sxm:4"]
 FLAGS += ["--context-tokens", "4096", "--step-sequences", "16"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "more",
     [

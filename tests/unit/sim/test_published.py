@@ -38,6 +38,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         del sys.modules[name]
 
 
+@pytest.mark.long
 def test_a_source_is_not_in_the_fit_that_it_is_scored_with(bench: Any) -> None:
     """Steps of one source twice as long: its own residuals stay, those of the others move."""
     rows, price = bench["rows"], bench["price"]

@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from equipoise.launch.agent import ALLOCATOR
 from equipoise.observe.machine import usable_cores
 
@@ -76,6 +78,7 @@ end.set()
     return [int(word) for word in found.stdout.split()]
 
 
+@pytest.mark.long
 def test_threads_that_were_there_are_pinned_with_the_rest() -> None:
     cores = usable_cores()
     assert cores_of_a_thread_begun_before("True") == [cores[1 % len(cores)]]

@@ -134,6 +134,7 @@ def write_with(name: str, folder: Path, code: str = "") -> str:
     return done.stdout
 
 
+@pytest.mark.long
 def test_tensorboard_is_read_back(tmp_path: Path) -> None:
     code = (
         "from tensorboard.backend.event_processing.event_accumulator import EventAccumulator\n"

@@ -68,6 +68,7 @@ def test_ranks_of_one_machine_have_one_clock(
     assert rows["link bandwidth"]["found"].endswith("/s from rank 0, one rank")
 
 
+@pytest.mark.long
 def test_ranks_under_a_launcher_of_ones_own() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = str(server.getsockname()[1])

@@ -176,6 +176,7 @@ def test_a_folder_that_cannot_be_written(
     )
 
 
+@pytest.mark.long
 def test_a_vast_space_has_a_bound_and_a_recipe(capsys: pytest.CaptureFixture[str]) -> None:
     """17 million choices, which nobody lists."""
     vast = ["--model", "deepseek-v3", "--cluster", "h800:2048", "--precision", "fp8"]
@@ -191,6 +192,7 @@ def test_a_vast_space_has_a_bound_and_a_recipe(capsys: pytest.CaptureFixture[str
     assert recipe.startswith("As published: pp=16,dp=128,ep=64,zero=1,virtual=2 dualpipe-v")
 
 
+@pytest.mark.long
 def test_sites_are_searched_by_recipes_and_say_so(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -262,6 +262,7 @@ POLICIES_HERE = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("layout", POLICIES_HERE)
 def test_every_policy_has_the_work_of_its_documents(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, layout: str

@@ -77,6 +77,7 @@ def hold(model: ModelSpec, dtype: torch.dtype, recompute: LayerRecompute) -> tup
         return kept / TOKENS, (live.peak - after) / TOKENS
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("recompute", SETTINGS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", MODELS)

@@ -108,6 +108,7 @@ def test_nothing_is_read_twice(runs: dict[str, Path]) -> None:
     assert follower.version == version and follower.read_share == 1.0
 
 
+@pytest.mark.long
 def test_a_long_run_passes_over_old_spans_and_keeps_the_rest(tmp_path: Path) -> None:
     # Spans are passed over only where more than 4 MiB follow, so the journal is longer than that.
     folder = write_run(tmp_path / "run", ranks=1, steps=3_000)

@@ -29,6 +29,7 @@ def wait_for(watch: Watch, label: str, step: int) -> dict[str, Any]:
     return rows(watch).get(label, {})
 
 
+@pytest.mark.long
 def test_runs_appear_grow_and_vanish(journals: ModuleType, tmp_path: Path) -> None:
     watch = Watch([tmp_path / "runs"])
     assert rows(watch) == {}

@@ -164,6 +164,7 @@ def test_a_corpus_that_changed_gets_a_cache_of_its_own(tmp_path):
     assert len(second.tokens) > len(first.tokens)
 
 
+@pytest.mark.long
 def test_killed_at_any_moment_it_goes_on_to_the_same_bytes(
     store: TokenStore, corpus: Path, tmp_path
 ):
@@ -185,6 +186,7 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_bytes(
     assert names == ["tokenizer", "tokens"], found
 
 
+@pytest.mark.long
 def test_killed_before_each_touch_of_the_cache_it_goes_on_to_the_same_bytes(
     store: TokenStore, corpus: Path, tmp_path
 ):
@@ -368,6 +370,7 @@ def full(*_: object) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("culprit", ["tokenize_shard", "assemble"])
 def test_a_full_disk(message, store, corpus: Path, tmp_path, monkeypatch, culprit):
     spec = spec_of(corpus, tmp_path / "cache", tokenizer=str(store.tokenizer_file))

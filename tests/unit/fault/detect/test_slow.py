@@ -67,6 +67,7 @@ def is_named(verdicts: list[SlowRank], rank: int, part: Part) -> bool:
     return (first.rank, first.part) == (rank, part) and 0 < first.step - BEFORE <= WITHIN
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("ranks", [2, 3, 8])
 def test_a_rank_that_is_slower_by_a_fifth_is_named_with_its_part(ranks: int, part: Part) -> None:
@@ -82,6 +83,7 @@ def test_a_rank_that_is_slower_by_a_fifth_is_named_with_its_part(ranks: int, par
     assert sum(named) >= 0.95 * trials
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("part", PARTS)
 def test_it_is_named_in_the_noise_of_a_real_run(part: Part) -> None:
     trials = 40
@@ -96,6 +98,7 @@ def test_it_is_named_in_the_noise_of_a_real_run(part: Part) -> None:
     assert sum(named) >= 0.95 * trials
 
 
+@pytest.mark.long
 def test_even_ranks_are_not_accused_in_ten_thousand_steps() -> None:
     """By the noise of a real run, drawn in stretches of 16 steps, as they followed each other."""
     draws = np.random.default_rng(0)

@@ -4,6 +4,7 @@ import threading
 import time
 
 import numpy as np
+import pytest
 
 from equipoise.fault.interference.journaled import HostRecord, read_host
 from equipoise.fault.interference.metrics import METRICS
@@ -11,6 +12,7 @@ from equipoise.fault.interference.sampler import HostSampler, Probe
 from equipoise.observe.journal import Journal
 
 
+@pytest.mark.long
 def test_rows_come_once_a_second_and_the_journal_has_them(tmp_path) -> None:
     with Journal(tmp_path / "journal", 0) as journal, HostSampler() as sampler:
         record, rows = HostRecord(journal), []

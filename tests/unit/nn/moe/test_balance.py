@@ -110,6 +110,7 @@ def steps(model: ModelSpec, count: int) -> list[Tensor]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("rule", "rate"), [("auxiliary", 0.1), ("bias", 0.005)])
 def test_loads_even_out(rule: str, rate: float) -> None:
     def skew(loads: Tensor) -> float:

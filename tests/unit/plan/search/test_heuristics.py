@@ -81,6 +81,7 @@ def test_the_list_of_recipes_is_part_of_the_list_of_all() -> None:
     assert {*zip(fixed["tp"].tolist(), fixed["zero"].tolist(), strict=True)} == {(16, 0)}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seconds", [100])
 def test_a_stopped_search_is_no_slower_than_its_seeds(seconds: int) -> None:
     machine = Machine(find_cluster("h100-sxm:64"))
@@ -126,6 +127,7 @@ def test_a_search_that_ends_by_itself_has_no_seeds(packer) -> None:
     assert found[np.inf].progress == found[1e6].progress
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [Search, ClassSearch])
 def test_an_evaluation_that_never_ends_is_stopped(kind: type[Search]) -> None:
     """The one test that a clock of the wall has to be looked at for; loosely."""

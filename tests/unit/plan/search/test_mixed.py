@@ -58,6 +58,7 @@ def prices(machine: Machine, rows: Space) -> dict[int, float]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("names", [("a100-80", "h100-sxm"), ("h100-sxm", "v100-32")], ids=str)
 @pytest.mark.parametrize(
     ("gib", "fixed"),

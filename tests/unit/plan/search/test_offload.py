@@ -112,6 +112,7 @@ def brute(found: Search) -> dict[int, float]:
     return times
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("gib", "host_gib"), [(2.5, 200.0), (4.0, 200.0), (4.0, 1.0), (7.0, 200.0), (40.0, 200.0)]
 )

@@ -51,6 +51,7 @@ def brute(machine: Machine, rows: Space, packer: Packer | None = None) -> float:
     return best
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("gib", [12.0])
 @pytest.mark.parametrize(
     "fixed",
@@ -96,6 +97,7 @@ def test_any_policy_is_as_fast_as_the_faster_one(
     assert best[COMPARED] == best[winner,] == min(best.values()) < max(best.values())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("seed", "fixed"),
     [

@@ -129,6 +129,7 @@ def pack(choice: Choice) -> list[list[list[int]]]:
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("packer", [None, pack])
 def test_a_search_ends_as_it_would_alone(packer, monkeypatch: pytest.MonkeyPatch) -> None:
     noted: dict[int, list[Priced]] = {}

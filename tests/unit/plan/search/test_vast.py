@@ -52,6 +52,7 @@ CASES = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("model", "gib", "fixed"), CASES, ids=str)
 def test_the_answer_is_that_of_pricing_every_row(model, gib: float, fixed) -> None:
     machine, lattice = Machine(cluster(gib)), list_lattice(model, 8, BASE, fixed=fixed)

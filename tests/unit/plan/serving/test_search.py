@@ -45,6 +45,7 @@ TRACE = draw_trace(40, 25.0)
 GOALS = {"": Objective(0.1, 0.02), "b": Objective(0.04, 0.012)}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("objectives", [{}, GOALS], ids=["latency", "objectives"])
 def test_the_best_is_that_of_simulating_every_choice(objectives: dict[str, Objective]) -> None:
     model, devices = preset("llama3-8b"), 4

@@ -10,6 +10,7 @@ from equipoise.spec.model.presets import preset
 from equipoise.spec.program.file import program_names, read_program
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", program_names())
 def test_a_choice_is_kept_if_and_only_if_it_is_not_refused(name: str) -> None:
     program = read_program(name)

@@ -39,6 +39,7 @@ def test_what_was_compiled_ahead_is_what_an_engine_calls(dtype: str, tmp_path: P
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.long
 def test_it_ends_with_the_process_that_asked_for_it(tmp_path: Path) -> None:
     program = (
         "import os, sys; from equipoise.serve.engine.ahead import compile_ahead; "

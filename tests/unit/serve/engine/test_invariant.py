@@ -58,6 +58,7 @@ def bits(scores: tuple[Score, ...]) -> list[tuple[int, str, tuple[tuple[int, str
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "dtype"), CASES)
 @settings(max_examples=8)
 @given(

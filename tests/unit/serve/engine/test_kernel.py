@@ -195,6 +195,7 @@ print(*counts)
 """
 
 
+@pytest.mark.long
 def test_torch_keeps_its_threads_when_the_pool_is_made() -> None:
     """Only the first call in a process makes it."""
     command = [sys.executable, "-c", _COUNT_THREADS]

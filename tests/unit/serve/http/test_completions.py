@@ -52,6 +52,7 @@ SETTINGS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda each: ",".join(each))
 @pytest.mark.parametrize("prompt", ["Hello 🙂 wörld", [[40, 41, 42], [7]]], ids=["text", "ids"])
 def test_a_stream_joined_is_the_answer(
