@@ -7,8 +7,8 @@ Why
 What it decides
     Towers whose mean similarity to themselves is highest (``coherent``), or lowest (``diverse``),
     among those whose load is at most 5% over the mean, or as even as ``partition`` finds them.
-    Several starts, each improved by moving and swapping features while that helps; the best
-    stands, and the answer depends on the arguments alone.
+    Of few features every deal is tried. Of many, several starts, each improved by moving and
+    swapping features while that helps; the best stands. The answer depends on the arguments alone.
 
 Kept true (tests/unit/balance/test_similar.py, by Hypothesis)
     Every feature has one tower and no tower is empty; loads stay under the cap; never worse than
@@ -20,7 +20,8 @@ Sources
     plane.
 """
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Literal, get_args
 
 import numpy as np
@@ -33,6 +34,8 @@ TowerGoal = Literal["coherent", "diverse"]
 TOWER_GOALS: tuple[TowerGoal, ...] = get_args(TowerGoal)
 _SLACK = 1.05
 """Load of a tower over the mean that is even enough."""
+_FEW = 4096
+"""Most deals that are all tried."""
 _STARTS = 12
 _SHAKES = 20
 """Random changes of a draw for each feature."""
@@ -69,12 +72,14 @@ def deal_features(
         )
     weights = np.asarray(costs, dtype=np.int64)
     signed = np.asarray(similarity, dtype=np.float64) * (1.0 if goal == "coherent" else -1.0)
-    starts = _starts(weights, towers)
     cap = load_cap(weights, towers)
-    best = max(
-        (_improve(start, signed, weights, towers, cap) for start in starts),
-        key=lambda tower_of: measure_likeness(signed, tower_of),
-    )
+    if towers**count <= _FEW:
+        deals = _every_deal(weights, towers, cap)
+    else:
+        deals = (
+            _improve(start, signed, weights, towers, cap) for start in _starts(weights, towers)
+        )
+    best = max(deals, key=lambda tower_of: measure_likeness(signed, tower_of))
     names = {tower: at for at, tower in enumerate(dict.fromkeys(best.tolist()))}
     return np.array([names[tower] for tower in best.tolist()], dtype=np.int64)
 
@@ -134,6 +139,15 @@ def _filled(costs: Ints, towers: int) -> Ints:
         movable = np.flatnonzero(counts[tower_of] > 1)
         tower_of[movable[int(costs[movable].argmin())]] = empty
     return tower_of
+
+
+def _every_deal(costs: Ints, towers: int, cap: float) -> Iterator[Ints]:
+    """Every deal under the cap that leaves no tower empty."""
+    for each in itertools.product(range(towers), repeat=len(costs)):
+        tower_of = np.array(each, dtype=np.int64)
+        is_even = np.bincount(tower_of, costs, towers).max() <= cap
+        if is_even and len(set(each)) == towers:
+            yield tower_of
 
 
 def _starts(costs: Ints, towers: int) -> list[Ints]:
