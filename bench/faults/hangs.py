@@ -44,7 +44,7 @@ def hang(ranks: Ranks, folder: Path, seed: int) -> None:
             "at": time.monotonic(),
             "culprits": standstill.culprits,
             "what": standstill.what,
-            "place": next(iter(standstill.stacks.get(str(culprit), [])), ""),
+            "place": Path(next(iter(standstill.stacks.get(str(culprit), [])), "")).name,
         }
         partial = folder / f".told-{ranks.rank}"
         partial.write_text(json.dumps(word))  # others may end this rank meanwhile
