@@ -54,7 +54,7 @@ class FactorizationBlock(nn.Module):
         """float32 [B, out, W]."""
         products = compress_products(x_BVW, self.columns).flatten(1)
         mixed: Tensor = self.mlp(self.norm(products))
-        return mixed.view(len(x_BVW), -1, self.width)
+        return mixed.unflatten(1, (-1, self.width))
 
 
 class WukongLayer(nn.Module):
