@@ -166,9 +166,9 @@ def make_samples(columns: Mapping[str, np.ndarray], spec: ColumnsSpec, label: st
         scaled, bad = scale.apply(column)
         if bad is not None:
             raise DataError(
-                f"{label}, column {name}, row {bad + 1:,}: {column[bad]:g} is too far from training, "
-                f"whose mean is {scale.mean:g} and deviation {scale.deviation:g}, for float32. Fix "
-                "it, or leave the row out."
+                f"{label}, column {name}, row {bad + 1:,}: {column[bad]:g} is too far from "
+                f"training, whose mean is {scale.mean:g} and deviation {scale.deviation:g}, for "
+                "float32. Fix it, or leave the row out."
             )
         numbers[:, at] = scaled[order]
     sessions = None
@@ -312,8 +312,8 @@ def _column(path: Path, name: str, column: Any) -> np.ndarray:
             cells[row] = _cell(value)
         except UnicodeDecodeError:
             raise DataError(
-                f"{path.name}, column {shown(name)}, row {row + 1:,}: the bytes are not UTF-8 text. "
-                "Write them as hexadecimal digits, or leave the column out."
+                f"{path.name}, column {shown(name)}, row {row + 1:,}: the bytes are not UTF-8 "
+                "text. Write them as hexadecimal digits, or leave the column out."
             ) from None
     return cells if any(value is None for value in values) else np.array(cells.tolist())
 

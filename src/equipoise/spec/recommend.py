@@ -311,8 +311,8 @@ def _require(spec: RecommendSpec) -> None:
         raise SpecError("data.numbers names one column twice. Name each once.")
     if spec.data.label in (*doubled, *spec.data.numbers):
         raise SpecError(
-            f'data.label, "{spec.data.label}", is also a feature, so a model would read the answer. '
-            "Take it out of data.ids, data.bags and data.numbers."
+            f'data.label, "{spec.data.label}", is also a feature, so a model would read the '
+            "answer. Take it out of data.ids, data.bags and data.numbers."
         )
     if spec.train.shuffle == "sessions" and not spec.data.session:
         raise SpecError(

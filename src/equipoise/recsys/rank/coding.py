@@ -139,9 +139,9 @@ class Coding:
             scaled, bad = scale.apply(column)
             if bad is not None:
                 raise DataError(
-                    f'The column "{name}" has {column[bad]:g} at place {bad:,}: training\'s mean is '
-                    f"{scale.mean:g} and its deviation {scale.deviation:g}, so float32 cannot hold "
-                    "it. Give a number nearer to training's."
+                    f'The column "{name}" has {column[bad]:g} at place {bad:,}: training\'s mean '
+                    f"is {scale.mean:g} and its deviation {scale.deviation:g}, so float32 cannot "
+                    "hold it. Give a number nearer to training's."
                 )
             columns.append(np.repeat(scaled, count) if is_shared else scaled)
         table = np.stack(columns, axis=1) if columns else np.zeros((count, 0))

@@ -103,8 +103,8 @@ def test_a_number_far_from_training_is_refused() -> None:
     with pytest.raises(DataError) as caught:
         coding.code({}, {"price": [1, 1e30]})
     assert str(caught.value) == (
-        'The column "price" has 1e+30 at place 1: training\'s mean is 1 and its deviation 9.31323e-10, so '
-        "float32 cannot hold it. Give a number nearer to training's."
+        'The column "price" has 1e+30 at place 1: training\'s mean is 1 and its deviation '
+        "9.31323e-10, so float32 cannot hold it. Give a number nearer to training's."
     )
 
 
