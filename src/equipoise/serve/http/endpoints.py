@@ -46,7 +46,7 @@ _FEW_SCORES = 256
 """Scores of tokens that are written at once; more must not hold others up."""
 
 
-class NamedModel(Protocol):
+class KnownModel(Protocol):
     """What every server knows of its model."""
 
     @property
@@ -61,7 +61,7 @@ class NamedModel(Protocol):
 class AboutModel:
     """What any server answers about itself and its model, whatever the model is for."""
 
-    def __init__(self, model: NamedModel, write_metrics: Callable[[], bytes]) -> None:
+    def __init__(self, model: KnownModel, write_metrics: Callable[[], bytes]) -> None:
         """Speak of a model; ``write_metrics`` writes the server's as Prometheus reads them."""
         self._named, self._write_metrics = model, write_metrics
 
