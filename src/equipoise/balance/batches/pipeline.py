@@ -57,9 +57,10 @@ def order_in_pipeline(
     orders = [light_outside(prices, single_units(len(seconds))), heaviest, heaviest[::-1]]
     if units is not None:
         orders = [np.arange(len(seconds))]
-    times = [_makespan_ns(times_ns[order], schedule, ranks, units) for order in orders]
+    distinct = [np.array(order) for order in dict.fromkeys(tuple(each.tolist()) for each in orders)]
+    times = [_makespan_ns(times_ns[order], schedule, ranks, units) for order in distinct]
     best = int(np.argmin(times))
-    return orders[best], times[best] / _WHOLE_NS * whole
+    return distinct[best], times[best] / _WHOLE_NS * whole
 
 
 def stages_of(schedule: str, ranks: int) -> int:
