@@ -80,7 +80,7 @@ class LayerWork:
     weights: float
     """Weights of this rank."""
     norm_moves: float
-    """Of ``moved_bytes``, those of one norm."""
+    """The part of ``moved_bytes`` that one norm moves."""
     rotation_moves: float
     """Likewise, of rotated queries and keys."""
     activation_moves: float
