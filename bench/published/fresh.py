@@ -23,12 +23,33 @@ from equipoise.spec.run.spec import Recompute
 
 GOAL = {"mean": 0.08, "worst": 0.12}
 
-RECOMPUTES: tuple[Recompute, ...] = ("none", "attention", "every-4", "every-3", "every-2", "full")
-"""What Megatron-Core can compute again."""
+RECOMPUTES = ("none", "attention", "every-4", "every-3", "every-2", "full")
+"""What Megatron-Core can compute again by whole layers."""
+
+MODULES = {
+    ("deepseek-v3", "gb300", "bf16"): "moe_act",
+    ("deepseek-v3", "h100-sxm", ""): "mla_up_proj+mlp",
+    ("deepseek-v3", "", ""): "mla_up_proj",
+    ("gpt-oss-120b", "gb200", ""): "layernorm+moe_act",
+    ("gpt-oss-120b", "b200", ""): "layernorm+moe_act",
+    ("gpt-oss-120b", "h100-sxm", ""): "layernorm+moe_act",
+}
+"""What recipes compute again, by model, device and precision, where any is the empty word; others
+of these models compute nothing again (``scripts/performance/configs`` of v0.2.0 to v0.4.0)."""
+
+
+def recomputes(row: dict[str, str]) -> tuple[str, ...]:
+    """What a row's recipe computes again; where no model of experts, what it may."""
+    if int(row["ep"]) == 1:
+        return RECOMPUTES
+    keys = (row["model"], row["device"], row["precision"])
+    named = (MODULES.get(key) for key in (keys, (*keys[:2], ""), (keys[0], "", "")))
+    return (next((each for each in named if each), "none"),)
+
 
 OVERLAPS = ("26.04", "26.06", "26.08"), ("gb200", "gb300"), ("deepseek-v3", "qwen3")
 """Releases, devices and models whose recipes in MXFP8 send rows beside another micro-batch
-(``src/megatron/bridge/perf_recipes``)."""
+(``src/megatron/bridge/perf_recipes``); so does DeepSeek-V3's on B200 with 32 expert ranks."""
 
 
 def bridge() -> Iterator[Row]:
@@ -39,6 +60,7 @@ def bridge() -> Iterator[Row]:
         released, devices, models = OVERLAPS
         overlaps = row["precision"] == "mxfp8" and row["release"] in released
         overlaps = overlaps and row["device"] in devices and row["model"].startswith(models)
+        overlaps |= (row["model"], row["device"], ep) == ("deepseek-v3", "b200", 32)
         program = "megatron-bridge-overlap" if overlaps else "megatron-bridge"
         if row["fsdp"] == "1":
             program = "megatron-fsdp"
@@ -67,7 +89,7 @@ def bridge() -> Iterator[Row]:
                     recompute=recompute,
                     precision="bf16" if row["precision"] == "bf16" else "fp8",
                 )
-                for recompute in RECOMPUTES
+                for recompute in recomputes(row)
             ],
             gbs * seq / (float(row["tokens_per_s_gpu"]) * gpus),
             "tokens a second",

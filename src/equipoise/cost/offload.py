@@ -40,7 +40,6 @@ from equipoise.spec.device.spec import THIS_CPU, DeviceSpec
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.offload import KEPT_LAYERS, offloads_activations, offloads_optimizer
-from equipoise.spec.recompute import LayerRecompute
 
 ADAM_BYTES = 30.0
 """Bytes that Adam moves per weight: it reads weight, gradient and two moments, writes all but the
@@ -111,7 +110,7 @@ def add_copies(
     device: DeviceSpec,
     layout: Layout,
     options: StepOptions,
-    kind: tuple[bool, LayerRecompute],
+    kind: tuple[bool, str],
     tokens: float,
 ) -> None:
     """Add the time that a layer waits for copies of its activations.

@@ -36,7 +36,7 @@ from equipoise.spec.catalog import POLICIES
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.pack import MicroBatch, PackedStep, lengths_of
-from equipoise.spec.recompute import layer_recompute
+from equipoise.spec.recompute import layer_recompute, repeats_core
 
 _SUM_BYTES = 4
 """Bytes of a key's gradient while it is summed."""
@@ -163,7 +163,7 @@ def keys_bytes(
     kept = np.zeros(len(held))
     for rank, mine in enumerate(held):
         again = [layer_recompute(options.recompute, layer) for layer in mine]
-        receives = sum(how not in ("full", "attention") for how in again)
+        receives = sum(not repeats_core(how) for how in again)
         alone = later * values * (_SUM_BYTES * len(mine) + width * again.count("full"))
         kept[rank] = most * values * width * max(1, receives) + alone
     return kept

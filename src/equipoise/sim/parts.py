@@ -21,8 +21,9 @@ from equipoise.base.arrays import Floats, Ints
 from equipoise.cost.offload import COPIES, add_copies, loads_without_copies
 from equipoise.cost.step.again import left_out
 from equipoise.cost.step.layer import LayerTraffic, add, price_layer, product_passes
+from equipoise.cost.step.modules import module_forward
 from equipoise.cost.step.request import TERMS, StepOptions, element_bytes
-from equipoise.cost.step.work import head_work, layer_work
+from equipoise.cost.step.work import LayerWork, head_work, layer_work
 from equipoise.schedule.attention.price import Links
 from equipoise.schedule.pipeline.prices import make_prices
 from equipoise.schedule.pipeline.strategies import place_stages, write_pipeline
@@ -35,7 +36,7 @@ from equipoise.sim.settle.sharding import auto_price
 from equipoise.spec.catalog import SCHEDULES
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
-from equipoise.spec.recompute import LayerRecompute, layer_recompute
+from equipoise.spec.recompute import layer_recompute, modules_of, repeats_core, repeats_layer
 
 _MOST_SIZES = 8
 """Numbers of tokens for which layers of a gang's ranks are priced."""
@@ -68,9 +69,10 @@ class Core(Protocol):
 
 
 KindKey = tuple[float, bool, tuple[float, float] | None]
-LayerKinds = dict[KindKey, tuple[Floats, Floats]]
-"""A layer without its core and repeats, [PASSES, TERMS], and what of it is not computed again,
-[TERMS] [s]; by its tokens, whether it has experts, and its core if their rows travel beside it."""
+LayerKinds = dict[KindKey, tuple[Floats, Floats, LayerWork]]
+"""A layer without its core and repeats, [PASSES, TERMS], what of it is not computed again,
+[TERMS] [s], and its work; by its tokens, whether it has experts, and its core if their rows travel
+beside it."""
 
 
 class StepParts:
@@ -171,23 +173,23 @@ class StepParts:
             raise TypeError("A core that is looked up has no divided documents.")
         return self._core
 
-    def _slowest(self, core: GangCore, kind: tuple[bool, LayerRecompute]) -> CoreTimes:
+    def _slowest(self, core: GangCore, kind: tuple[bool, str]) -> CoreTimes:
         """The core of a gang's last rank in a layer of this kind, its waits for others with it."""
         tokens = core.gang.tokens
         forward, backward = self._beside_s(tokens, kind)
         computes, gradients = core.compute_s()
         ends = core.ends_s(forward)
-        again = (ends - forward) * (kind[1] in ("full", "attention"))
+        again = (ends - forward) * repeats_core(kind[1])
         returns = core.ends_s(backward + again, is_backward=True)
         last = int((ends + returns).argmax())
         own = CoreTimes(float(tokens[last]), float(computes[last]), float(gradients[last]), 0, 0)
         alone = self._layer(own, *kind).sum(axis=1)
         waits = max(0.0, float(ends.max() - alone[0]))
-        repeated = waits if kind[1] in ("full", "attention") else 0.0
+        repeated = waits if repeats_core(kind[1]) else 0.0
         late = max(0.0, float(returns.max() - alone[1:].sum()) - repeated)
         return replace(own, forward_exposed_s=waits, backward_exposed_s=late)
 
-    def _beside_s(self, tokens: Ints, kind: tuple[bool, LayerRecompute]) -> tuple[Floats, Floats]:
+    def _beside_s(self, tokens: Ints, kind: tuple[bool, str]) -> tuple[Floats, Floats]:
         """Forward and backward of a layer without its core, float64 [ranks] [s]."""
         sizes = np.unique(tokens)
         if len(sizes) > _MOST_SIZES:  # between them a layer's kernels take their tokens' share
@@ -222,7 +224,7 @@ class StepParts:
         is_beside = sparse and self._model.shortcut
         return core.tokens, sparse, (core.forward_s, core.backward_s) if is_beside else None
 
-    def _layer(self, core: CoreTimes, sparse: bool, recompute: LayerRecompute) -> Floats:
+    def _layer(self, core: CoreTimes, sparse: bool, recompute: str) -> Floats:
         known = self._key(core, sparse)
         if known not in self._kinds:
             stack = self._options.stack
@@ -253,17 +255,22 @@ class StepParts:
                 width=self._width,
                 shortcut_core_s=known[2],
             )
-            self._kinds[known] = priced, np.zeros_like(again) if sparse else again
-        parts, spared = self._kinds[known]
+            self._kinds[known] = priced, np.zeros_like(again) if sparse else again, work
+        parts, spared, work = self._kinds[known]
         parts = parts.copy()
         beside = parts[0] - spared
         add(parts, 0, "attention", core.forward_s)
         add(parts, 1, "attention", core.backward_s)
         add(parts, 0, "context traffic", core.forward_exposed_s)
         add(parts, 1, "context traffic", core.backward_exposed_s)
-        if recompute in ("full", "selective"):
+        if repeats_layer(recompute):
             parts[1] += beside
-        if recompute in ("full", "attention"):
+        if modules := modules_of(recompute):
+            parts[1] += module_forward(
+                *(modules, work, parts[0], self._model, self._machine, self._options),
+                sparse=sparse,
+            )
+        if repeats_core(recompute):
             add(parts, 1, "attention", core.forward_s)
             add(parts, 1, "context traffic", core.forward_exposed_s)
         pass_traffic(parts, self._model, self._machine, self._layout, self._options, sparse=sparse)

@@ -51,7 +51,7 @@ from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.offload import OFFLOADS, Offload
 from equipoise.spec.program.file import read_program
 from equipoise.spec.program.spec import DEFAULT, ProgramSpec
-from equipoise.spec.run.spec import Recompute
+from equipoise.spec.recompute import read_recompute, require_modules
 from equipoise.spec.words import LayoutWords, read_layout, read_model
 
 _MOST_TOKENS = 2**31 - 1
@@ -89,7 +89,7 @@ class StepRequest:
     """Stages of each pipeline rank, beside a ``Layout``; words have their own ``virtual=``."""
     schedule: str | None = None
     """Order of a pipeline's work; None: 1f1b, and interleaved where virtual is above 1."""
-    recompute: Recompute = "none"
+    recompute: str = "none"
     offload: Offload = "none"
     precision: Precision = "bf16"
     context_strategy: str | None = None
@@ -204,6 +204,7 @@ def read_step(request: StepRequest) -> AskedStep:
     program.require_device(machine.device)
     plain = step_options(request, words.virtual, machine.device, program)
     options = with_loads(plain, request, model, machine)
+    require_modules(options.recompute, model)
     program.require(
         layout, options.schedule, options.recompute, options.context_strategy, options.precision
     )
@@ -234,7 +235,7 @@ def step_options(
         micro_batch=request.micro_batch,
         virtual=virtual,
         schedule=schedule,
-        recompute=request.recompute,
+        recompute=read_recompute(request.recompute),
         offload=request.offload,
         precision=request.precision,
         expert_skew=request.expert_skew,
@@ -343,7 +344,6 @@ def _require_numbers(request: StepRequest, device: DeviceSpec) -> None:
             f"expert_skew is {request.expert_skew:g}. Give the rows of the expert rank that has "
             f"most over the mean: 1 is balanced."
         )
-    require_known("recompute", request.recompute, get_args(Recompute))
     require_known("offload", request.offload, OFFLOADS)
     require_known("precision", request.precision, get_args(Precision))
     if request.context_strategy is not None:

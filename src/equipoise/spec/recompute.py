@@ -21,51 +21,184 @@ What it decides
     log-sum-exps. ``selective`` is the opposite: the core's results are kept, so its work, and
     with context parallelism its messages, are never repeated, however long the documents.
 
-Kept true (tests/unit/nn/test_decoder.py, tests/unit/cost/memory/test_layer.py)
+    Other programs recompute *modules* of a layer, by Megatron-Core's names joined with ``+``. Own
+    runs do not, and are refused. Each drops what only its own end gives:
+
+    ==============  =================================  ======================================
+    module          no longer keeps                    runs again in the backward
+    ==============  =================================  ======================================
+    layernorm       outputs of norms that are kernels  those norms
+                    of their own
+    mla_up_proj     queries, keys and values of        their products from the latent
+                    latent attention                   vectors, and the rotation
+    core_attn       as ``attention``                   the attention core
+    mlp             all of a dense feed-forward, its   the norm and the feed-forward
+                    normed input too
+    moe_act         experts' hidden units after the    the activation
+                    activation
+    shared_experts  the shared expert's hidden units   the shared expert
+    moe             all of a sparse feed-forward but   router, dispatch, experts and return
+                    its normed input
+    ==============  =================================  ======================================
+
+Kept true (tests/unit/nn/test_decoder.py, tests/unit/cost/memory/test_layer.py,
+tests/unit/cost/memory/test_modules.py, tests/unit/cost/step/test_modules.py)
     Loss and gradients are bitwise those of ``none``; the core runs as often, and a layer keeps as
-    much, as stated here.
+    much, as stated here. A module's time and bytes are those of the table.
 
 Sources
     Attention core: Korthikanti et al., arXiv:2205.05198, section 5. Keeping the core's results:
     DistFlashAttn, arXiv:2310.03294, section 3.3. Every k-th layer: Megatron-LM's
-    ``--recompute-num-layers``.
+    ``--recompute-num-layers``. Modules: Megatron-LM core 0.19,
+    megatron/core/transformer/transformer_config.py, ``recompute_modules``;
+    transformer_layer.py, multi_latent_attention.py and moe/experts.py for what each drops.
 """
 
-from typing import Literal
+import functools
+from typing import Literal, get_args, overload
 
+from equipoise.base.errors import SpecError
+from equipoise.base.nearest import nearest
+from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.run.spec import Recompute
 
 LayerRecompute = Literal["none", "attention", "selective", "full"]
-"""What a single layer does."""
+"""What a single layer of an own run does; of other programs it may be modules."""
+
+OWN: tuple[Recompute, ...] = get_args(Recompute)
+"""Settings of own runs."""
+
+Module = Literal["core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts"]
+MODULES: tuple[Module, ...] = get_args(Module)
+"""Modules that can be computed again, in the order of their names."""
+
+PLANNED_MODULES = (
+    "layernorm+moe_act",
+    "mla_up_proj",
+    "mla_up_proj+mlp",
+    "layernorm+mla_up_proj+moe_act",
+)
+"""Sets of modules that a search tries where the program has them: those of Megatron-Bridge's
+recipes (``src/megatron/bridge/perf_recipes``) that free most for the least time, and DeepSeek-V3's
+own (arXiv:2412.19437, sections 3.2.3 and 3.3.3)."""
 
 
-def layer_recompute(setting: Recompute, layer: int) -> LayerRecompute:
+@functools.cache
+def modules_of(setting: str) -> frozenset[Module]:
+    """Modules that a setting computes again; none of a setting of whole layers.
+
+    >>> sorted(modules_of("moe_act+layernorm")), sorted(modules_of("full"))
+    (['layernorm', 'moe_act'], [])
+    """
+    named = setting.split("+")
+    return frozenset(each for each in MODULES if each in named)
+
+
+def read_recompute(text: str) -> str:
+    """A setting as it is written, with its modules in order.
+
+    Raises:
+        SpecError: a name is unknown, or given twice.
+
+    >>> read_recompute("moe_act+layernorm")
+    'layernorm+moe_act'
+    """
+    if text in OWN:
+        return text
+    named = text.split("+")
+    known = (*OWN, *MODULES) if len(named) == 1 else MODULES
+    for at, each in enumerate(named):
+        if each not in known:
+            raise SpecError(
+                f'recompute: "{each}" is not one of {", ".join(known)}. Nearest: '
+                f'"{nearest(each, known)}". Modules are joined with +, as layernorm+moe_act.'
+            )
+        if each in named[:at]:
+            raise SpecError(f'recompute: "{text}" names {each} twice. Name it once.')
+    return "+".join(sorted(named))
+
+
+def absent_modules(setting: str, model: ModelSpec) -> dict[str, str]:
+    """Modules of a setting that a model does not have, with what it would need.
+
+    >>> from equipoise.spec.model.presets import PLANNED
+    >>> absent_modules("mla_up_proj+mlp", PLANNED["llama3-8b"])
+    {'mla_up_proj': 'latent attention'}
+    """
+    needs = {
+        "mla_up_proj": (model.latent is not None, "latent attention"),
+        "mlp": (model.sparse_layers < model.layers, "dense layers"),
+        "moe": (model.sparse_layers > 0, "experts"),
+        "moe_act": (model.sparse_layers > 0, "experts"),
+        "shared_experts": (model.shared_ffn > 0, "a shared expert"),
+    }
+    return {
+        name: what for name, (has, what) in needs.items() if name in modules_of(setting) and not has
+    }
+
+
+def require_modules(setting: str, model: ModelSpec) -> None:
+    """Refuse modules that a model does not have.
+
+    Raises:
+        SpecError: names them, and what they need.
+    """
+    for name, what in absent_modules(setting, model).items():
+        left = "+".join(each for each in setting.split("+") if each != name) or "none"
+        raise SpecError(
+            f"recompute {setting}: {name} needs {what}, and the model has none. Give {left}."
+        )
+
+
+def repeats_layer(how: str) -> bool:
+    """Whether a layer computes all but its attention core again."""
+    return how in ("full", "selective")
+
+
+def repeats_core(how: str) -> bool:
+    """Whether a layer computes its attention core again.
+
+    >>> [each for each in ("none", "selective", "full", "core_attn+mlp") if repeats_core(each)]
+    ['full', 'core_attn+mlp']
+    """
+    return how in ("full", "attention") or "core_attn" in modules_of(how)
+
+
+@overload
+def layer_recompute(setting: Recompute, layer: int) -> LayerRecompute: ...
+
+
+@overload
+def layer_recompute(setting: str, layer: int) -> str: ...
+
+
+def layer_recompute(setting: str, layer: int) -> str:
     """What a layer does, counted from 0 in the whole model.
 
     >>> [layer_recompute("every-2", layer) for layer in range(4)]
     ['none', 'full', 'none', 'full']
     """
-    if setting == "every-2" or setting == "every-3" or setting == "every-4":
+    if setting.startswith("every-"):
         every = int(setting.removeprefix("every-"))
         return "full" if (layer + 1) % every == 0 else "none"
     return setting
 
 
-def linear_repeats(setting: Recompute, layers: int) -> int:
+def linear_repeats(setting: str, layers: int) -> int:
     """How many of ``layers`` layers rerun everything except the attention core.
 
     >>> linear_repeats("selective", 6), linear_repeats("every-2", 6), linear_repeats("none", 6)
     (6, 3, 0)
     """
     kinds = [layer_recompute(setting, layer) for layer in range(layers)]
-    return kinds.count("full") + kinds.count("selective")
+    return sum(map(repeats_layer, kinds))
 
 
-def attention_repeats(setting: Recompute, layers: int) -> int:
+def attention_repeats(setting: str, layers: int) -> int:
     """How many of ``layers`` layers rerun the attention core and its messages.
 
     >>> attention_repeats("selective", 6), attention_repeats("every-2", 6)
     (0, 3)
     """
     kinds = [layer_recompute(setting, layer) for layer in range(layers)]
-    return kinds.count("full") + kinds.count("attention")
+    return sum(map(repeats_core, kinds))

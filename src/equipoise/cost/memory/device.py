@@ -17,8 +17,13 @@ What it decides
         2 F x 3 or 2  gate, up and product, or before and after the activation
         2 D           masks of two dropouts, one byte each  / t with sequence parallelism
 
+    Latent attention also keeps the latent vectors, before and after their norms. A layer of experts
+    keeps for each of a token's choices the row that its expert reads, the hidden units, and what
+    comes back, unless the router's weight scales hidden units (``Stack.weighs_hidden``).
+
     With recomputation a layer keeps its input (``full``), or all but the core (``attention``),
-    or its input and the core (``selective``). At the peak a rank holds what its schedule has in
+    or its input and the core (``selective``), or all but what modules drop (``spec.recompute``).
+    At the peak a rank holds what its schedule has in
     flight and, on the last stage, the logits of one micro-batch.
 
     States of a weight: 2 bytes to compute with, ``grad_bytes`` of gradient, and 12 of master
@@ -45,7 +50,7 @@ from equipoise.cost.step.request import StepOptions, element_bytes
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.offload import offloads_activations, offloads_optimizer, resident_layers
-from equipoise.spec.recompute import LayerRecompute, layer_recompute
+from equipoise.spec.recompute import Module, layer_recompute, modules_of, repeats_core
 
 _MOMENTS_BYTES = 8.0
 _MASTER_BYTES = 4.0
@@ -99,7 +104,7 @@ def kept_bytes(
     options: StepOptions,
     *,
     sparse: bool,
-    recompute: LayerRecompute,
+    recompute: str,
     doc_tokens: float,
     received_rows: float = 1.0,
 ) -> float:
@@ -132,31 +137,66 @@ def kept_bytes(
     inputs = width * query + 2.0 * width * key
     # The stream between, and both norms' outputs.
     norms = given + 2.0 * read * hidden * beside + (2.0 * hidden * beside if stack.dropout else 0.0)
-    feed = _feed_bytes(model, layout, options, sparse=sparse, received_rows=received_rows)
+    modules = modules_of(recompute)
+    feed = _feed_bytes(
+        model, layout, options, sparse=sparse, received_rows=received_rows, modules=modules
+    )
     if recompute == "full":
         return given
     if recompute == "selective":
         return given + inputs + output + (0.0 if stack.attention == "unfused" else core)
     # Attention reads its own output again, and the product after it a narrower copy.
     narrowed = read * value if read < width else 0.0
-    whole = given + norms + inputs + output + narrowed + feed
-    return whole if recompute == "attention" else whole + core
+    norms -= _dropped_norms(model, sparse=sparse, modules=modules) * read * hidden * beside
+    latents = _latent_bytes(model, width, read) * beside
+    if model.latent is not None and "mla_up_proj" in modules:
+        inputs, latents = 0.0, width * sum(dataclasses.astuple(model.latent)) * beside
+    whole = given + norms + inputs + latents + output + narrowed + feed
+    return whole if repeats_core(recompute) else whole + core
+
+
+def _latent_bytes(model: ModelSpec, width: float, read: float) -> float:
+    """Latent vectors, and what their norms give to the products that follow [bytes a token]."""
+    if model.latent is None:
+        return 0.0
+    normed = model.latent.query + model.latent.key_value
+    return width * (normed + model.latent.rope) + read * normed
+
+
+def _dropped_norms(model: ModelSpec, *, sparse: bool, modules: frozenset[Module]) -> int:
+    """Norms of a layer whose output is dropped.
+
+    A norm before a product is a part of its kernel, which keeps it. Those that several products
+    read are kernels of their own: the first of latent attention, and that of a sparse layer.
+    """
+    alone = (model.latent is not None) + sparse if "layernorm" in modules else 0
+    return alone + ("mlp" in modules and not sparse)
 
 
 def _feed_bytes(
-    model: ModelSpec, layout: Layout, options: StepOptions, *, sparse: bool, received_rows: float
+    model: ModelSpec,
+    layout: Layout,
+    options: StepOptions,
+    *,
+    sparse: bool,
+    received_rows: float,
+    modules: frozenset[Module],
 ) -> float:
     """What the feed-forward keeps, without its normed input [bytes a token]."""
     width, read = element_bytes(options.precision), read_bytes(options)
     # Of each hidden unit what its activation reads, and what the last product does.
     unit = width * (model.products - 1) + read
     if not sparse:
-        return unit * model.ffn / layout.tp
+        return 0.0 if "mlp" in modules else unit * model.ffn / layout.tp
+    if "moe" in modules:
+        return 0.0
     # Each of a token's choices: the row that an expert reads, its hidden units, what comes back.
-    units = unit * model.expert_ffn / layout.etp + (read + width) * model.hidden
+    returned = 0.0 if options.stack.weighs_hidden else float(width)
+    active = unit - read if "moe_act" in modules else unit
+    units = active * model.expert_ffn / layout.etp + (read + returned) * model.hidden
     beside = 1 / layout.tp if options.stack.sequence_parallel else 1.0
     routed = model.mean_top_k * (units * layout.etp * received_rows + _ROUTE_BYTES) * beside
-    shared = unit * model.shared_ffn / layout.tp
+    shared = 0.0 if "shared_experts" in modules else unit * model.shared_ffn / layout.tp
     return routed + shared + 4.0 * model.choices * beside
 
 

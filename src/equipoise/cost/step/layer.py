@@ -41,7 +41,7 @@ from equipoise.spec.program.stack import Attention, Fp8
 
 _MOVES_BACKWARD = 1.6
 
-_LAUNCH_S = 2e-6
+LAUNCH_S = 2e-6
 """Gap between two kernels on a device that waits for nothing, as profiles show [s]."""
 
 _LAUNCHES = (1.0, 1.2, 0.5)
@@ -146,7 +146,7 @@ def price_layer(
         for row, size in enumerate(casts):
             add(parts, row, "element-wise", size / rates.bytes_per_s * residuals.moves)
     for row, share in enumerate(_LAUNCHES):
-        add(parts, row, "launches", share * work.kernels * _LAUNCH_S)
+        add(parts, row, "launches", share * work.kernels * LAUNCH_S)
     if traffic.tensor is not None and layout.tp > 1:
         whole = tokens * hidden * width
         gathered = whole / 2 if options.precision == "fp8" and stack.gather_fp8 else whole

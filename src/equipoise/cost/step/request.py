@@ -32,7 +32,6 @@ from equipoise.spec.device.by_name import DeviceSpec
 from equipoise.spec.layout import Layout
 from equipoise.spec.offload import Offload, offloads_activations
 from equipoise.spec.program.stack import Stack as Stack
-from equipoise.spec.run.spec import Recompute
 
 Precision = Literal["bf16", "fp8", "fp32"]
 
@@ -139,7 +138,8 @@ class StepOptions:
     """Stages of each pipeline rank."""
     schedule: str = "1f1b"
     """A strategy of ``schedule.pipeline.strategies``."""
-    recompute: Recompute = "none"
+    recompute: str = "none"
+    """A setting of own runs, or modules joined with ``+`` (``spec.recompute``)."""
     offload: Offload = "none"
     precision: Precision = "bf16"
     expert_skew: float = 1.0

@@ -79,6 +79,16 @@ class LayerWork:
     """Rows that this rank sends to experts and gets back; 0 in a dense layer."""
     weights: float
     """Weights of this rank."""
+    norm_moves: float
+    """The part of ``moved_bytes`` that one norm moves."""
+    rotation_moves: float
+    """Likewise, of rotated queries and keys."""
+    activation_moves: float
+    """Likewise, of the activation in a dense feed-forward, or in the experts."""
+    shared_moves: float
+    """Likewise, of the activation in the shared expert."""
+    expert_moves: float
+    """Likewise, of all between the second norm of a sparse layer and its residual."""
 
 
 def layer_work(
@@ -119,18 +129,20 @@ def layer_work(
     beside = tokens / (tp if sequence_parallel else 1)
     # Two norms; and two residuals, two reads and one write each.
     wider = width / 2
-    normed = 2 * beside * hidden * norm_bytes * wider
+    of_norm = beside * hidden * norm_bytes * wider
+    normed, rotated, shared = 2 * of_norm, 0.0, 0.0
     moved = beside * hidden * width * 2 * 3
     if model.gated:  # older models have learned positions
-        normed += tokens * rotation_bytes * wider * (query + kv_heads * model.head_width)
+        rotated = tokens * rotation_bytes * wider * (query + kv_heads * model.head_width)
     if repeats_keys:
         moved += tokens * width * 2 * (heads + kv_heads) * model.head_width
     kernels = 2 + 2 + 2 + 1
-    routed = 0.0
+    routed, around = 0.0, moved
     if not sparse:
         ffn = model.ffn / tp
         products += _ffn_products(model, "feed-forward", tokens, model.ffn, tp)
-        moved += tokens * width * ffn * model.products
+        active = tokens * width * ffn * model.products
+        moved += active
     else:
         routed = (beside if sequence_parallel else tokens / tp) * model.mean_top_k
         mean = routed * layout.etp * layout.ep / model.experts  # rows of one local expert
@@ -144,17 +156,19 @@ def layer_work(
             Product("experts", rows, hidden, ffn, local, grouped=True),
         ]
         # Rows are sorted and unsorted, scaled and added, with the activation in between.
-        moved += rows * local * width * (ffn * model.products + 4 * hidden)
+        active = rows * local * width * ffn * model.products
+        moved += active + rows * local * width * 4 * hidden
         moved += routed * hidden * width * 3 + 4.0 * routed / model.mean_top_k * model.choices * 4
         kernels += 12
         if model.shared_ffn:
             products += _ffn_products(model, "shared expert", tokens, model.shared_ffn, tp)
-            moved += tokens * width * model.shared_ffn / tp * model.products
+            shared = tokens * width * model.shared_ffn / tp * model.products
+            moved += shared
     kernels += sum(1 if each.grouped else each.count for each in products) + 1
+    # Eager: a gated activation is two kernels, and biases, dropout and casts are passes of their
+    # own.
+    passes = 1.0 if fused else 1.5
     if not fused:
-        # Eager: a gated activation is two kernels, and biases, dropout and casts are passes of
-        # their own.
-        moved *= 1.5
         kernels *= 2
     return LayerWork(
         tuple(products),
@@ -162,10 +176,15 @@ def layer_work(
         kv_heads,
         model.score_width,
         value // heads,
-        moved + normed,
+        passes * moved + normed + rotated,
         kernels,
         routed,
         sum(each.weights for each in products),
+        norm_moves=of_norm,
+        rotation_moves=rotated,
+        activation_moves=passes * active,
+        shared_moves=passes * shared,
+        expert_moves=passes * (moved - around) if sparse else 0.0,
     )
 
 

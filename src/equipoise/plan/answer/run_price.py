@@ -14,6 +14,7 @@ Kept true (tests/unit/plan/answer/test_run_price.py)
 
 import dataclasses
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 
@@ -31,7 +32,7 @@ from equipoise.sim.step import Documents, StepRun
 from equipoise.spec.catalog import Policy
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.plan import Wall
-from equipoise.spec.run.spec import Precision
+from equipoise.spec.run.spec import Precision, Recompute
 
 _PRICED = 24
 """Choices that are priced whole under each policy."""
@@ -141,7 +142,7 @@ def forecast_ranks(
             choice.layout,
             tokens=own,
             precision=precision,
-            recompute=choice.options.recompute,
+            recompute=cast(Recompute, choice.options.recompute),
             stage=share,
             received_values=received,
             micro_batches=len(sizes),

@@ -41,7 +41,6 @@ from equipoise.schedule.pipeline.schedule import single_units
 from equipoise.schedule.pipeline.strategies import place_stages
 from equipoise.spec.catalog import SCHEDULES
 from equipoise.spec.model.presets import ModelSpec
-from equipoise.spec.run.spec import Recompute
 
 _LESS = 1.0 - 1e-9
 """Room for sums in another order."""
@@ -49,7 +48,7 @@ _LESS = 1.0 - 1e-9
 _STATES = ("dp", "zero", "replicas", "recompute")
 """Columns that, beside a group's kernels, say what a rank holds of a layer."""
 
-_BOTH: tuple[Recompute, ...] = ("none", "full")
+_BOTH = ("none", "full")
 """Settings of layers of which each k-th is recomputed."""
 
 _KNOWN = schedules_with(lambda each: bool(each.ahead or each.order))
@@ -201,7 +200,7 @@ class _PipelineNeeds:
             self._table = self._even()
         return float((self._bytes(choice, choice.options.recompute) @ self._table).max())
 
-    def _bytes(self, choice: Choice, recompute: Recompute) -> Floats:
+    def _bytes(self, choice: Choice, recompute: str) -> Floats:
         """``_coefficients`` of one group, whose devices and tokens are the same."""
         layout = choice.layout
         key = layout.dp, layout.zero, layout.replicas, recompute
@@ -247,9 +246,7 @@ class _PipelineNeeds:
         return float(np.diagonal(needs).max())
 
 
-def _coefficients(
-    model: ModelSpec, choice: Choice, most_tokens: int, recompute: Recompute
-) -> Floats:
+def _coefficients(model: ModelSpec, choice: Choice, most_tokens: int, recompute: str) -> Floats:
     """Bytes of one layer, of each more, of a layer's token in flight, of embedding, head, both."""
     layout, options = choice.layout, dataclasses.replace(choice.options, recompute=recompute)
 

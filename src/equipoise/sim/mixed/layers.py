@@ -35,7 +35,6 @@ from equipoise.cost.step.request import StepOptions
 from equipoise.sim.machine import Machine
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
-from equipoise.spec.recompute import LayerRecompute
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +43,7 @@ class LayerStrategy:
 
     layout: Layout
     """Its degrees; stages, experts and the order of ranks are the base's."""
-    recompute: LayerRecompute = "none"
+    recompute: str = "none"
     context_strategy: str = "needed-kv"
 
     def options(self, layout: Layout, options: StepOptions) -> StepOptions:

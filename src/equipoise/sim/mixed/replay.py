@@ -83,7 +83,11 @@ def run_sites(
         run = run_step(model, machine, layout, options, documents=documents, parts=parts)
         return dataclasses.replace(run, sites=_sites(machine, layout))
     strategies = [
-        LayerStrategy(layout, layer_recompute(options.recompute, layer), options.context_strategy)
+        LayerStrategy(
+            layout,
+            layer_recompute(options.recompute, layer),
+            options.context_strategy,
+        )
         for layer in range(model.layers)
     ]
     return run_layered(

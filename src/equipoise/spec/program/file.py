@@ -36,6 +36,7 @@ from equipoise.spec.catalog import SCHEDULES
 from equipoise.spec.file_faults import explain_file_fault
 from equipoise.spec.program.spec import DEFAULT, ProgramSpec
 from equipoise.spec.program.stack import Stack
+from equipoise.spec.recompute import Module
 from equipoise.spec.run.load import TomlPath, parse_toml
 from equipoise.spec.run.spec import Recompute
 
@@ -68,6 +69,7 @@ class _Runs(BaseModel):
     order: Annotated[list[Literal["dp-pp", "pp-dp"]], Field(min_length=1)] | None = None
     schedules: list[Literal[*SCHEDULES]] | None = None  # type: ignore[valid-type]
     recompute: Annotated[list[Recompute], Field(min_length=1)] | None = None
+    modules: list[Module] | None = None
     context: list[Literal["needed-kv", "all-gather", "ring", "ulysses"]] | None = None
     precision: Annotated[list[Literal["bf16", "fp8", "fp32"]], Field(min_length=1)] | None = None
     zero: Annotated[list[Literal[0, 1, 2, 3]], Field(min_length=1)] | None = None
@@ -202,6 +204,7 @@ def _build(name: str, file: _Program, base: ProgramSpec | None) -> ProgramSpec:
         orders=_given(runs.order, like.orders),
         schedules=_given(runs.schedules, like.schedules),
         recompute=_given(runs.recompute, like.recompute),
+        modules=_given(runs.modules, like.modules),
         context=_given(runs.context, like.context),
         precision=_given(runs.precision, like.precision),
         zero=_given(runs.zero, like.zero),
@@ -210,7 +213,7 @@ def _build(name: str, file: _Program, base: ProgramSpec | None) -> ProgramSpec:
     )
 
 
-_NOTHING = ProgramSpec("", "", Stack(), None, None, None, None, None, None, "mixed", ())
+_NOTHING = ProgramSpec("", "", Stack(), None, None, None, None, None, None, None, "mixed", ())
 """A program with every choice that does what the defaults say."""
 
 

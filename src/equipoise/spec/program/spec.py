@@ -19,6 +19,7 @@ from equipoise.spec.catalog import SCHEDULES
 from equipoise.spec.device.spec import DeviceSpec
 from equipoise.spec.layout import ORDERS, Layout
 from equipoise.spec.program.stack import Stack
+from equipoise.spec.recompute import modules_of
 
 DEFAULT = "equipoise"
 """The program of a forecast that names none."""
@@ -35,6 +36,8 @@ class ProgramSpec:
     """Orders of ranks, by ``spec.layout.ORDERS``; the first is its own."""
     schedules: tuple[str, ...] | None
     recompute: tuple[str, ...] | None
+    modules: tuple[str, ...] | None
+    """Modules of a layer that it can compute again, by ``spec.recompute.MODULES``."""
     context: tuple[str, ...] | None
     """What travels between context ranks; the first is its own."""
     precision: tuple[str, ...] | None
@@ -66,6 +69,25 @@ class ProgramSpec:
                 f"is another. Name a shipped device, or leave program out."
             )
 
+    def can_recompute(self, setting: str) -> bool:
+        """Whether it can run a setting of recomputation."""
+        modules = modules_of(setting)
+        known = self.modules if modules else self.recompute
+        return known is None or (modules or {setting}) <= set(known)
+
+    def _say_modules(self, setting: str) -> str:
+        lacks = sorted(modules_of(setting) - set(self.modules or ()))
+        if self.modules:
+            return (
+                f"program {self.name} cannot recompute {', '.join(lacks)}; its modules are "
+                f"{', '.join(self.modules)}. Give those, or another --program."
+            )
+        first = "" if not self.recompute else f" {self.recompute[0]}"
+        return (
+            f"program {self.name} recomputes no modules, and --recompute is {setting}. Give "
+            f"--recompute{first or ' none'}, or another --program, as megatron-core."
+        )
+
     def require_own_layers(self) -> None:
         """Refuse layers with strategies of their own in a program that has none.
 
@@ -93,8 +115,11 @@ class ProgramSpec:
         """
         asked: list[tuple[str, object, tuple[object, ...] | None, str]] = [
             ("precision", precision, self.precision, "--precision"),
-            ("recompute", recompute, self.recompute, "--recompute"),
         ]
+        if not modules_of(recompute):
+            asked.append(("recompute", recompute, self.recompute, "--recompute"))
+        elif not self.can_recompute(recompute):
+            raise SpecError(self._say_modules(recompute))
         if layout.zero_ranks > 1:
             asked.append(("zero", layout.zero, self.zero, "--layout zero="))
         if layout.pp > 1:

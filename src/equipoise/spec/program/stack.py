@@ -72,6 +72,9 @@ class Stack:
     dispatch_beside: Literal["nothing", "shared", "layer"] = "nothing"
     """What a row's travel to and from experts runs beside: nothing, the shared expert, or the layer
     of another micro-batch."""
+    weighs_hidden: bool = False
+    """A router's weight scales an expert's hidden units as the activation writes them, so that no
+    gradient reads what the expert gives back; elsewhere it scales that, which is kept."""
     recompute_stops: bool = False
     """Layers are computed again up to what their backward reads last: not their last product, nor
     the sum over tensor ranks that follows it."""
