@@ -39,7 +39,7 @@ def read_limits(max_tokens: int | Sequence[int] | None, table: Ints) -> Ints:
     if max_tokens is None:
         return np.asarray(np.maximum(table.sum(0), 1))
     is_number = isinstance(max_tokens, int | float | np.number)
-    given = [max_tokens] * kinds if is_number else max_tokens
+    given: object = [max_tokens] * kinds if is_number else max_tokens
     if not isinstance(given, list | tuple) or len(given) != kinds:
         raise SpecError(
             f"max_tokens is {shown(max_tokens)} for {kinds} kind{'s' * (kinds > 1)} of token. Give "
@@ -158,7 +158,7 @@ def require_divisible(
             else "of ranks with counts of their own"
         )
         raise SpecError(f"Samples {what} are not divided. Give divides=False, or leave that out.")
-    if limits[0] < 2:
+    if limits[0] < min(2, int(units.sizes.sum())):
         raise SpecError(
             "max_tokens is 1, and samples are divided into micro-batches of 2 tokens or more. Give "
             "max_tokens=2 or more, or divides=False."
