@@ -6,7 +6,6 @@ process, and how far a data-parallel table moves under an optimizer applied in t
 """
 
 import json
-import os
 import sys
 from collections.abc import Sequence
 
@@ -26,6 +25,7 @@ from torchrec.distributed.sharding_plan import (
 from torchrec.distributed.types import ShardingPlan
 from torchrec.optim import RowWiseAdagrad
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from torchrec_shards import fill, join
 
 KEYS, ROWS, WIDTH, BATCH, STEPS = ("f0", "f1", "f2"), 40, 8, 6, 5
 LR, EPS = 0.1, 1e-8
@@ -90,22 +90,6 @@ def train_alone():
     return {key: weight.detach() for key, weight in own.items()}, moved
 
 
-def fill(model, whole) -> None:
-    """Give sharded tables their weights: torchrec draws its own where it shards."""
-    for name, value in model.state_dict().items():
-        if "embedding_bags" not in name:
-            continue
-        weight = whole[name.split(".")[-2]]
-        with torch.no_grad():
-            if not hasattr(value, "local_shards"):
-                value.copy_(weight)
-                continue
-            for shard in value.local_shards():
-                begin, size = shard.metadata.shard_offsets, shard.metadata.shard_sizes
-                columns = slice(begin[1], begin[1] + size[1])
-                shard.tensor.copy_(weight[begin[0] : begin[0] + size[0], columns])
-
-
 def train(plans):
     """Steps under row-wise AdaGrad in the backward pass; the order that came out, and weights."""
     model = Pooled()
@@ -145,11 +129,7 @@ def train(plans):
 
 def main() -> None:
     rank, port = int(sys.argv[1]), sys.argv[2]
-    torch.set_num_threads(1)
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)}
-    os.environ |= {"LOCAL_WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo"}
-    dist.init_process_group("gloo", rank=rank, world_size=2)
+    join(rank, port)
     alone, moved_alone = train_alone()
 
     def off(plans) -> dict:

@@ -6,7 +6,6 @@ step, as ours are, unless ``ready`` is set.
 """
 
 import json
-import os
 import sys
 import time
 from pathlib import Path
@@ -21,6 +20,7 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
 from torchrec.distributed.types import ShardingPlan
+from torchrec_shards import fill, join
 
 from equipoise.recsys.models.dlrm import DLRM
 from equipoise.spec.tables.table import TableSpec
@@ -88,29 +88,9 @@ def make_batch(given: dict, facts: dict, index: np.ndarray):
     )
 
 
-def fill(model, whole) -> None:
-    """Give sharded tables their weights: torchrec draws its own where it shards."""
-    for name, value in model.state_dict().items():
-        if "embedding_bags" not in name:
-            continue
-        weight = whole[name.split(".")[-2]]
-        with torch.no_grad():
-            if not hasattr(value, "local_shards"):
-                value.copy_(weight)
-                continue
-            for shard in value.local_shards():
-                begin, size = shard.metadata.shard_offsets, shard.metadata.shard_sizes
-                columns = slice(begin[1], begin[1] + size[1])
-                shard.tensor.copy_(weight[begin[0] : begin[0] + size[0], columns])
-
-
 def main() -> None:
     file, rank, port = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-    torch.set_num_threads(1)
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)}
-    os.environ |= {"LOCAL_WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo"}
-    dist.init_process_group("gloo", rank=rank, world_size=2)
+    join(rank, port)
     given = dict(np.load(file))
     facts = json.loads(str(given["facts"]))
     model = Model(given, facts)
@@ -122,9 +102,11 @@ def main() -> None:
         }
     )
     owner = dict(zip(facts["keys"], facts["owner"], strict=True))
+    # Unless a plan names the fused kernel, torchrec takes a dense one, which drops ``fused_params``
+    # with a warning and never updates the tables.
     plan = construct_module_sharding_plan(
         model.tables,
-        {key: table_wise(rank=owner[key]) for key in facts["keys"]},
+        {key: table_wise(rank=owner[key], compute_kernel="fused") for key in facts["keys"]},
         sharder=sharder,
         world_size=2,
         local_size=2,

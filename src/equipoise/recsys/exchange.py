@@ -130,7 +130,7 @@ class TimedExchange(TableExchange):
 
 
 def as_bytes(parts: Sequence[Tensor], like: Tensor) -> Tensor:
-    """Tensors end to end as bytes; on ``like``'s device where there is none."""
-    if not parts:
-        return like.new_empty(0, dtype=torch.uint8)
-    return torch.cat([part.contiguous().flatten().view(torch.uint8) for part in parts])
+    """Tensors end to end as bytes; on ``like``'s device where there are none."""
+    # Without elements a tensor may have a stride of 0, and torch cannot view its bytes.
+    filled = [part.contiguous().flatten().view(torch.uint8) for part in parts if part.numel()]
+    return torch.cat(filled) if filled else like.new_empty(0, dtype=torch.uint8)

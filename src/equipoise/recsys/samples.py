@@ -32,7 +32,7 @@ from equipoise.base.read import read_text, reason
 from equipoise.base.shown import listed, shown
 from equipoise.data.columns import open_parquet
 from equipoise.recsys.jagged import KeyedJagged
-from equipoise.recsys.rank.coding import Coding, NumberScale
+from equipoise.recsys.rank.coding import Coding, NumberScale, text_of
 from equipoise.recsys.sessions.order import find_sessions, shuffle_sessions
 from equipoise.spec.recommend import ColumnsSpec
 
@@ -158,17 +158,19 @@ def make_samples(columns: Mapping[str, np.ndarray], spec: ColumnsSpec, label: st
         ids.append(place[inverse].astype(np.int64))
         rows.append(int(seen.sum()) + 1)
         words[name] = known[seen].tolist()
-    table = [column_numbers(columns, name, label)[order] for name in spec.numbers]
-    numbers = np.stack(table, axis=1) if table else np.zeros((count, 0))
+    numbers = np.zeros((count, len(spec.numbers)), dtype=np.float32)
     scales: dict[str, NumberScale] = {}
-    if table:
-        mean, deviation = numbers[:train].mean(axis=0), numbers[:train].std(axis=0)
-        deviation = np.where(deviation > 0, deviation, 1.0)
-        numbers = (numbers - mean) / deviation
-        scales = {
-            name: NumberScale(float(mean[at]), float(deviation[at]))
-            for at, name in enumerate(spec.numbers)
-        }
+    for at, name in enumerate(spec.numbers):
+        column = column_numbers(columns, name, label)
+        scale = scales[name] = NumberScale.measure(column[order[:train]])
+        scaled, bad = scale.apply(column)
+        if bad is not None:
+            raise DataError(
+                f"{label}, column {name}, row {bad + 1:,}: {column[bad]:g} is too far from "
+                f"training, whose mean is {scale.mean:g} and deviation {scale.deviation:g}, for "
+                "float32. Fix it, or leave the row out."
+            )
+        numbers[:, at] = scaled[order]
     sessions = None
     if spec.session:
         times = None if stamps is None else stamps[order]
@@ -178,7 +180,7 @@ def make_samples(columns: Mapping[str, np.ndarray], spec: ColumnsSpec, label: st
         tuple(rows),
         tuple(offsets),
         tuple(ids),
-        numbers.astype(np.float32),
+        numbers,
         labels,
         (0, train, held, count),
         sessions,
@@ -258,10 +260,7 @@ def read_columns(path: Path) -> Columns:
         with open_parquet(path) as parquet:
             table = parquet.read()
             _require_distinct(path, table.column_names)
-            return {
-                name: np.array([_cell(value) for value in table.column(name).to_pylist()])
-                for name in table.column_names
-            }
+            return {name: _column(path, name, table.column(name)) for name in table.column_names}
     delimiter = "," if path.suffix == ".csv" else "\t"
     try:
         rows = csv.reader(io.StringIO(read_text(path), newline=""), delimiter=delimiter)
@@ -296,10 +295,33 @@ def _require_distinct(path: Path, names: Sequence[str]) -> None:
         raise DataError(f"{path.name} has two columns {shown(doubled[0])}. Rename one.")
 
 
+def _column(path: Path, name: str, column: Any) -> np.ndarray:
+    """A column of Parquet: numbers as they are, all else as the texts that requests have.
+
+    NumPy has no integer that is missing: one null would make all ids of a column floats, in which
+    neighbours above 2^53 are one.
+    """
+    values = column.to_pylist()
+    if all(isinstance(value, int | float | bool) for value in values):
+        return np.array(values)
+    if all(value is None or isinstance(value, float) for value in values):
+        return np.array([np.nan if value is None else value for value in values])
+    cells = np.empty(len(values), dtype=object)
+    for row, value in enumerate(values):
+        try:
+            cells[row] = _cell(value)
+        except UnicodeDecodeError:
+            raise DataError(
+                f"{path.name}, column {shown(name)}, row {row + 1:,}: the bytes are not UTF-8 "
+                "text. Write them as hexadecimal digits, or leave the column out."
+            ) from None
+    return cells if any(value is None for value in values) else np.array(cells.tolist())
+
+
 def _cell(value: Any) -> Any:
     if isinstance(value, list):
-        return " ".join(map(str, value))
-    return np.nan if value is None else value
+        return " ".join(text_of(_cell(each)) for each in value)
+    return np.nan if value is None else value.decode() if isinstance(value, bytes) else value
 
 
 def read_ml_100k() -> Columns:

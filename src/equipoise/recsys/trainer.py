@@ -353,6 +353,11 @@ class RankTrainer:
         for at in range(begin, end, 8192):
             index = np.arange(at, min(end, at + 8192))
             logits[at - begin : at - begin + len(index)] = self.logits(index)
+        if bad := int(np.sum(~np.isfinite(logits))):
+            raise NonFiniteError(
+                f"After step {self.step:,}, scores of {bad:,} of {end - begin:,} samples of the "
+                f"{split} split are not numbers. Lower train.lr or tables.lr."
+            )
         labels = self.samples.labels[begin:end].astype(np.float64)
         return measure_auc(logits, labels), measure_entropy(logits, labels)
 

@@ -307,6 +307,13 @@ def _require(spec: RecommendSpec) -> None:
     doubled = [*spec.data.ids, *spec.data.bags]
     if len(set(doubled)) < len(doubled):
         raise SpecError("data.ids and data.bags name one column twice. Name each once.")
+    if len(set(spec.data.numbers)) < len(spec.data.numbers):
+        raise SpecError("data.numbers names one column twice. Name each once.")
+    if spec.data.label in (*doubled, *spec.data.numbers):
+        raise SpecError(
+            f'data.label, "{spec.data.label}", is also a feature, so a model would read the '
+            "answer. Take it out of data.ids, data.bags and data.numbers."
+        )
     if spec.train.shuffle == "sessions" and not spec.data.session:
         raise SpecError(
             'train.shuffle = "sessions" needs data.session, the column that a session belongs to. '

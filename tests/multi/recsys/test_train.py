@@ -41,6 +41,20 @@ def test_two_ranks_equal_one_and_a_run_goes_on_under_another_plan(
     assert np.abs(np.subtract(moved[0]["losses"], alone[0]["losses"])).max() < 1e-5
 
 
+def test_ranks_without_samples_equal_one(run_toml: Path, tmp_path: Path) -> None:
+    """Batches of three samples, the last of one, over four ranks; tables of every kind."""
+    few = (("train.batch", "3"), ("data.train_share", "0.011"), ("train.epochs", "1"))
+    for kind in ("table", "row", "column", "data"):
+        four, one = (
+            spec_of(run_toml, *few, ("layout.dp", ranks), ("tables.kinds", f'["{kind}"]'))
+            for ranks in ("4", "1")
+        )
+        many = run_part(run_toml, tmp_path / f"four-{kind}", four)
+        alone = run_part(run_toml, tmp_path / f"one-{kind}", one)
+        assert len(many[0]["losses"]) == 3
+        assert np.abs(np.subtract(many[0]["losses"], alone[0]["losses"])).max() < 1e-6
+
+
 def test_a_command_trains_above_guessing_and_reports_both_sides(
     run_toml: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -18,6 +18,8 @@ TABLES = (
     TableSpec("item", 11, 5, 2.0, "mean"),
     TableSpec("hour", 3, 4, 1.0),
 )
+HeldRows = dict[str, list[tuple[np.ndarray, tuple[int, int], np.ndarray]]]
+"""Rows, columns and weights of shards, by table."""
 STEPS = 4
 WIDTH = sum(table.width for table in TABLES)
 
@@ -85,7 +87,7 @@ def batch(step: int, rank: int) -> KeyedJagged:
 
 def joined(batches: list[KeyedJagged]) -> KeyedJagged:
     """The batches of all ranks as one."""
-    bags: dict[str, list[list[int]]] = {table.name: [] for table in TABLES}
+    bags: dict[str, list[list[int]]] = {name: [] for name in batches[0].keys}
     for each in batches:
         for name, rows in bags.items():
             lengths, values = each.bags(name)
@@ -93,11 +95,20 @@ def joined(batches: list[KeyedJagged]) -> KeyedJagged:
     return KeyedJagged.from_bags(bags)
 
 
+def held_rows(tables: ShardedTables) -> HeldRows:
+    """What a process holds of each table."""
+    held: HeldRows = {}
+    for shard in tables.held():
+        row = (shard.rows, shard.columns, shard.weight.numpy().copy())
+        held.setdefault(shard.table.name, []).append(row)
+    return held
+
+
 @dataclass
 class Outcome:
     """One process's part of a trained set of tables."""
 
-    shards: dict[str, list[tuple[np.ndarray, tuple[int, int], np.ndarray]]]
+    shards: HeldRows
     sent: list[dict[str, np.ndarray]]
     resident: dict[str, int]
     outs: list[np.ndarray]
@@ -117,11 +128,7 @@ def train(
         loss.backward()
         tables.step(lr_of)
         sent.append(dict(tables.exchange.sent))
-    shards: dict[str, list[tuple[np.ndarray, tuple[int, int], np.ndarray]]] = {}
-    for shard in tables.held():
-        row = (shard.rows, shard.columns, shard.weight.numpy().copy())
-        shards.setdefault(shard.table.name, []).append(row)
-    return Outcome(shards, sent, resident_rows(tables), outs)
+    return Outcome(held_rows(tables), sent, resident_rows(tables), outs)
 
 
 def counts_of(ranks: int) -> list[int]:

@@ -15,6 +15,7 @@ from equipoise.schedule.tables.placement import TablePlacement, TablePlan, Tower
 from equipoise.schedule.tables.traffic import Wire
 from equipoise.spec.tables.table import TableSpec
 from equipoise.spec.towers import TowerSizes
+from support.recsys.tables import HeldRows, held_rows, joined
 
 W = 6
 TABLES = (
@@ -74,16 +75,6 @@ def batch(step: int, rank: int) -> KeyedJagged:
     )
 
 
-def joined(batches: list[KeyedJagged]) -> KeyedJagged:
-    """The batches of all ranks as one."""
-    bags: dict[str, list[list[int]]] = {table.name: [] for table in TABLES}
-    for each in batches:
-        for name, rows in bags.items():
-            lengths, values = each.bags(name)
-            rows += [part.tolist() for part in values.split(lengths.tolist())]
-    return KeyedJagged.from_bags(bags)
-
-
 @dataclass
 class Outcome:
     """What one process saw, step after step."""
@@ -92,7 +83,7 @@ class Outcome:
     sent: list[dict[str, np.ndarray]]
     modules: list[dict[tuple[int, str], np.ndarray]]
     """Gradients of module weights, by tower and name."""
-    rows: dict[str, list[tuple[np.ndarray, tuple[int, int], np.ndarray]]]
+    rows: HeldRows
 
 
 def train(tables: ShardedTables, batches: list[KeyedJagged], counts: list[int]) -> Outcome:
@@ -114,9 +105,7 @@ def train(tables: ShardedTables, batches: list[KeyedJagged], counts: list[int]) 
                     for name, weight in tower.module.named_parameters()
                 }
             )
-    for shard in tables.held():
-        row = (shard.rows, shard.columns, shard.weight.numpy().copy())
-        result.rows.setdefault(shard.table.name, []).append(row)
+    result.rows = held_rows(tables)
     return result
 
 

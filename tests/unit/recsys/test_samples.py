@@ -1,5 +1,6 @@
 """Samples from columns: split by time, vocabularies of training alone, bad values refused."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 import torch
 
 from equipoise.base.errors import DataError
-from equipoise.recsys.samples import make_samples, read_columns, require_scores
+from equipoise.recsys.samples import column_numbers, make_samples, read_columns, require_scores
 from equipoise.spec.recommend import ColumnsSpec
 
 SPEC = ColumnsSpec(
@@ -69,6 +70,18 @@ def test_batches_hold_the_bags_of_their_samples() -> None:
             ["1", "old", *"12345678"],
             'x.csv, column age, row 2: "old" is not a number. Fix it, or list the column under '
             "data.ids.",
+        ),
+        (
+            "age",
+            ["1e60", *["1", "3"] * 4, "1"],
+            "x.csv, column age: 1 of 10 rows are NaN or beyond float32, the first is row 1. Fill "
+            "them or leave these rows out.",
+        ),
+        (
+            "age",
+            ["1e20", *["1e-20", "3e-20"] * 4, "1e-20"],
+            "x.csv, column age, row 1: 1e+20 is too far from training, whose mean is 2e-20 and "
+            "deviation 1e-20, for float32. Fix it, or leave the row out.",
         ),
         (
             None,
@@ -135,6 +148,49 @@ def test_files_that_nobody_means(case: str, tmp_path: Path) -> None:
     with pytest.raises(DataError) as error:
         read_columns(file)
     assert str(error.value) == message.format(file=file)
+
+
+def test_a_null_leaves_other_ids_what_they_are(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    ids = [None, *(2**60 + at for at in range(9))]
+    table = {
+        "user": ids,
+        "genres": [[1, None], None, *[[2]] * 8],
+        "word": [None, *[b"\xc3\xa4"] * 9],
+        "is_new": [None, *[True] * 9],
+        "age": [None, *map(float, range(9))],
+    }
+    parquet.write_table(pyarrow.table(table), tmp_path / "x.parquet")
+    read = {k: v.astype(str).tolist() for k, v in read_columns(tmp_path / "x.parquet").items()}
+    assert read["user"] == ["nan", *map(str, ids[1:])]
+    assert read["genres"] == ["1 nan", "nan", *["2"] * 8]
+    assert read["word"] == ["nan", *["ä"] * 9]
+    assert read["is_new"] == ["nan", *["True"] * 9]
+    assert read["age"] == ["nan", *map(str, map(float, range(9)))]
+    given = read_columns(tmp_path / "x.parquet")
+    coding = make_samples(
+        given | {"rating": np.arange(10)}, replace(SPEC, time="", numbers=()), "x.parquet"
+    ).coding
+    assert list(coding.words["user"]) == [*map(str, ids[1:6]), "nan"]
+    with pytest.raises(DataError, match="column user: 1 of 10 rows are NaN or beyond float32"):
+        column_numbers(given, "user", "x.parquet")
+    parquet.write_table(pyarrow.table({"user": [b"a", b"\xff"]}), tmp_path / "y.parquet")
+    with pytest.raises(DataError) as error:
+        read_columns(tmp_path / "y.parquet")
+    assert str(error.value) == (
+        'y.parquet, column "user", row 2: the bytes are not UTF-8 text. Write them as hexadecimal '
+        "digits, or leave the column out."
+    )
+
+
+def test_a_constant_of_training_is_not_magnified_later() -> None:
+    given = columns(200)
+    given["age"] = np.where(given["t"].astype(float) < 190, 0.1, 0.2)
+    samples = make_samples(given, SPEC, "x.csv")
+    assert samples.numbers[:120].tolist() == [[0.0]] * 120
+    assert float(np.abs(samples.numbers).max()) == pytest.approx(0.1)
 
 
 def test_a_mark_of_byte_order_is_no_part_of_a_name(tmp_path: Path) -> None:

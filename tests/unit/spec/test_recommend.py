@@ -66,6 +66,17 @@ def test_a_key_that_the_architecture_does_not_read_is_refused(run_toml: Path) ->
         ('ids = ["user", "ad"]\n', "", "data.ids and data.bags are empty, so there is no table."),
         ('path = "clicks.csv"\n', "", "data.path is missing. Set it to a Parquet, CSV or TSV"),
         ('"user", "ad"', '"ad", "ad"', "data.ids and data.bags name one column twice."),
+        (
+            'ids = ["user", "ad"]',
+            'ids = ["user", "ad"]\nnumbers = ["price", "price"]',
+            "data.numbers names one column twice. Name each once.",
+        ),
+        (
+            'ids = ["user", "ad"]',
+            'ids = ["user", "ad"]\nnumbers = ["price", "label"]',
+            'data.label, "label", is also a feature, so a model would read the answer. Take it out '
+            "of data.ids, data.bags and data.numbers.",
+        ),
     ],
 )
 def test_a_run_without_tables_is_refused(run_toml: Path, old: str, new: str, message: str) -> None:

@@ -1,11 +1,10 @@
 """``equipoise serve`` of a recommender: a run's folder, or one that ``convert`` made."""
 
 import argparse
-import json
-import sys
 import time
 
 from equipoise.base.errors import SpecError
+from equipoise.cli.serve.front import open_front
 
 _NOT_READ = ("tenants", "dtype", "device", "kv_tokens", "invariant")
 _DEFAULTS = {"policy": "uwfq", "context": 1}
@@ -37,47 +36,31 @@ def serve(args: argparse.Namespace) -> int:
     import uvicorn  # noqa: F401 - a missing extra is said before a model is read
 
     from equipoise.recsys.lowbit.artefact import open_any
-    from equipoise.serve.http.server import Server, listen
+    from equipoise.serve.http.server import Server
     from equipoise.serve.ranking.app import RankState, make_rank_app
     from equipoise.serve.ranking.batcher import Batcher
 
     torch.set_num_threads(1)  # as ranks have while they train and evaluate
-    listener = listen(args.host, args.port)
-
-    def log(line: str) -> None:
-        if not (args.quiet or args.json):
-            sys.stderr.write(f"{line}\n")
-
-    try:
+    with open_front(args, began_s) as front:
         ranker = open_any(args.model)
-        host = f"[{args.host}]" if ":" in args.host else args.host
-        url = f"http://{host}:{listener.getsockname()[1]}/v1"
-
-        def say_ready() -> None:
-            seconds = time.monotonic() - began_s
-            facts = {
-                "url": url,
-                "model": ranker.name,
-                "from": str(args.model),
-                "step": ranker.step,
-                "columns": list(ranker.columns),
-                "tables": len(ranker.scorer.tables),
-                "weight_bytes": ranker.scorer.held_bytes,
-                "form": ranker.form,
-                "seconds": seconds,
-            }
-            words = (
-                f"Ranking with {ranker.name} on {url}/rank (step {ranker.step:,}, "
-                f"{len(ranker.scorer.tables)} tables, {ranker.scorer.held_bytes:,} bytes of "
-                f"{ranker.form}; ready in {seconds:.1f} s). Ctrl-C stops."
-            )
-            sys.stdout.write((json.dumps(facts, indent=1) if args.json else words) + "\n")
-            sys.stdout.flush()
-
+        tables, held_bytes = len(ranker.scorer.tables), ranker.scorer.held_bytes
+        facts = {
+            "url": front.url,
+            "model": ranker.name,
+            "from": str(args.model),
+            "step": ranker.step,
+            "columns": list(ranker.columns),
+            "tables": tables,
+            "weight_bytes": held_bytes,
+            "form": ranker.form,
+        }
+        words = (
+            f"Ranking with {ranker.name} on {front.url}/rank (step {ranker.step:,}, {tables} "
+            f"tables, {held_bytes:,} bytes of {ranker.form}"
+        )
         with Batcher(ranker) as batcher:
-            state = RankState(batcher, log=log)
-            Server(make_rank_app(state), state, say_ready).run(sockets=[listener])
-            log(state.metrics.words())
-    finally:
-        listener.close()
+            state = RankState(batcher, log=front.log)
+            server = Server(make_rank_app(state), state, lambda: front.say_ready(facts, words))
+            server.run(sockets=[front.listener])
+            front.log(state.metrics.words())
     return 0

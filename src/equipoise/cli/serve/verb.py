@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from equipoise.base.errors import SpecError
 from equipoise.cli.serve import recommend
+from equipoise.cli.serve.front import open_front
 from equipoise.spec.names import is_recommender
 
 if TYPE_CHECKING:
@@ -122,52 +123,38 @@ def run(args: argparse.Namespace) -> int:
 
     from equipoise.serve.engine.calibrate import DTYPES
     from equipoise.serve.http.app import make_app
-    from equipoise.serve.http.server import Server, listen
+    from equipoise.serve.http.server import Server
     from equipoise.serve.http.server_state import ServerState
 
-    listener = listen(args.host, args.port)
-    try:
+    with open_front(args, began_s) as front:
         model, trained = _open(args, source, tenants)
-        port = listener.getsockname()[1]
-        host = f"[{args.host}]" if ":" in args.host else args.host
-        pool = model.engine.pool
+        pool, nano = model.engine.pool, model.engine.nano
         dtype, device = DTYPES[pool.dtype], str(pool.device)
-        url = f"http://{host}:{port}/v1"
+        facts = {
+            "url": front.url,
+            "model": model.name,
+            "from": str(trained.origin),
+            "context_tokens": model.context_tokens,
+            "kv_tokens": model.kv_tokens,
+            "dtype": dtype,
+            "device": device,
+            "tenants": len(tenants.by_name),
+            "nano_batches": list(nano.kinds),
+        }
+        words = (
+            f"Serving {model.name} on {front.url} ({dtype} on {device}, context "
+            f"{model.context_tokens:,} tokens, cache {model.kv_tokens:,}"
+        )
 
         def say_ready() -> None:
-            seconds = time.monotonic() - began_s
-            facts = {
-                "url": url,
-                "model": model.name,
-                "from": str(trained.origin),
-                "context_tokens": model.context_tokens,
-                "kv_tokens": model.kv_tokens,
-                "dtype": dtype,
-                "device": device,
-                "tenants": len(tenants.by_name),
-                "nano_batches": list(model.engine.nano.kinds),
-                "seconds": seconds,
-            }
-            words = (
-                f"Serving {model.name} on {url} ({dtype} on {device}, context "
-                f"{model.context_tokens:,} tokens, cache {model.kv_tokens:,}; ready in "
-                f"{seconds:.1f} s; {model.engine.nano.words}). Ctrl-C stops."
-            )
-            sys.stdout.write((json.dumps(facts, indent=1) if args.json else words) + "\n")
-            sys.stdout.flush()
-
-        def log(line: str) -> None:
-            if not (args.quiet or args.json):
-                sys.stderr.write(f"{line}\n")
+            front.say_ready(facts, words, f"; {nano.words}")
 
         if not args.json:
             for remark in trained.remarks:
                 sys.stderr.write(f"{remark}\n")
         with model.engine:
-            state = ServerState(model, tenants, log=log)
-            Server(make_app(state), state, say_ready).run(sockets=[listener])
-    finally:
-        listener.close()
+            state = ServerState(model, tenants, log=front.log)
+            Server(make_app(state), state, say_ready).run(sockets=[front.listener])
     return 0
 
 

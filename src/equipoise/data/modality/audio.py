@@ -31,16 +31,20 @@ _BLOCK_FRAMES = 2 * FRAMES
 """Frames of one token."""
 MOST_S = 600.0
 """Longest sound of one item [s]: its attention is quadratic."""
+MOST_HZ = 768_000
+"""Highest rate: a damaged header may say 4 GHz, and a frame of that fills a machine's memory."""
 
 
 def audio_grid(data: bytes) -> Grid:
-    """Rows and columns of patches of a WAV file; reads its header.
+    """Rows and columns of patches of a WAV file.
 
     Raises:
-        ItemError: it is not a WAV file of whole numbers, or too short or long.
+        ItemError: it is not a WAV file of whole numbers, too short or long, or ends too soon.
     """
     with _open(data) as sound:
-        return _grid(sound)
+        grid = _grid(sound)
+        _samples(sound)
+        return grid
 
 
 def read_audio(data: bytes) -> Patches:
@@ -51,13 +55,7 @@ def read_audio(data: bytes) -> Patches:
     """
     with _open(data) as sound:
         rate, width, channels = sound.getframerate(), sound.getsampwidth(), sound.getnchannels()
-        patches, samples = _grid(sound)[0], sound.getnframes()
-        raw = sound.readframes(samples)
-    if len(raw) != samples * width * channels:
-        raise ItemError(
-            f"ends after {len(raw):,} bytes of sound, and its header says "
-            f"{samples * width * channels:,}. Replace it."
-        )
+        patches, raw = _grid(sound)[0], _samples(sound)
     x = _numbers(raw, width).reshape(-1, channels).mean(axis=1)
     frame, hop = _frame(rate)
     frames = patches * FRAMES
@@ -71,8 +69,24 @@ def read_audio(data: bytes) -> Patches:
     return out
 
 
+def _samples(sound: wave.Wave_read) -> bytes:
+    """All bytes of sound, as many as its header says."""
+    said = sound.getnframes() * sound.getsampwidth() * sound.getnchannels()
+    raw = sound.readframes(sound.getnframes())
+    if len(raw) != said:
+        raise ItemError(
+            f"ends after {len(raw):,} bytes of sound, and its header says {said:,}. Replace it."
+        )
+    return raw
+
+
 def _grid(sound: wave.Wave_read) -> Grid:
     rate, samples = sound.getframerate(), sound.getnframes()
+    if rate > MOST_HZ:
+        raise ItemError(
+            f"has {rate:,} samples a second, and sound may have up to {MOST_HZ:,}. Convert it: "
+            "ffmpeg -i FILE -ar 16000 -c:a pcm_s16le OUT.wav"
+        )
     if samples > MOST_S * rate or not samples:
         raise ItemError(
             f"lasts {samples / rate:.1f} s, and sound may last up to {MOST_S:.0f} s and have at "
@@ -93,7 +107,7 @@ def _open(data: bytes) -> wave.Wave_read:
         sound = wave.Wave_read(BytesIO(data))
         if sound.getframerate() > 0 and sound.getsampwidth() in (1, 2, 3, 4):
             return sound
-    except (wave.Error, EOFError, ValueError):
+    except (wave.Error, EOFError, ValueError, RuntimeError):  # the last: chunks beyond the end
         pass
     raise ItemError(
         "is not a WAV file of whole numbers (8 to 32 bits). Convert it: ffmpeg -i FILE -c:a "

@@ -3,7 +3,7 @@
 What it decides
     Sides are rounded to whole blocks of patches, and an image is scaled, in its own proportions,
     where it would have fewer or more tokens than a run allows. Transparent pixels lie on white.
-    Numbers are from -1 to 1.
+    Gray of 16 bits keeps its highest 8. Numbers are from -1 to 1.
 
 Kept true (tests/unit/data/modality/test_image.py, tests/oracle/test_image_size.py)
     Sizes equal those of Qwen2-VL's processor; each pixel is in one patch.
@@ -30,6 +30,12 @@ _MOST_ASPECT = 200
 
 MOST_PIXELS = 178_956_970
 """Pillow's own limit, beyond which a small file may fill a machine's memory."""
+
+
+_DEEP = "I;16"
+"""Modes of 16 bits, whatever their byte order."""
+_UNBOUNDED = ("I", "F")
+"""Modes of whole numbers and fractions of 32 bits, whose white no file says."""
 
 
 class ItemError(Exception):
@@ -63,13 +69,17 @@ def fit_image(height: int, width: int, vision: VisionSpec) -> Grid:
 
 
 def image_size(data: bytes) -> tuple[int, int]:
-    """Height and width of an image file [pixels]; reads its header.
+    """Height and width of an image file [pixels]; reads it whole, so that training need not fail.
 
     Raises:
-        ItemError: it is not an image, or too large.
+        ItemError: it is not an image, too large or damaged, or has pixels without a white.
     """
     with _open(data) as image:
         width, height = image.size
+        try:
+            image.load()
+        except (OSError, ValueError, SyntaxError) as error:
+            raise ItemError(f"is a damaged image ({_words(error)}). Replace it.") from None
         return height, width
 
 
@@ -94,6 +104,8 @@ def read_image(data: bytes, grid: Grid, vision: VisionSpec) -> Patches:
                 plain = Image.new("RGBA", over.size, "white")
                 plain.alpha_composite(over)
                 image = plain
+            if image.mode.startswith(_DEEP):  # Pillow would cut all above 255 off
+                image = Image.fromarray((np.asarray(image, np.uint32) // 257).astype(np.uint8))
             small = image.convert("RGB").resize(
                 (grid[1] * patch, grid[0] * patch), Image.Resampling.BICUBIC
             )
@@ -125,6 +137,12 @@ def _open(data: bytes) -> Any:
     if pixels > MOST_PIXELS or not pixels:
         raise ItemError(
             f"has {pixels:,} pixels, and an image may have from 1 to {MOST_PIXELS:,}. Scale it."
+        )
+    if image.mode in _UNBOUNDED:
+        kind = "whole numbers" if image.mode == "I" else "fractions"
+        raise ItemError(
+            f"has pixels that are {kind} of 32 bits, which say nothing of what is white. Save it "
+            "with 8 or 16 bits a channel."
         )
     return image
 

@@ -41,7 +41,8 @@ class DotModule(nn.Module):
         """float32 [B, out, W]."""
         both = torch.cat((self.products(x_BVW), x_BVW.flatten(1)), dim=1)
         mixed: Tensor = self.linear(both)
-        return mixed.view(len(x_BVW), -1, self.width)
+        vectors_BVW: Tensor = mixed.unflatten(1, (-1, self.width))
+        return vectors_BVW
 
 
 class CrossModule(nn.Module):

@@ -54,7 +54,8 @@ class FactorizationBlock(nn.Module):
         """float32 [B, out, W]."""
         products = compress_products(x_BVW, self.columns).flatten(1)
         mixed: Tensor = self.mlp(self.norm(products))
-        return mixed.view(len(x_BVW), -1, self.width)
+        vectors_BVW: Tensor = mixed.unflatten(1, (-1, self.width))
+        return vectors_BVW
 
 
 class WukongLayer(nn.Module):

@@ -43,6 +43,27 @@ class NumberScale:
     mean: float
     deviation: float
 
+    @classmethod
+    def measure(cls, training: Floats) -> "NumberScale":
+        """The scale of a column's training part; a constant has deviation 1.
+
+        Without that, rounding of the mean would be a deviation: 190 times 0.1 has 1e-17.
+
+        >>> NumberScale.measure(np.full(190, 0.1))
+        NumberScale(mean=0.1, deviation=1.0)
+        """
+        if training.min() == training.max():
+            return cls(float(training[0]), 1.0)
+        deviation = float(training.std())
+        return cls(float(training.mean()), deviation if deviation > 0 else 1.0)
+
+    def apply(self, column: Floats) -> tuple[Floats, int | None]:
+        """The column in deviations from the mean, and the first place that float32 cannot hold."""
+        with np.errstate(over="ignore"):
+            scaled = (column - self.mean) / self.deviation
+        bad = np.flatnonzero(~(np.abs(scaled) <= _MOST))
+        return scaled, int(bad[0]) if len(bad) else None
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Coded:
@@ -115,7 +136,13 @@ class Coding:
         for name, scale in self.numbers.items():
             is_shared = name in context
             column = _as_numbers(name, [context[name]] if is_shared else candidates[name])
-            scaled = (column - scale.mean) / scale.deviation
+            scaled, bad = scale.apply(column)
+            if bad is not None:
+                raise DataError(
+                    f'The column "{name}" has {column[bad]:g} at place {bad:,}: training\'s mean '
+                    f"is {scale.mean:g} and its deviation {scale.deviation:g}, so float32 cannot "
+                    "hold it. Give a number nearer to training's."
+                )
             columns.append(np.repeat(scaled, count) if is_shared else scaled)
         table = np.stack(columns, axis=1) if columns else np.zeros((count, 0))
         return Coded(jagged, torch.from_numpy(table.astype(np.float32)), unknown)
@@ -158,7 +185,7 @@ class Coding:
                         f'The column "{name}" has one value a sample, and a list or object at '
                         f"place {at:,}. Give a text or a number."
                     )
-            return [known.get(_text(value), 0) for value in column], [1] * len(column)
+            return [known.get(text_of(value), 0) for value in column], [1] * len(column)
         rows: list[int] = []
         sizes = []
         for at, value in enumerate(column):
@@ -169,14 +196,14 @@ class Coding:
                     f'The column "{name}" has a list of values a sample, and something else at '
                     f"place {at:,}. Give a list of texts or numbers."
                 )
-            joined = " ".join(map(_text, value)) if isinstance(value, list) else _text(value)
+            joined = " ".join(map(text_of, value)) if isinstance(value, list) else text_of(value)
             words = joined.split()
             rows += [known.get(word, 0) for word in words]
             sizes.append(len(words))
         return rows, sizes
 
 
-def _text(value: Any) -> str:
+def text_of(value: Any) -> str:
     """A value as training has it."""
     return "nan" if value is None else value if isinstance(value, str) else str(value)
 

@@ -176,6 +176,9 @@ def _sentence(place: Sequence[str | int], fault: Mapping[str, Any], kind: type[B
         return f"Unknown parameter: '{path}'.{hint}"
     if what == "missing":
         return f"Missing parameter: '{path}'."
+    if what == "string_unicode":
+        named = f"'{path}'" if path else "The name of a field"
+        return f"{named} has half of a surrogate pair, which is not text."
     if what == "value_error":
         return f"'{path}' {context['error']}" if path else str(context["error"])
     if what in _WANTED:

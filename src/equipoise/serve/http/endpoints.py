@@ -6,7 +6,7 @@ Kept true (tests/unit/serve/http/test_completions.py, test_chat.py, with OpenAI'
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
@@ -46,10 +46,71 @@ _FEW_SCORES = 256
 """Scores of tokens that are written at once; more must not hold others up."""
 
 
-class Endpoints:
-    """What a server answers."""
+class KnownModel(Protocol):
+    """What every server knows of its model."""
+
+    @property
+    def name(self) -> str:
+        """As requests name it."""
+
+    @property
+    def created(self) -> int:
+        """When it was made, in seconds since 1970."""
+
+
+class AboutModel:
+    """What any server answers about itself and its model, whatever the model is for."""
+
+    def __init__(self, model: KnownModel, write_metrics: Callable[[], bytes]) -> None:
+        """Speak of a model; ``write_metrics`` writes the server's as Prometheus reads them."""
+        self._named, self._write_metrics = model, write_metrics
+
+    async def models(self, request: Request, send: Send) -> None:  # noqa: ARG002
+        """``GET /v1/models``."""
+        await send_json(send, {"object": "list", "data": [self._card()]})
+
+    async def model_card(self, request: Request, send: Send) -> None:
+        """``GET /v1/models/{id}``."""
+        self._require_model(request.path_params["name"])
+        await send_json(send, self._card())
+
+    async def version(self, request: Request, send: Send) -> None:  # noqa: ARG002
+        """``GET /version``."""
+        await send_json(send, {"version": __version__})
+
+    async def metrics(self, request: Request, send: Send) -> None:  # noqa: ARG002
+        """``GET /metrics``."""
+        text = self._write_metrics()
+        await send_bytes(send, text, "text/plain; version=0.0.4; charset=utf-8")
+
+    def _require_model(self, name: str) -> None:
+        if name != self._named.name:
+            raise HttpError(
+                404,
+                f"There is no model '{shorten(name, 100)}'. This server has '{self._named.name}'.",
+                param="model",
+                code="model_not_found",
+            )
+
+    def _card(self) -> Json:
+        return {
+            "id": self._named.name,
+            "object": "model",
+            "created": self._named.created,
+            "owned_by": "equipoise",
+            **self._own_facts(),
+        }
+
+    def _own_facts(self) -> Json:
+        """What this kind of model says of itself besides."""
+        return {}
+
+
+class Endpoints(AboutModel):
+    """What a server of texts answers."""
 
     def __init__(self, state: ServerState) -> None:
+        super().__init__(state.model, state.metrics.write)
         self.state = state
         self.model = state.model
 
@@ -193,30 +254,12 @@ class Endpoints:
 
     # The server itself.
 
-    async def models(self, request: Request, send: Send) -> None:  # noqa: ARG002
-        """``GET /v1/models``."""
-        await send_json(send, {"object": "list", "data": [self._card()]})
-
-    async def model_card(self, request: Request, send: Send) -> None:
-        """``GET /v1/models/{id}``."""
-        self._require_model(request.path_params["name"])
-        await send_json(send, self._card())
-
     async def health(self, request: Request, send: Send) -> None:  # noqa: ARG002
         """``GET /health``: whether this server answers."""
         if self.state.is_draining:
             raise overloaded("The server is shutting down.", 1.0)
         self._require_engine()
         await send_json(send, {"status": "ok"})
-
-    async def version(self, request: Request, send: Send) -> None:  # noqa: ARG002
-        """``GET /version``."""
-        await send_json(send, {"version": __version__})
-
-    async def metrics(self, request: Request, send: Send) -> None:  # noqa: ARG002
-        """``GET /metrics``."""
-        text = self.state.metrics.write()
-        await send_bytes(send, text, "text/plain; version=0.0.4; charset=utf-8")
 
     # Parts.
 
@@ -247,15 +290,6 @@ class Endpoints:
         if not self.model.engine.is_alive:
             raise overloaded("The engine has stopped. Start the server again.", 5.0)
 
-    def _require_model(self, name: str) -> None:
-        if name != self.model.name:
-            raise HttpError(
-                404,
-                f"There is no model '{shorten(name, 100)}'. This server has '{self.model.name}'.",
-                param="model",
-                code="model_not_found",
-            )
-
     def _tenant(self, request: Request) -> str:
         tenant: str = request.scope["state"]["tenant"]
         return tenant
@@ -263,14 +297,8 @@ class Endpoints:
     def _head(self) -> AnswerHead:
         return AnswerHead(self.model.name, self.model.fingerprint)
 
-    def _card(self) -> Json:
-        return {
-            "id": self.model.name,
-            "object": "model",
-            "created": self.model.created,
-            "owned_by": "equipoise",
-            "max_model_len": self.model.context_tokens,
-        }
+    def _own_facts(self) -> Json:
+        return {"max_model_len": self.model.context_tokens}
 
 
 async def _collect(answers: Answers, shape: Shape) -> None:

@@ -11,6 +11,7 @@ Sources
     "OpenAI-Compatible Server", extra parameters.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -94,7 +95,7 @@ class Body(BaseModel):
         judged = {}
         for token, bias in biases.items():
             if not (token.isascii() and token.isdigit() and len(token) < 12):
-                raise ValueError(f'has the key "{token[:20]}", which is not a token id.')
+                raise ValueError(f"has the key {json.dumps(token[:20])}, which is not a token id.")
             if type(bias) not in (int, float) or not -100 <= bias <= 100:
                 raise ValueError(f"must be a number from -100 to 100 for token {token}.")
             judged[int(token)] = float(bias)
@@ -213,6 +214,11 @@ class ChatMessage(BaseModel):
         if not isinstance(content, str):
             raise ValueError(_ONLY_TEXT)
         return _require_unicode(content)
+
+    @field_validator("name", "tool_call_id", mode="after")
+    @classmethod
+    def _judge_name(cls, name: str | None) -> str | None:
+        return name if name is None else _require_unicode(name)
 
     @field_validator("tool_calls", "function_call", "audio", "refusal", "annotations")
     @classmethod

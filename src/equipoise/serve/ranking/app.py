@@ -28,13 +28,11 @@ from starlette.requests import Request
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Send
 
-from equipoise import __version__
-from equipoise.base.shown import shorten
 from equipoise.serve.http.app import Gate
 from equipoise.serve.http.body import read_body
-from equipoise.serve.http.endpoints import Endpoint
+from equipoise.serve.http.endpoints import AboutModel, Endpoint
 from equipoise.serve.http.fault import HttpError, failed, overloaded
-from equipoise.serve.http.send import send_bytes, send_json, while_connected
+from equipoise.serve.http.send import send_json, while_connected
 from equipoise.serve.http.tenants import Tenants, open_tenants
 from equipoise.serve.ranking.batcher import Batcher
 from equipoise.serve.ranking.metrics import RankMetrics
@@ -79,10 +77,11 @@ class RankState:
         self.metrics = RankMetrics(self.batcher)
 
 
-class RankEndpoints:
+class RankEndpoints(AboutModel):
     """What a ranking server answers."""
 
     def __init__(self, state: RankState) -> None:
+        super().__init__(state.batcher.model, state.metrics.write)
         self.state, self.model = state, state.batcher.model
 
     async def rank(self, request: Request, send: Send) -> None:
@@ -118,15 +117,6 @@ class RankEndpoints:
         }
         await send_json(send, answer)
 
-    async def models(self, request: Request, send: Send) -> None:  # noqa: ARG002
-        """``GET /v1/models``."""
-        await send_json(send, {"object": "list", "data": [self._card()]})
-
-    async def model_card(self, request: Request, send: Send) -> None:
-        """``GET /v1/models/{id}``."""
-        self._require_model(request.path_params["name"])
-        await send_json(send, self._card())
-
     async def health(self, request: Request, send: Send) -> None:  # noqa: ARG002
         """``GET /health``: whether this server answers, and how fast it did."""
         if self.state.is_draining:
@@ -136,32 +126,8 @@ class RankEndpoints:
         facts = {"status": "ok", "requests": metrics.requests, "p50_s": middle, "p99_s": high}
         await send_json(send, facts)
 
-    async def version(self, request: Request, send: Send) -> None:  # noqa: ARG002
-        """``GET /version``."""
-        await send_json(send, {"version": __version__})
-
-    async def metrics(self, request: Request, send: Send) -> None:  # noqa: ARG002
-        """``GET /metrics``."""
-        text = self.state.metrics.write()
-        await send_bytes(send, text, "text/plain; version=0.0.4; charset=utf-8")
-
-    def _require_model(self, name: str) -> None:
-        if name != self.model.name:
-            raise HttpError(
-                404,
-                f"There is no model '{shorten(name, 100)}'. This server has '{self.model.name}'.",
-                param="model",
-                code="model_not_found",
-            )
-
-    def _card(self) -> dict[str, Any]:
-        return {
-            "id": self.model.name,
-            "object": "model",
-            "created": self.model.created,
-            "owned_by": "equipoise",
-            "columns": list(self.model.columns),
-        }
+    def _own_facts(self) -> dict[str, Any]:
+        return {"columns": list(self.model.columns)}
 
 
 def make_rank_app(state: RankState) -> ASGIApp:

@@ -51,10 +51,17 @@ def test_files_that_are_no_sound_are_refused(tone: Callable[..., Path]) -> None:
         with pytest.raises(ItemError) as refused:
             audio_grid(wrong)
         assert str(refused.value) == said
+    for read in (audio_grid, read_audio):  # the first, so that no run begins with it
+        with pytest.raises(ItemError) as refused:
+            read(data[:-100])
+        assert str(refused.value) == (
+            "ends after 7,900 bytes of sound, and its header says 8,000. Replace it."
+        )
     with pytest.raises(ItemError) as refused:
-        read_audio(data[:-100])
+        audio_grid(data[:24] + (4_000_000_000).to_bytes(4, "little") + data[28:])
     assert str(refused.value) == (
-        "ends after 7,900 bytes of sound, and its header says 8,000. Replace it."
+        "has 4,000,000,000 samples a second, and sound may have up to 768,000. Convert it: "
+        "ffmpeg -i FILE -ar 16000 -c:a pcm_s16le OUT.wav"
     )
     with pytest.raises(ItemError) as refused:
         audio_grid(tone("b.wav", seconds=0).read_bytes())
@@ -62,3 +69,17 @@ def test_files_that_are_no_sound_are_refused(tone: Callable[..., Path]) -> None:
         "lasts 0.0 s, and sound may last up to 600 s and have at least 1 sample. Cut it into "
         "several files."
     )
+
+
+def test_headers_with_flipped_bytes_are_read_or_refused(tone: Callable[..., Path]) -> None:
+    whole, draw = tone("a.wav").read_bytes(), np.random.default_rng(0)
+    refused = 0
+    for _ in range(300):
+        data = bytearray(whole)
+        for at in draw.integers(44, size=2):
+            data[at] = draw.integers(256)
+        try:
+            audio_grid(bytes(data))
+        except ItemError:
+            refused += 1
+    assert refused > 100

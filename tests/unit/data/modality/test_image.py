@@ -56,6 +56,31 @@ def test_every_mode_is_read_as_colours(tmp_path: Path, mode: str) -> None:
     np.testing.assert_array_equal(patches, expected)
 
 
+def test_gray_of_16_bits_keeps_its_scale(tmp_path: Path) -> None:
+    file = tmp_path / "a.png"
+    gray = np.linspace(0, 65_535, 256).astype(np.uint16).reshape(16, 16)
+    Image.fromarray(gray).save(file)
+    deep = read_image(file.read_bytes(), (4, 4), VISION)
+    Image.fromarray((gray // 257).astype(np.uint8)).save(file)
+    np.testing.assert_array_equal(deep, read_image(file.read_bytes(), (4, 4), VISION))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kind"), [(np.int32, "whole numbers"), (np.float32, "fractions")]
+)
+def test_pixels_without_a_white_are_refused(
+    tmp_path: Path, dtype: type[np.generic], kind: str
+) -> None:
+    file = tmp_path / "a.tiff"
+    Image.fromarray(np.ones((16, 16), dtype=dtype)).save(file)
+    with pytest.raises(ItemError) as refused:
+        image_size(file.read_bytes())
+    assert str(refused.value) == (
+        f"has pixels that are {kind} of 32 bits, which say nothing of what is white. Save it with "
+        "8 or 16 bits a channel."
+    )
+
+
 def test_a_larger_image_is_reduced(picture: Callable[..., Path]) -> None:
     data = picture("big.png", 400, 200).read_bytes()
     grid = fit_image(*image_size(data), VISION)
@@ -72,10 +97,12 @@ def test_files_that_are_no_images_are_refused(picture: Callable[..., Path]) -> N
         "is not an image that Pillow reads. Save it as PNG or JPEG, or remove the row."
     )
     data = picture("a.png", 40, 40).read_bytes()
-    with pytest.raises(ItemError) as refused:
-        read_image(data[: len(data) // 2], (4, 4), VISION)
-    assert str(refused.value).startswith("is a damaged image (")
-    assert str(refused.value).endswith("). Replace it.")
+    half = data[: len(data) // 2]
+    for read in (image_size, lambda data: read_image(data, (4, 4), VISION)):
+        with pytest.raises(ItemError) as refused:
+            read(half)
+        assert str(refused.value).startswith("is a damaged image (")
+        assert str(refused.value).endswith("). Replace it.")
     with pytest.raises(ItemError) as refused:
         fit_image(3, 900, VISION)
     assert str(refused.value) == (

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from equipoise.recsys.models.catalog import MODELS, build_model
-from equipoise.spec.architectures import ARCHITECTURES, Architecture, readers_of
+from equipoise.spec.architectures import ARCHITECTURES, Architecture, DhenModule, readers_of
 from equipoise.spec.recommend import RankModelSpec
 from equipoise.spec.tables.table import TableSpec
 
@@ -26,6 +26,18 @@ def test_every_architecture_is_built_of_its_keys(name: Architecture) -> None:
     for ours, theirs in zip(model.parameters(), same.parameters(), strict=True):
         assert torch.equal(ours, theirs)
     assert model(torch.randn(5, 2 * spec.width), torch.randn(5, 2)).shape == (5,)
+
+
+@pytest.mark.parametrize("name", get_args(Architecture))
+def test_a_rank_without_samples_has_gradients_of_zero(name: Architecture) -> None:
+    """Whose sum over ranks is that of the others."""
+    spec = replace(RankModelSpec(), architecture=name, modules=get_args(DhenModule))
+    tables = [TableSpec("a", 3, spec.width), TableSpec("b", 3, spec.width)]
+    model = build_model(spec, tables, 2, seed=1)
+    logits = model(torch.zeros(0, 2 * spec.width), torch.zeros(0, 2))
+    assert logits.shape == (0,)
+    logits.sum().backward()
+    assert all(each.grad is not None and not each.grad.any() for each in model.parameters())
 
 
 def test_all_read_what_no_row_names() -> None:

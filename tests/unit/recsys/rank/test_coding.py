@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from equipoise.base.errors import DataError
-from equipoise.recsys.rank.coding import read_coding, write_coding
+from equipoise.recsys.rank.coding import Coding, NumberScale, read_coding, write_coding
 from equipoise.recsys.samples import make_samples, read_columns
 from equipoise.spec.recommend import ColumnsSpec
 from support.recsys.clicks import write_clicks
@@ -95,6 +95,17 @@ BAD = [
         'The column "price" has a number at place 1 that is NaN or beyond float32. Give another.',
     ),
 ]
+
+
+def test_a_number_far_from_training_is_refused() -> None:
+    coding = Coding(numbers={"price": NumberScale(1.0, 2.0**-30)})
+    assert coding.code({}, {"price": [1, 2]}).numbers.tolist() == [[0.0], [2.0**30]]
+    with pytest.raises(DataError) as caught:
+        coding.code({}, {"price": [1, 1e30]})
+    assert str(caught.value) == (
+        'The column "price" has 1e+30 at place 1: training\'s mean is 1 and its deviation '
+        "9.31323e-10, so float32 cannot hold it. Give a number nearer to training's."
+    )
 
 
 @pytest.mark.parametrize(("context", "candidates", "words"), BAD)

@@ -118,6 +118,24 @@ REFUSED: list[tuple[dict[str, Any], str | None, str, str]] = [
         "'prompt' has half of a surrogate pair, which is not text.",
     ),
     (
+        {"prompt": "a", "\ud800": 1},
+        None,
+        "invalid_value",
+        "The name of a field has half of a surrogate pair, which is not text.",
+    ),
+    (
+        {"prompt": "a", "stream": True, "stream_options": {"\ud800": 1}},
+        "stream_options",
+        "invalid_value",
+        "'stream_options' has half of a surrogate pair, which is not text.",
+    ),
+    (
+        {"prompt": "a", "logit_bias": {"\ud800": 1}},
+        "logit_bias",
+        "invalid_value",
+        "'logit_bias' has the key \"\\ud800\", which is not a token id.",
+    ),
+    (
         {"prompt": "a", "n": 0, "top_p": 2, "logprobs": 21},
         "top_p",
         "invalid_value",
@@ -142,6 +160,17 @@ def test_what_is_wrong_is_said_by_name(
             "code": code,
         }
     }
+
+
+@pytest.mark.parametrize("field", ["name", "tool_call_id"])
+def test_names_in_a_conversation_are_text(field: str) -> None:
+    message = {"role": "user", "content": "a", field: "\ud800"}
+    with pytest.raises(HttpError) as refused:
+        judge({"messages": [message]}, ChatBody)
+    assert refused.value.status == 400 and refused.value.param == f"messages[0].{field}"
+    assert refused.value.message == (
+        f"'messages[0].{field}' has half of a surrogate pair, which is not text."
+    )
 
 
 @pytest.mark.parametrize(
