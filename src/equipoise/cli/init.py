@@ -138,6 +138,8 @@ def _require_free(file: Path) -> None:
 
 
 def _write_new(file: Path, text: str) -> None:
+    if file.parent.exists() and not file.parent.is_dir():
+        raise SpecError(f"{file.parent} is not a folder. Give another: equipoise init DIR.")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("x", encoding="utf-8") as stream, _removing_if_torn(file):

@@ -343,7 +343,7 @@ def _unknown(parser: Parser, extras: Sequence[str], argv: Sequence[str]) -> str:
     flags_in = [extra for extra in extras if extra.startswith("-") and extra in before]
     flag = flags_in[0].partition("=")[0] if flags_in else None
     if flag is None:
-        more = [extra for extra in extras if extra != "--"]
+        more = [extra for extra in extras if extra != "--"] or ["--"]
         return f'{parser.prog}: "{more[0]}" is one argument too many. See "{parser.prog} --help".'
     flags = re.findall(r"--[a-z][\w-]*", parser.format_usage()) or ["--help", "--version"]
     is_run = parser.get_default("overrides") is not None

@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the verb's arguments."""
     add_run_arguments(parser)
     parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="the run's folder (default: runs/NAME)"
+        "--out", type=_folder, metavar="DIR", help="the run's folder (default: runs/NAME)"
     )
     parser.add_argument(
         "--plan",
@@ -77,6 +77,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _policies(text: str) -> list[str]:
     return [name.strip() for name in text.split(",")]
+
+
+def _folder(text: str) -> Path:
+    """A folder by name; an empty one, as of an unset variable, would be the current folder."""
+    if not text:
+        raise argparse.ArgumentTypeError('"" is not a folder')
+    return Path(text)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -20,7 +20,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.base.errors import DataError
+from equipoise.base.errors import DataError, SpecError
+from equipoise.base.shown import shown
 from equipoise.cost.curve import LoadCurve
 from equipoise.cost.kernel import attention_s, gemm_s
 from equipoise.cost.step.work import Product, head_work, layer_work
@@ -51,6 +52,11 @@ def device_curve(
     Raises:
         SpecError: no such preset, device or dtype, or the file is not a device file.
     """
+    if not isinstance(model, str | ModelSpec) or not isinstance(device, str | Path | DeviceSpec):
+        raise SpecError(
+            f"A curve needs a model and a device, not {shown(model)} and {shown(device)}. Give "
+            f'their names, as in device_curve("llama3-8b", "h100-sxm").'
+        )
     sizes = preset(model) if isinstance(model, str) else model
     if isinstance(device, Path):
         where = calibrated_device(read_device_file(device), device)

@@ -72,6 +72,10 @@ def test_a_run_that_nobody_means(
 
 
 BAD_FLAGS = {
+    ("--",): 'equipoise: "--" is one argument too many. See "equipoise --help".',
+    ("train", "--out", ""): (
+        'equipoise train: --out: "" is not a folder. See "equipoise train --help".'
+    ),
     ("config", "--train.steps=" + "9" * 5000): (
         f"--train.steps: {'9' * 24}...{'9' * 24} (5,000 characters) is too large; 64 bits do not "
         "hold it."
@@ -448,4 +452,15 @@ def test_rows_with_many_long_keys(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert err.startswith(f'{tmp_path}/a.jsonl:1 has no field "text" among its 3000 ({key}, ')
     assert err.endswith(
         f' and 2,988 more). Nearest: "{key}". Set data.field to the field that holds the text.\n'
+    )
+
+
+def test_a_file_is_no_folder_for_a_run_toml(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    assert run(capsys, "init", tmp_path / "notes.txt") == (
+        2,
+        "",
+        f"{tmp_path}/notes.txt is not a folder. Give another: equipoise init DIR.\n",
     )

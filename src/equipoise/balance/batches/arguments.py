@@ -38,7 +38,8 @@ def read_limits(max_tokens: int | Sequence[int] | None, table: Ints) -> Ints:
     kinds = table.shape[1]
     if max_tokens is None:
         return np.asarray(np.maximum(table.sum(0), 1))
-    given = [max_tokens] * kinds if isinstance(max_tokens, int | np.integer) else max_tokens
+    is_number = isinstance(max_tokens, int | float | np.number)
+    given: object = [max_tokens] * kinds if is_number else max_tokens
     if not isinstance(given, list | tuple) or len(given) != kinds:
         raise SpecError(
             f"max_tokens is {shown(max_tokens)} for {kinds} kind{'s' * (kinds > 1)} of token. Give "
@@ -141,10 +142,11 @@ def require_divisible(
     curves: list[LoadCurve],
     groups: Sequence[Shared | Sequence[int]],
     units: Units,
+    limits: Ints,
     *,
     equal_counts: bool,
 ) -> None:
-    """Refuse to divide what has no price for a part."""
+    """Refuse to divide what has no price for a part, or into parts of one token."""
     if len(curves) != 1 or len(units) < len(units.unit_of) or not equal_counts:
         what = (
             "of given seconds"
@@ -156,3 +158,8 @@ def require_divisible(
             else "of ranks with counts of their own"
         )
         raise SpecError(f"Samples {what} are not divided. Give divides=False, or leave that out.")
+    if limits[0] < min(2, int(units.sizes.sum())):
+        raise SpecError(
+            "max_tokens is 1, and samples are divided into micro-batches of 2 tokens or more. Give "
+            "max_tokens=2 or more, or divides=False."
+        )

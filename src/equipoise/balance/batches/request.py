@@ -48,6 +48,7 @@ from equipoise.balance.packing.divided import macro_units
 from equipoise.base.arrays import Floats, Ints
 from equipoise.base.errors import LayoutError, SpecError
 from equipoise.cost.curve import LoadCurve
+from equipoise.schedule.pipeline.strategies import require_strategy
 
 _MOST_STAGES = 1024
 _MOST_CELLS = 1 << 22
@@ -135,6 +136,7 @@ def batch(
             "Ranks that meet in each micro-batch need equally many of them. Give "
             "equal_counts=True, or meets_each_turn=False."
         )
+    require_strategy(schedule)
     if pipeline > 1 and not equal_counts:
         raise SpecError(
             "Ranks of a pipeline need equally many micro-batches. Give equal_counts=True."
@@ -154,7 +156,7 @@ def batch(
         )
     fixed_s = np.array([1e-9 * curve.fixed_ns for curve in curves] or np.zeros(unit_s.shape[1]))
     if divides:
-        require_divisible(curves, groups, units, equal_counts=equal_counts)
+        require_divisible(curves, groups, units, limits, equal_counts=equal_counts)
         return _divided(
             table[:, 0],
             curves[0],

@@ -135,22 +135,32 @@ def read_seconds(seconds: npt.ArrayLike, samples: int) -> Floats:
 
 
 def read_numbers(what: str, values: npt.ArrayLike, example: str) -> npt.NDArray[Any]:
-    """What somebody gave as numbers.
+    """What somebody gave as numbers; floats as float64.
 
     Raises:
-        DataError: it is ragged, or holds something else.
+        DataError: it is ragged, masked, on another device, or holds something else.
     """
+    if isinstance(values, np.ma.MaskedArray):
+        raise DataError(
+            f"{what} are a masked array, whose masked numbers would count. Give those that are "
+            f"not masked: values.compressed()."
+        )
     try:
         table = np.asarray(values)
-    except (TypeError, ValueError):  # rows of different lengths
+    except (TypeError, ValueError, RuntimeError):
+        if isinstance(values, list | tuple):  # rows of different lengths
+            raise DataError(
+                f"{what} are ragged. Give one number per sample, such as {example}, or rows that "
+                f"are all as long."
+            ) from None
         raise DataError(
-            f"{what} are ragged. Give one number per sample, such as {example}, or rows that are "
-            f"all as long."
+            f"{what} are {shown(values)} that NumPy cannot read: it needs a gradient, is on a "
+            f"device, is sparse, or has a dtype that NumPy lacks. Give values.tolist()."
         ) from None
     if table.dtype.kind not in "iuf" and table.size:
         kind = {"U": "text", "S": "text", "b": "flags"}.get(table.dtype.kind, "not numbers")
         raise DataError(f"{what} are {kind}. Give numbers, such as {example}.")
-    return table
+    return table.astype(np.float64) if table.dtype.kind == "f" else table
 
 
 def single_units(lengths: Ints, curves: Sequence[LoadCurve]) -> Units:

@@ -14,6 +14,7 @@ from equipoise.base.arrays import Ints
 from equipoise.base.errors import EquipoiseError, FitError, LayoutError, SpecError
 from equipoise.base.load import load
 from equipoise.base.nearest import nearest
+from equipoise.base.shown import shown
 from equipoise.schedule.pipeline.arrange import arrange, light_outside, rename
 from equipoise.schedule.pipeline.check import find_excess
 from equipoise.schedule.pipeline.prices import PipelinePrices
@@ -35,6 +36,15 @@ def place_stages(strategy: str, ranks: int, stages: int) -> Ints:
     ([0, 1, 1, 0], [0, 1, 0, 1])
     """
     return place_in_v(ranks) if SCHEDULES[strategy].in_v else place_in_loop(ranks, stages)
+
+
+def require_strategy(strategy: str) -> None:
+    """Refuse a pipeline schedule that there is not."""
+    if not isinstance(strategy, str) or strategy not in SCHEDULES:
+        raise SpecError(
+            f"No pipeline strategy is called {shown(strategy)}. Nearest: "
+            f"{nearest(str(strategy), SCHEDULES)}. All: {', '.join(SCHEDULES)}."
+        )
 
 
 def write_pipeline(
@@ -77,11 +87,7 @@ def write_pipeline(
     rank 0: 0F0 0F1 0I0 0W0 0F2 0I1 0W1 0I2 0W2
     rank 1: 1F0 1I0 1F1 1I1 1W0 1F2 1I2 1W1 1W2
     """
-    if strategy not in SCHEDULES:
-        raise SpecError(
-            f'No pipeline strategy is called "{strategy}". Nearest: '
-            f"{nearest(strategy, SCHEDULES)}. All: {', '.join(SCHEDULES)}."
-        )
+    require_strategy(strategy)
     if ranks < 1 or prices.stages % ranks or not prices.stages:
         raise LayoutError(
             f"{prices.stages} stages cannot be shared by {ranks} ranks. Give as many stages as "

@@ -1,14 +1,52 @@
 """What ``balance.batch`` refuses, each with one sentence that says what to do."""
 
+import warnings
+
 import numpy as np
 import pytest
 
 from equipoise import balance
-from equipoise.base.errors import EquipoiseError
+from equipoise.base.errors import EquipoiseError, SpecError
+from equipoise.spec.catalog import SCHEDULES
 
 S = balance.Shared
 
+
+class Unreadable:
+    """A tensor that needs a gradient, as NumPy sees it."""
+
+    def __array__(self, dtype: object = None, copy: object = None) -> None:
+        raise RuntimeError("Can't call numpy() on Tensor that requires grad.")
+
+
 REFUSED = [
+    (
+        {"lengths": np.ma.array([3, 4], mask=[0, 1])},
+        "Lengths are a masked array, whose masked numbers would count. Give those that are not "
+        "masked: values.compressed().",
+    ),
+    (
+        {"lengths": Unreadable()},
+        "Lengths are (a Unreadable) that NumPy cannot read: it needs a gradient, is on a device, "
+        "is sparse, or has a dtype that NumPy lacks. Give values.tolist().",
+    ),
+    (
+        {"lengths": [5, 5], "divides": True, "max_tokens": 1, "may_be_empty": True},
+        "max_tokens is 1, and samples are divided into micro-batches of 2 tokens or more. Give "
+        "max_tokens=2 or more, or divides=False.",
+    ),
+    (
+        {"lengths": [5, 5], "max_tokens": 16.0},
+        "max_tokens is 16.0. Give a whole number from 1 to 2,147,483,647.",
+    ),
+    (
+        {"lengths": [5, 5], "schedule": "1f1bb"},
+        f'No pipeline strategy is called "1f1bb". Nearest: 1f1b. All: {", ".join(SCHEDULES)}.',
+    ),
+    (
+        {"lengths": [5, 5], "pipeline": 2, "schedule": None},
+        f"No pipeline strategy is called null. Nearest: interleaved. All: {', '.join(SCHEDULES)}.",
+    ),
     (
         {"lengths": []},
         "Lengths have shape (0,), and a batch needs one sample or more. Give one length "
@@ -226,3 +264,20 @@ def test_what_cannot_be_counted_is_refused() -> None:
     with pytest.raises(EquipoiseError) as caught:
         balance.batch(np.full(3, 2**31 - 1), price="llama3-405b")
     assert str(caught.value).startswith("3 samples of up to 2,147,483,647 tokens cost up to ")
+
+
+def test_lengths_in_half_precision_are_counted_in_full() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        half = balance.batch(np.array([60_000] * 5, dtype=np.float16), 2, price="7m")
+    full = balance.batch([int(np.float16(60_000))] * 5, 2, price="7m")
+    assert half.digest == full.digest
+
+
+def test_a_curve_of_something_else_is_refused() -> None:
+    with pytest.raises(SpecError) as refusal:
+        balance.device_curve("llama3-8b", None)  # type: ignore[arg-type]
+    assert str(refusal.value) == (
+        'A curve needs a model and a device, not "llama3-8b" and null. Give their names, as in '
+        'device_curve("llama3-8b", "h100-sxm").'
+    )
