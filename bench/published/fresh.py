@@ -49,7 +49,7 @@ def recomputes(row: dict[str, str]) -> tuple[str, ...]:
 
 OVERLAPS = ("26.04", "26.06", "26.08"), ("gb200", "gb300"), ("deepseek-v3", "qwen3")
 """Releases, devices and models whose recipes in MXFP8 send rows beside another micro-batch
-(``src/megatron/bridge/perf_recipes``); so does DeepSeek-V3's on B200 with 32 expert ranks."""
+(``src/megatron/bridge/perf_recipes``)."""
 
 
 def bridge() -> Iterator[Row]:
@@ -60,7 +60,6 @@ def bridge() -> Iterator[Row]:
         released, devices, models = OVERLAPS
         overlaps = row["precision"] == "mxfp8" and row["release"] in released
         overlaps = overlaps and row["device"] in devices and row["model"].startswith(models)
-        overlaps |= (row["model"], row["device"], ep) == ("deepseek-v3", "b200", 32)
         program = "megatron-bridge-overlap" if overlaps else "megatron-bridge"
         if row["fsdp"] == "1":
             program = "megatron-fsdp"

@@ -72,16 +72,6 @@ Module = Literal["core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act
 MODULES: tuple[Module, ...] = get_args(Module)
 """Modules that can be computed again, in the order of their names."""
 
-PLANNED_MODULES = (
-    "layernorm+moe_act",
-    "mla_up_proj",
-    "mla_up_proj+mlp",
-    "layernorm+mla_up_proj+moe_act",
-)
-"""Sets of modules that a search tries where the program has them: those of Megatron-Bridge's
-recipes (``src/megatron/bridge/perf_recipes``) that free most for the least time, and DeepSeek-V3's
-own (arXiv:2412.19437, sections 3.2.3 and 3.3.3)."""
-
 
 @functools.cache
 def modules_of(setting: str) -> frozenset[Module]:
