@@ -24,9 +24,10 @@ SPARSE = dataclasses.replace(
     MODEL, layers=2, experts=5, top_k=2, expert_ffn=24, shared_ffn=16, balance_rate=0.05
 )
 BIASED = dataclasses.replace(SPARSE, balance="bias", balance_rate=0.01, shared_ffn=0)
+IDLE = dataclasses.replace(BIASED, identity_experts=2, real_top_k=1.5, balance_rate=0.05)
 # Experts where nothing else is shared, where tokens of a document are, and where documents are.
 LAYOUTS = {
-    1: {"one rank": {"dp": 1}},
+    1: {"one rank": {"dp": 1}, "some without weights": {"dp": 1, "model": IDLE}},
     2: {
         "data": {"dp": 2},
         "experts, zero 1": {"dp": 2, "ep": 2},
@@ -34,6 +35,7 @@ LAYOUTS = {
         "experts and context": {"dp": 1, "cp": 2, "ep": 2},
         "documents together": {"dp": 2, "ep": 2, "policy": "divided"},
         "copies": {"dp": 2, "ep": 2, "experts": ExpertsSpec("exact", least_rows=1)},
+        "context, some without weights": {"dp": 1, "cp": 2, "zero": 2, "model": IDLE},
         "narrow": {"dp": 2, "ep": 2, "precision": "bf16"},
     },
     4: {
@@ -75,11 +77,16 @@ def worst(found: Ended, expected: Ended) -> float:
 )
 def test_every_layout_trains_as_one_rank_does(runs: dict, name: str) -> None:
     ended, folder = runs[name]
-    expected, alone = runs["one rank"]
+    is_idle = "without weights" in name
+    expected, alone = runs["some without weights" if is_idle else "one rank"]
     assert ended.losses == pytest.approx(expected.losses, rel=EXACT)
     assert worst(ended, expected) <= EXACT
     for one, other in zip(events(folder, "experts"), events(alone, "experts"), strict=True):
         assert one["loads"] == other["loads"]
+        # Each of the step's 1024 tokens is counted once, whoever shares it.
+        means = one.get("real_experts", [SPARSE.top_k] * len(one["loads"]))
+        assert [sum(layer) for layer in one["loads"]] == pytest.approx([1024 * m for m in means])
+        assert means == other.get("real_experts", means)
         assert one["expert_skew"] == other["expert_skew"]
         assert one["balance_loss"] == pytest.approx(other["balance_loss"], rel=EXACT)
 

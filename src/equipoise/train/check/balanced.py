@@ -12,7 +12,7 @@ What it decides
 Kept true (tests/unit/train/check/test_balanced.py)
     Every policy is in some case with every kind, and beside every axis; eplb only where ranks
     divide the experts, and tutel also where ranks share hidden units; some models have experts
-    without weights, frozen ones, adapters, or a shortcut.
+    without weights, beside context ranks too, frozen ones, adapters, or a shortcut.
 """
 
 import dataclasses
@@ -68,7 +68,8 @@ def balanced_cases(ranks: int, model: ModelSpec) -> list[Case]:
         model, identity_experts=max(2, model.experts // 2), real_top_k=0.75 * model.top_k
     )
     for turn, kind in enumerate(("W1", "W4", "W5")):
-        case = make_case(idle, ranks, ep=ranks, zero=turn + 1, context_tokens=512)
+        context = (1, ranks, 1)[turn]
+        case = make_case(idle, ranks, ep=ranks, cp=context, zero=turn + 1, context_tokens=512)
         wish = ExpertsSpec(("exact", "fixed", "auto")[turn], least_rows=1)
         cases.append(dataclasses.replace(case, experts=wish, router=kind, repeats=True))
     for etp in (each for each in range(2, ranks + 1) if ranks % each == 0):
