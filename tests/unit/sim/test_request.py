@@ -117,7 +117,8 @@ def test_packed_documents_are_priced_as_they_are_given() -> None:
             {"recompute": "ful"},
             SpecError,
             'recompute: "ful" is not one of none, attention, selective, every-2, every-3, every-4, '
-            'full. Nearest: "full".',
+            "full, core_attn, layernorm, mla_up_proj, mlp, moe, moe_act, shared_experts. Nearest: "
+            '"full". Modules are joined with +, as layernorm+moe_act.',
         ),
         (
             {"offload": "all"},
