@@ -10,14 +10,19 @@ What it decides
     not used again (``plan.search.search``). Alarms ring in the main thread only; without them the
     clock is checked between evaluations.
 
+    Where Python prints and loses what is raised (finalizers, callbacks of the garbage collector),
+    and where half a job would be left behind, the alarm waits and rings again.
+
 Kept true (tests/unit/plan/search/test_deadline.py)
-    A call that never ends is stopped; one that ends in time returns what it would; no alarm is
-    left behind.
+    A call that never ends is stopped, though it swallow the first alarm; one that ends in time
+    returns what it would; no alarm is left behind.
 """
 
 import contextlib
+import gc
 import math
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -91,12 +96,11 @@ class Deadline:
         if left_s == 0.0:
             raise TimeOver
         begin, before = time.monotonic(), signal.signal(signal.SIGALRM, _ring)
-        others_s, again_s = signal.setitimer(signal.ITIMER_REAL, max(left_s, _LEAST_S))
+        others_s, again_s = signal.setitimer(signal.ITIMER_REAL, max(left_s, _LEAST_S), _AGAIN_S)
         try:
             yield
         finally:
-            with contextlib.suppress(TimeOver):  # it may ring while it is put out
-                signal.setitimer(signal.ITIMER_REAL, 0.0)
+            signal.signal(signal.SIGALRM, signal.SIG_IGN)  # it may ring while it is put out
             signal.setitimer(signal.ITIMER_REAL, 0.0)
             signal.signal(signal.SIGALRM, before)
             if others_s:  # an alarm that somebody else had set
@@ -116,10 +120,22 @@ NEVER = Deadline()
 
 
 def _ring(_: int, frame: FrameType | None) -> None:
-    """Raise, unless a module is being loaded or a loop compiled: neither may stop halfway."""
+    """Raise, unless it would be lost or leave something half done: the next ring tries again."""
+    if frame is None or frame.f_globals.get("__name__") == "contextlib" or _is_underway():
+        return
+    lost = {getattr(callback, "__code__", None) for callback in gc.callbacks}
+    lost.add(Deadline.stops.__wrapped__.__code__)  # type: ignore[attr-defined]
     while frame is not None:
-        if frame.f_globals.get("__name__", "").partition(".")[0] in _WHOLE:
-            signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)
+        package = frame.f_globals.get("__name__", "").partition(".")[0]
+        if package in _WHOLE or frame.f_code in lost or frame.f_code.co_name == "__del__":
             return
         frame = frame.f_back
     raise TimeOver
+
+
+def _is_underway() -> bool:
+    """Whether a ring was heard and what it stopped is being cleaned up."""
+    error = sys.exc_info()[1]
+    while error is not None and not isinstance(error, TimeOver):
+        error = error.__context__
+    return error is not None

@@ -1,10 +1,12 @@
 """A call is stopped where it stands, and leaves no alarm behind."""
 
+import gc
 import importlib
 import itertools
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,12 @@ from equipoise.plan.search.deadline import NEVER, Deadline
 
 def spin() -> None:
     for _ in itertools.count():
+        pass
+
+
+def wait() -> None:
+    begin = time.monotonic()
+    while time.monotonic() < begin + 0.2:
         pass
 
 
@@ -68,6 +76,66 @@ def test_a_module_is_loaded_whole(
 
     assert Deadline.after(0.05).attempt(load_and_spin) is None
     assert sys.modules.pop("slowly_loaded").is_whole
+
+
+def test_an_alarm_that_was_swallowed_rings_again(quiet_alarm: None) -> None:
+    swallowed: list[bool] = []
+
+    def swallow_and_spin() -> None:
+        try:
+            spin()
+        except BaseException:  # as a library may that calls back from C
+            swallowed.append(True)
+        spin()
+
+    assert Deadline.after(0.05).attempt(swallow_and_spin) is None and swallowed == [True]
+
+
+def test_what_is_cleaned_up_is_not_stopped_again(quiet_alarm: None) -> None:
+    cleaned: list[int] = []
+
+    def spin_and_clean() -> None:
+        try:
+            spin()
+        finally:
+            wait()
+            cleaned.append(1)
+
+    assert Deadline.after(0.05).attempt(spin_and_clean) is None and cleaned == [1]
+
+
+class Finalized:
+    def __del__(self) -> None:
+        wait()
+        FINALIZED.append(True)
+
+
+FINALIZED: list[bool] = []
+
+
+def test_what_would_be_lost_is_not_raised(quiet_alarm: None) -> None:
+    def collect(*_: object) -> None:
+        wait()
+        collected.append(True)
+
+    def collect_and_spin() -> None:
+        gc.callbacks.append(collect)
+        gc.collect()
+        gc.callbacks.remove(collect)
+        Finalized()
+        spin()
+
+    collected: list[bool] = []
+    assert Deadline.after(0.05).attempt(collect_and_spin) is None
+    assert collected == [True, True] and FINALIZED.pop()  # pytest fails for what was lost
+
+
+def test_a_ring_at_any_moment_leaves_no_alarm(quiet_alarm: None) -> None:
+    before = signal.getsignal(signal.SIGALRM)
+    for us in range(4_000):
+        Deadline.after(us % 200 * 1e-6).attempt(int)
+        assert signal.getsignal(signal.SIGALRM) is before
+        assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
 def test_other_threads_look_at_the_clock_themselves() -> None:
