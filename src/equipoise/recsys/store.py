@@ -204,7 +204,9 @@ def _remove(path: Path) -> None:
 
 
 def _drop_older(root: Path, step: int, verified: set[Path]) -> None:
-    """Remove checkpoints before a step's, but for the newest that are right."""
+    """Remove what killed saves have left, and checkpoints but for the newest that are right."""
+    for left in root.glob(".step-*"):
+        _remove(left)
     kept = 0
     for path in find_checkpoints(root):
         if step_of(path) > step:
