@@ -75,6 +75,15 @@ class ProgramSpec:
         known = self.modules if modules else self.recompute
         return known is None or (modules or {setting}) <= set(known)
 
+    def require_modules(self, setting: str) -> None:
+        """Refuse modules that the program cannot recompute.
+
+        Raises:
+            SpecError: names them, and those that it can.
+        """
+        if modules_of(setting) and not self.can_recompute(setting):
+            raise SpecError(self._say_modules(setting))
+
     def _say_modules(self, setting: str) -> str:
         lacks = sorted(modules_of(setting) - set(self.modules or ()))
         if self.modules:
@@ -116,10 +125,9 @@ class ProgramSpec:
         asked: list[tuple[str, object, tuple[object, ...] | None, str]] = [
             ("precision", precision, self.precision, "--precision"),
         ]
+        self.require_modules(recompute)
         if not modules_of(recompute):
             asked.append(("recompute", recompute, self.recompute, "--recompute"))
-        elif not self.can_recompute(recompute):
-            raise SpecError(self._say_modules(recompute))
         if layout.zero_ranks > 1:
             asked.append(("zero", layout.zero, self.zero, "--layout zero="))
         if layout.pp > 1:
