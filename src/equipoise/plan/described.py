@@ -33,8 +33,8 @@ from equipoise.plan.search.offload import search_offloaded
 from equipoise.plan.search.search import Search
 from equipoise.plan.space.choice import Choice
 from equipoise.plan.space.lattice import Lattice
+from equipoise.plan.space.listing import list_runnable
 from equipoise.plan.space.packs import Packer
-from equipoise.plan.space.runnable import list_runnable
 from equipoise.sim.answer import calibration_doubts, program_sources
 from equipoise.sim.drawn import step_packer
 from equipoise.sim.machine import Machine
@@ -240,10 +240,9 @@ class ClusterInputs:
     def _search_site(self, site: ClusterSpec, sequences: int) -> Search:
         """One site's devices with its share of the sequences."""
         base = dataclasses.replace(self.search.space.base, step_sequences=sequences)
-        of_all = self.trains, self.search.model, site.devices, base
-        lattice = list_runnable(*of_all, fixed=_fixed(self.request))
-        name = self.request.model
-        return make_search(self.search.model, Machine(site), lattice, name)[0]
+        model, fixed = self.search.model, _fixed(self.request)
+        lattice = list_runnable(self.trains, model, site.devices, base, fixed=fixed)
+        return make_search(model, Machine(site), lattice, self.request.model)[0]
 
     def walls(self, best: Finalist, due: Deadline) -> tuple[Wall, ...]:
         """The walls of window, micro-batch and layers; none where layers differ."""
@@ -292,6 +291,7 @@ def read_inputs(request: PlanRequest) -> ClusterInputs:
         step = dataclasses.replace(step, policy=None)
     trains.require_device(machine.device)
     trains.require_modules(step.recompute)
+    trains.require_given(fixed, request.precision)
     require_modules(step.recompute, model)
     base = step_options(step, 1, machine.device, trains)
     base = with_loads(base, step, model, machine)
@@ -302,14 +302,15 @@ def read_inputs(request: PlanRequest) -> ClusterInputs:
         stack = dataclasses.replace(base.stack, offloads_master=program.offloads_master)
         base = dataclasses.replace(base, stack=stack)
     packer = None if request.lengths is None else choice_packer(model, request.lengths, base)
-    of_all = trains, model, cluster.devices, base
-    lattice = list_runnable(*of_all, fixed=fixed, policies=policies)
+    lattice = list_runnable(trains, model, cluster.devices, base, fixed=fixed, policies=policies)
     search, unlisted_s = make_search(
         model, machine, lattice, request.model, packer=packer, program=program, by_layer=by_layer
     )
     asked = request.asked()
-    of_all = asked, read_digests(asked), search, unlisted_s, trains, lattice
-    return ClusterInputs(request, policies, program, *of_all)
+    read = read_digests(asked)
+    return ClusterInputs(
+        request, policies, program, asked, read, search, unlisted_s, trains, lattice
+    )
 
 
 def choice_packer(model: ModelSpec, lengths: str, base: StepOptions) -> Packer:
@@ -329,11 +330,11 @@ def _fixed(request: PlanRequest) -> dict[str, int | str]:
     fixed: dict[str, int | str] = {}
     if request.layout is not None:
         fixed |= read_words("layout", request.layout, LAYOUT_WORDS)
-    for name in ("micro_batch", "recompute", "offload", "schedule", "context_strategy", "order"):
-        if getattr(request, name) not in (None, "any"):
-            fixed[name] = getattr(request, name)
     if request.recompute is not None:
         fixed["recompute"] = read_recompute(request.recompute)
+    for name in ("micro_batch", "offload", "schedule", "context_strategy", "order"):
+        if getattr(request, name) not in (None, "any"):
+            fixed[name] = getattr(request, name)
     return fixed
 
 

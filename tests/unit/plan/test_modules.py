@@ -20,9 +20,8 @@ from equipoise.plan.search.mixed import ClassSearch
 from equipoise.plan.search.search import Search
 from equipoise.plan.search.vast import VastSearch
 from equipoise.plan.space.lattice import Lattice
-from equipoise.plan.space.listing import list_lattice
+from equipoise.plan.space.listing import list_lattice, list_runnable
 from equipoise.plan.space.packs import sort_batches
-from equipoise.plan.space.runnable import list_runnable
 from equipoise.sim.machine import Machine
 from equipoise.sim.mixed.replay import run_sites
 from equipoise.sim.request import StepRequest, simulate

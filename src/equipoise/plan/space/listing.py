@@ -33,11 +33,14 @@ from equipoise.plan.space.columns import (
     schedules_with,
 )
 from equipoise.plan.space.lattice import Lattice, ValueLists
+from equipoise.plan.space.runnable import keep_runnable
 from equipoise.spec import catalog
 from equipoise.spec.catalog import Policy, ScheduleTraits
 from equipoise.spec.layout import ORDERS
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.offload import OFFLOADS, Offload
+from equipoise.spec.program.spec import DEFAULT, ProgramSpec
+from equipoise.spec.recompute import planned_modules
 
 _ALONE = "1f1b"
 """The schedule of rows without a pipeline, where it says nothing."""
@@ -102,6 +105,25 @@ def list_lattice(
             f"ranks divide{less}."
         )
     return lattice.restrict({})
+
+
+def list_runnable(
+    program: ProgramSpec,
+    model: ModelSpec,
+    devices: int,
+    base: StepOptions,
+    *,
+    fixed: Fixed,
+    policies: Sequence[Policy] = (),
+) -> Lattice:
+    """Every choice for one step that a program can run, with the modules that it recomputes.
+
+    Raises:
+        SpecError: nothing is left, or it can run nothing of it.
+    """
+    modules = planned_modules(model, program.modules)
+    lattice = list_lattice(model, devices, base, fixed=fixed, policies=policies, modules=modules)
+    return lattice if program.name == DEFAULT else keep_runnable(program, lattice)
 
 
 def list_space(

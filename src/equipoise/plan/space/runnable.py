@@ -7,36 +7,12 @@ Kept true (tests/unit/plan/space/test_runnable.py)
 from collections.abc import Sequence
 
 from equipoise.base.errors import SpecError
-from equipoise.cost.step.request import StepOptions
 from equipoise.plan.space.columns import NAMED, RECOMPUTES
 from equipoise.plan.space.lattice import Lattice
-from equipoise.plan.space.listing import Fixed, list_lattice
-from equipoise.spec.catalog import Policy
-from equipoise.spec.model.presets import ModelSpec
-from equipoise.spec.program.spec import DEFAULT, ProgramSpec
-from equipoise.spec.recompute import planned_modules
+from equipoise.spec.program.spec import ProgramSpec
 
 _WHERE = {"schedule": "pp", "context_strategy": "cp", "order": "both", "zero": "ranks"}
 """Ranks without which a column is not read."""
-
-
-def list_runnable(
-    program: ProgramSpec,
-    model: ModelSpec,
-    devices: int,
-    base: StepOptions,
-    *,
-    fixed: Fixed,
-    policies: Sequence[Policy] = (),
-) -> Lattice:
-    """Every choice for one step that a program can run, with the modules that it recomputes.
-
-    Raises:
-        SpecError: nothing is left, or it can run nothing of it.
-    """
-    modules = planned_modules(model, program.modules)
-    lattice = list_lattice(model, devices, base, fixed=fixed, policies=policies, modules=modules)
-    return lattice if program.name == DEFAULT else keep_runnable(program, lattice)
 
 
 def keep_runnable(program: ProgramSpec, lattice: Lattice) -> Lattice:
