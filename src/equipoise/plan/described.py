@@ -307,10 +307,8 @@ def read_inputs(request: PlanRequest) -> ClusterInputs:
         model, machine, lattice, request.model, packer=packer, program=program, by_layer=by_layer
     )
     asked = request.asked()
-    read = read_digests(asked)
-    return ClusterInputs(
-        request, policies, program, asked, read, search, unlisted_s, trains, lattice
-    )
+    rest = asked, read_digests(asked), search, unlisted_s, trains, lattice
+    return ClusterInputs(request, policies, program, *rest)
 
 
 def choice_packer(model: ModelSpec, lengths: str, base: StepOptions) -> Packer:

@@ -73,8 +73,8 @@ def read_request_trace(path: Path, *, vocab: int | None = None) -> tuple[TracedR
 
     Args:
         path: The file.
-        vocab: Of the model that serves it [tokens]; a trace that has tokens instead of numbers of
-            them is told whether they may be that model's.
+        vocab: Of the model that serves it [tokens]; says whether tokens that stand where their
+            number belongs may be that model's.
 
     Raises:
         DataError: the file cannot be read, has no request, or a row is wrong; names its line.
