@@ -119,34 +119,38 @@ class UserChain:
     def _overtake(self, at: int, now: float) -> float:
         """Take from the links from ``at`` on what was spent on them, by this time; returns it."""
         before = self._deadline(at - 1) if at else self._base + self._cut
-        links, sizes = self._links, self._sizes
+        links, sizes, left = self._links, self._sizes, self._total
         # The same numbers added in another order would differ in their last bits.
-        served = [
-            (each.touched, where) for where, each in enumerate(links[at:], at) if each.done > 0
+        taken = [
+            (each.touched, where, each)
+            for where, each in enumerate(links[at:], at)
+            if each.done > 0
         ]
-        taken = [(links[where].done, where) for _, where in sorted(served)]
+        taken.sort()
         first = links[at]
-        if first.done > 0:
-            taken[taken.index((first.done, at))] = max(first.done, now - before), at
-        else:
-            taken.append((max(0.0, now - before), at))
+        if not first.done > 0:
+            taken.append((0, at, first))
         total = 0.0
-        for work, where in taken:
-            spent = min(work, sizes[where])
+        for _, where, link in taken:
+            work, size = link.done, sizes[where]
+            if link is first:
+                work = max(work, 0.0, now - before)
+            spent = work if work < size else size
             if spent > 0:
-                self.serve(links[where], -spent)
-                sizes[where] -= spent
-                self._total -= spent
+                if not link.touched:
+                    self._touch(link)
+                link.done -= spent
+                sizes[where] = size - spent
+                left -= spent
                 total += spent
-        self.end = self._base + self._total
+        self._total, self.end = left, self._base + left
         del self._sums[at:]
         return total
 
     def serve(self, link: Link, work: float) -> None:
         """The link's job was really served."""
         if not link.touched:
-            self._touched += 1
-            link.touched = self._touched
+            self._touch(link)
         link.done += work
 
     def change(self, link: Link, work: float) -> None:
@@ -199,6 +203,10 @@ class UserChain:
             self._sizes.insert(at, 0.0)
         self._resize(at, work)
         return self._links[at]
+
+    def _touch(self, link: Link) -> None:
+        self._touched += 1
+        link.touched = self._touched
 
     def _resize(self, at: int, work: float) -> None:
         self._sizes[at] += work
