@@ -120,6 +120,15 @@ def _say_first(fault: dict[str, Any]) -> str:
     return f"{place}: {words[0].lower()}{words[1:]}"
 
 
+class LongNumberError(ValueError):
+    """A whole number in a text is longer than any that counts something."""
+
+    def __init__(self, place: tuple[str | int, ...] = ()) -> None:
+        super().__init__(_TOO_LONG)
+        self.place = place
+        """Keys and positions that lead to it."""
+
+
 class NotJsonError(json.JSONDecodeError):
     """A text is not JSON; in words for a sentence."""
 
@@ -133,7 +142,7 @@ def parse_json(text: str | bytes) -> Any:
     """Parse a JSON text; bytes may begin with a mark of byte order.
 
     Raises:
-        ValueError: it is not JSON, or has an absurd number or nesting.
+        ValueError: it is not JSON, or has an absurd number (``LongNumberError``) or nesting.
 
     >>> parse_json("[" * 100_000)
     Traceback (most recent call last):
@@ -150,7 +159,9 @@ def parse_json(text: str | bytes) -> Any:
     except json.JSONDecodeError as error:
         raise NotJsonError(error.msg, error.doc, error.pos) from None
     except ValueError as error:
-        raise _say_too_long(error) from None
+        if not _is_too_long(error):
+            raise
+        value = json.loads(text, parse_int=lambda digits: int(digits[:_MOST_BITS]))
     if text.count("[") + text.count("{") > _DEEPEST or _DIGITS.search(text):
         _require_sane(value)
     return value
@@ -170,7 +181,7 @@ def parse_toml(text: str) -> dict[str, Any]:
     except tomllib.TOMLDecodeError:
         raise
     except ValueError as error:
-        raise _say_too_long(error) from None
+        raise (LongNumberError() if _is_too_long(error) else error) from None
     _require_sane(table)
     return table
 
@@ -195,7 +206,7 @@ def _require_sane(value: object) -> None:
             elif isinstance(each, list):
                 inner += each
             elif isinstance(each, int) and each.bit_length() > _MOST_BITS:
-                raise ValueError(_TOO_LONG)
+                raise LongNumberError(_place_of_long(value))
         if not inner:
             return
         level = inner
@@ -206,6 +217,19 @@ def _too_deep() -> ValueError:
     return ValueError(f"brackets are nested more than {_DEEPEST} deep")
 
 
-def _say_too_long(error: ValueError) -> ValueError:
+def _place_of_long(value: object) -> tuple[str | int, ...]:
+    """Where the first number is that is too long."""
+    left: list[tuple[tuple[str | int, ...], object]] = [((), value)]
+    while left:
+        place, each = left.pop()
+        if isinstance(each, int) and each.bit_length() > _MOST_BITS:
+            return place
+        inner = each.items() if isinstance(each, dict) else ()
+        inner = enumerate(each) if isinstance(each, list) else inner
+        left += reversed([((*place, key), item) for key, item in inner])
+    return ()
+
+
+def _is_too_long(error: ValueError) -> bool:
     # Python refuses to convert more than sys.get_int_max_str_digits() digits.
-    return ValueError(_TOO_LONG) if "integer string conversion" in str(error) else error
+    return "integer string conversion" in str(error)
