@@ -151,20 +151,28 @@ def parse_json(text: str | bytes) -> Any:
     try:
         if isinstance(text, bytes):
             text = text.removeprefix(codecs.BOM_UTF8).decode("utf-8")
-        value = json.loads(text)
+        value = _load_json(text)
     except RecursionError:
         raise _too_deep() from None
     except UnicodeDecodeError:
         raise ValueError("it is not UTF-8 text") from None
     except json.JSONDecodeError as error:
         raise NotJsonError(error.msg, error.doc, error.pos) from None
-    except ValueError as error:
-        if not _is_too_long(error):
-            raise
-        value = json.loads(text, parse_int=lambda digits: int(digits[:_MOST_BITS]))
     if text.count("[") + text.count("{") > _DEEPEST or _DIGITS.search(text):
         _require_sane(value)
     return value
+
+
+def _load_json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        raise
+    except ValueError as error:
+        if not _is_too_long(error):
+            raise
+        # With its first digits alone the number is still too long, and has a place.
+        return json.loads(text, parse_int=lambda digits: int(digits[:_MOST_BITS]))
 
 
 def parse_toml(text: str) -> dict[str, Any]:
@@ -224,9 +232,12 @@ def _place_of_long(value: object) -> tuple[str | int, ...]:
         place, each = left.pop()
         if isinstance(each, int) and each.bit_length() > _MOST_BITS:
             return place
-        inner = each.items() if isinstance(each, dict) else ()
-        inner = enumerate(each) if isinstance(each, list) else inner
-        left += reversed([((*place, key), item) for key, item in inner])
+        inner: list[tuple[str | int, object]] = []
+        if isinstance(each, dict):
+            inner += each.items()
+        elif isinstance(each, list):
+            inner += enumerate(each)
+        left += [((*place, key), item) for key, item in reversed(inner)]
     return ()
 
 

@@ -34,12 +34,12 @@ Place = tuple[float, float, str]
 
 
 @dataclass(slots=True, eq=False)
-class Link:
+class ChainLink:
     """A job's part of the chain; also a pause, or work that was spent on another job."""
 
     place: Place
     is_gone: bool = False
-    """Whether it is no job's, or that job is gone."""
+    """Whether it has no job, or that job is gone."""
     done: float = 0.0
     """Work that its job was really served, less what was taken from its size."""
     touched: int = 0
@@ -57,9 +57,9 @@ class UserChain:
         self.end = start
         """Deadline of the last job."""
         self._base = start
-        self._links: list[Link] = []
+        self._links: list[ChainLink] = []
         self._places: list[Place] = []
-        """Of each link; they rise."""
+        """Where each link stands; they rise."""
         self._sizes: list[float] = []
         """Work of each link."""
         self._touched = 0
@@ -96,7 +96,7 @@ class UserChain:
 
     def append(
         self, job_id: str, arrival_s: float, work: float, now: float, *, is_stage: bool = False
-    ) -> Link:
+    ) -> ChainLink:
         """Chain a job that comes now; a further stage begins where the last job's share ended."""
         end = self._time + work
         heappush(self._ends, end)
@@ -147,18 +147,18 @@ class UserChain:
         del self._sums[at:]
         return total
 
-    def serve(self, link: Link, work: float) -> None:
+    def serve(self, link: ChainLink, work: float) -> None:
         """The link's job was really served."""
         if not link.touched:
             self._touch(link)
         link.done += work
 
-    def change(self, link: Link, work: float) -> None:
+    def change(self, link: ChainLink, work: float) -> None:
         """The link's job takes this much more work than its size says, or less."""
         at = bisect_left(self._places, link.place)
         self._resize(at, max(-self._sizes[at], work))
 
-    def leave(self, link: Link, now: float) -> None:
+    def leave(self, link: ChainLink, now: float) -> None:
         """A link's job is gone; links at the front that have ended virtually are trimmed."""
         link.is_gone = True
         while self._links and self._links[0].is_gone and self._deadline(0) <= now:
@@ -166,7 +166,7 @@ class UserChain:
             self._cut += self._sizes.pop(0)
             self._sums.pop(0)
 
-    def deadline(self, link: Link) -> float:
+    def deadline(self, link: ChainLink) -> float:
         """Global virtual time at which a job ends, one job after the other."""
         return self._deadline(bisect_left(self._places, link.place))
 
@@ -194,17 +194,17 @@ class UserChain:
         at = bisect_left(self._places, place)
         return at < len(self._places) and self._places[at] == place
 
-    def _add(self, place: Place, work: float) -> Link:
+    def _add(self, place: Place, work: float) -> ChainLink:
         """Add work to the link at this place, a new one if there is none."""
         at = bisect_left(self._places, place)
         if at == len(self._places) or self._places[at] != place:
-            self._links.insert(at, Link(place))
+            self._links.insert(at, ChainLink(place))
             self._places.insert(at, place)
             self._sizes.insert(at, 0.0)
         self._resize(at, work)
         return self._links[at]
 
-    def _touch(self, link: Link) -> None:
+    def _touch(self, link: ChainLink) -> None:
         self._touched += 1
         link.touched = self._touched
 

@@ -32,7 +32,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from equipoise.schedule.batching.fair.chain import Link, UserChain
+from equipoise.schedule.batching.fair.chain import ChainLink, UserChain
 from equipoise.schedule.batching.fair.policy import FairJob, Key
 from equipoise.schedule.batching.fair.queue import QueuedPolicy, WaitingQueue
 
@@ -46,7 +46,7 @@ class _Chained:
 
     job: FairJob
     chain: UserChain
-    link: Link
+    link: ChainLink
     planned_s: float
     done_s: float = 0.0
 
