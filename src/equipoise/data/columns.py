@@ -55,8 +55,8 @@ def open_parquet(path: Path) -> Iterator[Any]:
             yield parquet
         except (pyarrow.ArrowException, OSError) as error:
             raise DataError(
-                f"{path} is a damaged parquet file: {str(error).rstrip('.')}. Write the file "
-                "again or move it out of data.path."
+                f"{path} is a damaged parquet file: {' '.join(str(error).split()).rstrip('. ')}. "
+                "Write the file again or move it out of data.path."
             ) from None
 
 

@@ -17,6 +17,7 @@ import csv
 import importlib.util
 import io
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -129,26 +130,31 @@ def make_samples(columns: Mapping[str, np.ndarray], spec: ColumnsSpec, label: st
     wanted = [*features, *spec.numbers, spec.label]
     wanted += [name for name in (spec.time, spec.session) if name]
     for name in wanted:
+        if not columns:
+            raise DataError(f"{label} has no columns. Give it those that [data] names.")
         if name not in columns:
             raise DataError(
-                f'{label} has no column "{name}" among its {len(columns)} '
-                f'({listed(columns)}). Nearest: "{nearest(name, list(columns))}".'
+                f"{label} has no column {shown(name)} among its {len(columns)} "
+                f"({listed(columns)}). Nearest: {shown(nearest(name, list(columns)))}."
             )
-    stamps = column_numbers(columns, spec.time, label) if spec.time else None
+    stamps = None
+    if spec.time:
+        fix = "Write times as numbers, such as seconds since 1970"
+        stamps = column_numbers(columns, spec.time, label, fix)
     count = len(columns[spec.label])
-    order = np.arange(count) if stamps is None else np.argsort(stamps, kind="stable")
+    order = np.arange(count) if stamps is None else _order_of(columns[spec.time], stamps)
     train = int(count * spec.train_share)
     held = train + (count - train) // 2
     if not 0 < train < held < count:
         raise DataError(
             f"{label} has {count:,} rows, too few for training, validation and test. Give more."
         )
-    labels = (column_numbers(columns, spec.label, label)[order] >= spec.positive_from).astype(
-        np.float32
-    )
+    fix = "Write labels as numbers, 1 for positive and 0 for negative"
+    labels = column_numbers(columns, spec.label, label, fix)[order] >= spec.positive_from
     offsets, ids, rows = [], [], []
     words: dict[str, list[str]] = {}
     for name in features:
+        _require_values(columns[name], name, label, is_bag=name in spec.bags)
         starts, values = _split(columns[name][order], is_bag=name in spec.bags)
         known, inverse = np.unique(values, return_inverse=True)
         seen = np.zeros(len(known), dtype=bool)
@@ -173,6 +179,7 @@ def make_samples(columns: Mapping[str, np.ndarray], spec: ColumnsSpec, label: st
         numbers[:, at] = scaled[order]
     sessions = None
     if spec.session:
+        _require_values(columns[spec.session], spec.session, label, is_bag=False)
         times = None if stamps is None else stamps[order]
         sessions = find_sessions(columns[spec.session][order], times, spec.session_gap, label)
     return Samples(
@@ -181,7 +188,7 @@ def make_samples(columns: Mapping[str, np.ndarray], spec: ColumnsSpec, label: st
         tuple(offsets),
         tuple(ids),
         numbers,
-        labels,
+        labels.astype(np.float32),
         (0, train, held, count),
         sessions,
         Coding(spec.ids, spec.bags, words, scales),
@@ -205,6 +212,34 @@ def require_scores(samples: Samples) -> None:
             )
 
 
+def _order_of(column: np.ndarray, stamps: Floats) -> Ints:
+    """Rows by time, equal times as they stand in the file, int64 [rows].
+
+    Whole numbers are compared exactly: as floats, nanoseconds since 1970 are 256 apart.
+    """
+    exact: np.ndarray = column if column.dtype.kind in "iu" else stamps
+    if column.dtype.kind == "U":
+        with suppress(ValueError, OverflowError):
+            exact = column.astype(np.int64)
+    return np.argsort(exact, kind="stable")
+
+
+def _require_values(column: np.ndarray, name: str, label: str, *, is_bag: bool) -> None:
+    """Refuse lists and objects where a sample has one value, as requests do.
+
+    Raises:
+        DataError: names the first row that is wrong.
+    """
+    for row, value in enumerate(column.tolist() if column.dtype == object else (), start=1):
+        what = "an object" if isinstance(value, dict) else "a list"
+        if isinstance(value, dict) or (isinstance(value, _Bag) and not is_bag):
+            fix = "Write its fields as columns" if what == "an object" else "List it in data.bags"
+            raise DataError(
+                f"{label}, column {shown(name)}, row {row:,}: {what}, where a sample has "
+                f"{'texts or numbers' if is_bag else 'one value'}. {fix}."
+            )
+
+
 def _split(values: np.ndarray, *, is_bag: bool) -> tuple[Ints, np.ndarray]:
     """Where each sample's bag begins, and all values; an empty value is an empty bag."""
     if not is_bag:
@@ -216,8 +251,13 @@ def _split(values: np.ndarray, *, is_bag: bool) -> tuple[Ints, np.ndarray]:
     )
 
 
-def column_numbers(columns: Mapping[str, np.ndarray], name: str, label: str) -> Floats:
-    """A column as finite numbers.
+def column_numbers(
+    columns: Mapping[str, np.ndarray],
+    name: str,
+    label: str,
+    fix: str = "Fix it, or list the column under data.ids",
+) -> Floats:
+    """A column as finite numbers; ``fix`` ends the message of a value that is not a number.
 
     Raises:
         DataError: names the first row that is not one.
@@ -228,8 +268,8 @@ def column_numbers(columns: Mapping[str, np.ndarray], name: str, label: str) -> 
     except (TypeError, ValueError):
         at = next(row for row, value in enumerate(values.tolist()) if not _is_number(value))
         raise DataError(
-            f'{label}, column {name}, row {at + 1:,}: "{values[at]}" is not a number. Fix it, or '
-            "list the column under data.ids."
+            f'{label}, column {name}, row {at + 1:,}: {shown(str(values[at]))} is not a number. '
+            f"{fix}."
         ) from None
     bad = np.flatnonzero(~(np.abs(numbers) <= np.finfo(np.float32).max))
     if len(bad):
@@ -256,18 +296,23 @@ def read_columns(path: Path) -> Columns:
     """
     if not path.is_file():
         raise DataError(f"No such file: {path}. Set data.path to a Parquet, CSV or TSV file.")
-    if path.suffix == ".parquet":
+    if path.suffix.lower() == ".parquet":
         with open_parquet(path) as parquet:
             table = parquet.read()
             _require_distinct(path, table.column_names)
             return {name: _column(path, name, table.column(name)) for name in table.column_names}
-    delimiter = "," if path.suffix == ".csv" else "\t"
+    delimiter = "," if path.suffix.lower() == ".csv" else "\t"
     try:
-        rows = csv.reader(io.StringIO(read_text(path), newline=""), delimiter=delimiter)
+        text = read_text(path)
     except (OSError, ValueError) as error:
         raise DataError(
             f"{path} cannot be read: {reason(error)}. Set data.path to a Parquet, CSV or TSV file."
         ) from None
+    if (nul := text.find("\0")) >= 0:  # NumPy drops it at a text's end: two ids would be one
+        raise DataError(
+            f"{path.name}:{text.count(chr(10), 0, nul) + 1}  has a NUL character. Take it out."
+        )
+    rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
     body: list[list[str]] = []
     try:
         head = [name.partition(":")[0].strip() for name in next(rows, [])]
@@ -301,10 +346,19 @@ def _column(path: Path, name: str, column: Any) -> np.ndarray:
     NumPy has no integer that is missing: one null would make all ids of a column floats, in which
     neighbours above 2^53 are one. So would integers below and from 2^63 on in one column.
     """
-    values = column.to_pylist()
+    where = f"{path.name}, column {shown(name)}"
+    try:
+        values = column.to_pylist()
+    except (ValueError, OverflowError):
+        raise DataError(
+            f"{where}: Python has no such {column.type}. Write numbers or texts, or leave the "
+            "column out."
+        ) from None
     if all(isinstance(value, int) for value in values):
         is_beyond = max(values, default=0) > np.iinfo(np.int64).max
         return np.array(values, dtype=np.uint64 if is_beyond else None)
+    if all(isinstance(value, float) for value in values):
+        return np.array(values)
     if all(value is None or isinstance(value, float) for value in values):
         return np.array([np.nan if value is None else value for value in values])
     cells = np.empty(len(values), dtype=object)
@@ -313,15 +367,27 @@ def _column(path: Path, name: str, column: Any) -> np.ndarray:
             cells[row] = _cell(value)
         except UnicodeDecodeError:
             raise DataError(
-                f"{path.name}, column {shown(name)}, row {row + 1:,}: the bytes are not UTF-8 "
-                "text. Write them as hexadecimal digits, or leave the column out."
+                f"{where}, row {row + 1:,}: the bytes are not UTF-8 text. Write them as "
+                "hexadecimal digits, or leave the column out."
             ) from None
-    return cells if any(value is None for value in values) else np.array(cells.tolist())
+        if isinstance(cells[row], str) and "\0" in cells[row]:
+            raise DataError(
+                f"{where}, row {row + 1:,}: the text has a NUL character. Take it out, or leave "
+                "the column out."
+            )
+    is_plain = not any(value is None or isinstance(value, list | dict) for value in values)
+    return np.array(cells.tolist()) if is_plain else cells
+
+
+class _Bag(str):
+    """The values of a list, separated by blanks."""
+
+    __slots__ = ()
 
 
 def _cell(value: Any) -> Any:
     if isinstance(value, list):
-        return " ".join(text_of(_cell(each)) for each in value)
+        return _Bag(" ".join(text_of(_cell(each)) for each in value))
     return np.nan if value is None else value.decode() if isinstance(value, bytes) else value
 
 

@@ -40,7 +40,9 @@ def find_sessions(owners: np.ndarray, stamps: Floats | None, gap: float, label: 
     >>> find_sessions(np.array(["a", "b", "a", "a"]), np.array([0.0, 1, 2, 99]), 10, "x").tolist()
     [0, 1, 0, 2]
     """
-    empty = np.flatnonzero(np.char.strip(owners.astype(str)) == "")
+    is_null = [value != value for value in owners.tolist()]  # NaN, as nulls are read
+    owners = owners.astype(str)
+    empty = np.flatnonzero((np.char.strip(owners) == "") | np.array(is_null, dtype=bool))
     if len(empty):
         raise DataError(
             f"{label}, the column of sessions: {len(empty):,} of {len(owners):,} rows are empty, "

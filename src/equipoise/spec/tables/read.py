@@ -66,6 +66,10 @@ def read_tables(what: str) -> tuple[tuple[TableSpec, ...], str]:
         text = (_FOLDER / f"{what}.csv").read_text(encoding="utf-8")
         return parse_tables(text, f"{what}.csv"), what
     path = Path(what)
+    if path.suffix == ".toml":
+        raise SpecError(
+            f"{what} is no CSV file of tables. Where a run's tables lie: equipoise plan {what}"
+        )
     if not path.is_file():
         names = [*table_set_names(), "synthetic:N"]
         raise SpecError(
@@ -73,7 +77,7 @@ def read_tables(what: str) -> tuple[tuple[TableSpec, ...], str]:
             f'"{nearest(what, names)}".'
         )
     try:
-        text = read_bytes(path).decode("utf-8")
+        text = read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError:
         raise DataError(f"{what} is not UTF-8 text. Save it as UTF-8.") from None
     return parse_tables(text, path.name), path.name
