@@ -1,18 +1,24 @@
 """A step in fp64 computes every number in fp64: each kind of model, beside each axis."""
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any, get_args
 
 import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
+from equipoise.comm.group import Ranks
 from equipoise.comm.turns import play_ranks
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.run.lora import LoraSpec
 from equipoise.spec.run.spec import ExpertsSpec, PackSpec, StrategyName
-from equipoise.train.check.case import Case, make_case
+from equipoise.train.check.case import Case, Verdict, make_case
 from equipoise.train.check.modal import AUDIO, VISION
-from support.ranks import wide_ranks
-from support.ranks.wide_ranks import NarrowWatch
+from equipoise.train.check.prove import check_cases
+from equipoise.train.check.sample import References
 
 FP64 = 1e-10
 DOC_TOKENS = (17, 3, 1, 9, 12, 2, 6, 4)
@@ -62,8 +68,54 @@ CASES = [
 ]
 
 
+_WIDENS = torch.ops.aten._to_copy.default
+
+
+class NarrowWatch(TorchDispatchMode):
+    """Notes operations on fp64 and a narrower dtype, and the shapes of what is widened to fp64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mixed: set[str] = set()
+        self.widened: set[tuple[int, ...]] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if any(issubclass(each, DTensor) for each in types):
+            return NotImplemented  # it comes back with the plain tensors inside
+        kwargs = kwargs or {}
+        read = set(_dtypes((args, kwargs)))
+        out = func(*args, **kwargs)
+        wrote = set(_dtypes(out))
+        narrow = {each for each in read | wrote if each.itemsize < torch.float64.itemsize}
+        if not narrow or torch.float64 not in read | wrote:
+            return out
+        if func is _WIDENS and wrote == {torch.float64}:
+            self.widened.add(tuple(out.shape))
+        else:
+            self.mixed.add(f"{func}: {sorted(map(str, read))} to {sorted(map(str, wrote))}")
+        return out
+
+
+def _dtypes(values: Any) -> Iterator[torch.dtype]:
+    leaves = (each for each in tree_leaves(values) if isinstance(each, Tensor))
+    return (each.dtype for each in leaves if each.is_floating_point() and each.numel())
+
+
+def watch(ranks: Ranks, cases: list[Case]) -> list[tuple[Verdict, NarrowWatch]]:
+    """Each case against one rank, and what this rank did to dtypes in both."""
+    outcomes, references = [], References()
+    for case in cases:
+        references.decoder(case)  # whose first weights are drawn in fp32
+        with NarrowWatch() as narrow:
+            (verdict,) = check_cases(ranks, [case], references=references)
+        outcomes.append((verdict, narrow))
+    return outcomes
+
+
 def test_no_number_of_a_step_in_fp64_is_narrower() -> None:
-    for outcomes in play_ranks(2, wide_ranks.watch, CASES):
+    for outcomes in play_ranks(2, watch, CASES):
         for case, (verdict, narrow) in zip(CASES, outcomes, strict=True):
             assert verdict.error <= FP64, case
             assert narrow.mixed == set(), case
