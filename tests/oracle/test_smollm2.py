@@ -220,7 +220,7 @@ def test_overlapped_nano_batches_answer_alike(decoder: Decoder) -> None:
         for at, (start, tokens) in enumerate(sizes)
     ]
     for each in chunks[2:]:
-        paged.run([dataclasses.replace(each, start=0, tokens=30)], [*range(200, 230)])
+        paged.run([each._replace(start=0, tokens=30)], [*range(200, 230)])
     tokens = [700 + 13 * at for at in range(sum(each.tokens for each in chunks))]
     layers = paged.layers
     wanted = paged.run(chunks, tokens)

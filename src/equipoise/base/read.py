@@ -120,6 +120,15 @@ def _say_first(fault: dict[str, Any]) -> str:
     return f"{place}: {words[0].lower()}{words[1:]}"
 
 
+class LongNumberError(ValueError):
+    """A whole number in a text is longer than any that counts something."""
+
+    def __init__(self, place: tuple[str | int, ...] = ()) -> None:
+        super().__init__(_TOO_LONG)
+        self.place = place
+        """Keys and positions that lead to it."""
+
+
 class NotJsonError(json.JSONDecodeError):
     """A text is not JSON; in words for a sentence."""
 
@@ -133,7 +142,7 @@ def parse_json(text: str | bytes) -> Any:
     """Parse a JSON text; bytes may begin with a mark of byte order.
 
     Raises:
-        ValueError: it is not JSON, or has an absurd number or nesting.
+        ValueError: it is not JSON, or has an absurd number (``LongNumberError``) or nesting.
 
     >>> parse_json("[" * 100_000)
     Traceback (most recent call last):
@@ -142,18 +151,28 @@ def parse_json(text: str | bytes) -> Any:
     try:
         if isinstance(text, bytes):
             text = text.removeprefix(codecs.BOM_UTF8).decode("utf-8")
-        value = json.loads(text)
+        value = _load_json(text)
     except RecursionError:
         raise _too_deep() from None
     except UnicodeDecodeError:
         raise ValueError("it is not UTF-8 text") from None
     except json.JSONDecodeError as error:
         raise NotJsonError(error.msg, error.doc, error.pos) from None
-    except ValueError as error:
-        raise _say_too_long(error) from None
     if text.count("[") + text.count("{") > _DEEPEST or _DIGITS.search(text):
         _require_sane(value)
     return value
+
+
+def _load_json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        raise
+    except ValueError as error:
+        if not _is_too_long(error):
+            raise
+        # With its first digits alone the number is still too long, and has a place.
+        return json.loads(text, parse_int=lambda digits: int(digits[:_MOST_BITS]))
 
 
 def parse_toml(text: str) -> dict[str, Any]:
@@ -170,7 +189,7 @@ def parse_toml(text: str) -> dict[str, Any]:
     except tomllib.TOMLDecodeError:
         raise
     except ValueError as error:
-        raise _say_too_long(error) from None
+        raise (LongNumberError() if _is_too_long(error) else error) from None
     _require_sane(table)
     return table
 
@@ -195,7 +214,7 @@ def _require_sane(value: object) -> None:
             elif isinstance(each, list):
                 inner += each
             elif isinstance(each, int) and each.bit_length() > _MOST_BITS:
-                raise ValueError(_TOO_LONG)
+                raise LongNumberError(_place_of_long(value))
         if not inner:
             return
         level = inner
@@ -206,6 +225,22 @@ def _too_deep() -> ValueError:
     return ValueError(f"brackets are nested more than {_DEEPEST} deep")
 
 
-def _say_too_long(error: ValueError) -> ValueError:
+def _place_of_long(value: object) -> tuple[str | int, ...]:
+    """Where the first number is that is too long."""
+    left: list[tuple[tuple[str | int, ...], object]] = [((), value)]
+    while left:
+        place, each = left.pop()
+        if isinstance(each, int) and each.bit_length() > _MOST_BITS:
+            return place
+        inner: list[tuple[str | int, object]] = []
+        if isinstance(each, dict):
+            inner += each.items()
+        elif isinstance(each, list):
+            inner += enumerate(each)
+        left += [((*place, key), item) for key, item in reversed(inner)]
+    return ()
+
+
+def _is_too_long(error: ValueError) -> bool:
     # Python refuses to convert more than sys.get_int_max_str_digits() digits.
-    return ValueError(_TOO_LONG) if "integer string conversion" in str(error) else error
+    return "integer string conversion" in str(error)

@@ -199,12 +199,12 @@ def discard_partial(root: int, *, but: str = "") -> None:
 
 
 def discard(root: int, name: str) -> None:
-    """Remove a folder, or a link to one, as far as possible."""
+    """Remove a folder, or whatever has its name, as far as possible."""
     with suppress(OSError):
-        if stat.S_ISLNK(os.stat(name, dir_fd=root, follow_symlinks=False).st_mode):
-            os.unlink(name, dir_fd=root)
-        else:
+        if stat.S_ISDIR(os.stat(name, dir_fd=root, follow_symlinks=False).st_mode):
             shutil.rmtree(name, ignore_errors=True, dir_fd=root)
+        else:
+            os.unlink(name, dir_fd=root)
 
 
 def _report_name(rank: int) -> str:

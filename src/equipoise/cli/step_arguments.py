@@ -68,17 +68,10 @@ def add_step_arguments(
     parser.add_argument(
         "--recompute",
         default=None if is_searched else "none",
-        choices=["none", "attention", "selective", "every-2", "every-3", "every-4", "full"]
-        if is_searched
-        else None,
-        metavar=None if is_searched else "NAME",
-        help="what layers make again in the backward"
-        + (
-            f" (default: {searched})"
-            if is_searched
-            else ": none, attention, selective, every-2 to every-4, full, or modules of a program "
-            "that has them, as layernorm+moe_act (default: none)"
-        ),
+        metavar="NAME",
+        help="what layers make again in the backward: none, attention, selective, every-2 to "
+        "every-4, full, or modules of a program that has them, as layernorm+moe_act (default: "
+        f"{searched or 'none'})",
     )
     parser.add_argument(
         "--offload",

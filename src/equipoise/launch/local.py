@@ -31,6 +31,7 @@ from equipoise.base.errors import (
     FaultError,
     LayoutError,
 )
+from equipoise.base.read import require_file
 from equipoise.launch.explain import RESUME, RanksEnd, explain, port_taken, refuse
 from equipoise.launch.gang import Launch, RankGang
 from equipoise.launch.spares import Spares, SpareState, has_room
@@ -67,13 +68,17 @@ def require_free_folder(folder: Path) -> None:
     """Refuse the folder of a running run, before anything in it is touched.
 
     Raises:
-        LayoutError: rank 0 of a run holds the folder.
+        LayoutError: rank 0 of a run holds the folder, or a pipe or a device is in the lock's place.
     """
+    try:
+        require_file(folder / LOCK)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise LayoutError(folder_unlocked(folder, error)) from error
     try:
         with (folder / LOCK).open() as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return
     except BlockingIOError as error:
         raise LayoutError(folder_taken(folder)) from error
     except OSError:  # whoever writes to it reports whether that works

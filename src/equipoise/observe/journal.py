@@ -80,6 +80,9 @@ class EventSink:
     def write(self, kind: Kind, name: str, *, t: float | None = None, **fields: Any) -> None:
         """Take one event; ``t`` is now unless given."""
 
+    def flush(self) -> None:
+        """Pass on what was taken so far."""
+
     @contextmanager
     def phase(self, name: str, **fields: Any) -> Iterator[None]:
         """Be in a block whose time is measured elsewhere; nothing is written here."""

@@ -6,7 +6,7 @@ Kept true (tests/unit/cli/plan, tests/unit/plan/test_request.py)
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -33,9 +33,8 @@ from equipoise.plan.search.offload import search_offloaded
 from equipoise.plan.search.search import Search
 from equipoise.plan.space.choice import Choice
 from equipoise.plan.space.lattice import Lattice
-from equipoise.plan.space.listing import list_lattice
+from equipoise.plan.space.listing import list_runnable
 from equipoise.plan.space.packs import Packer
-from equipoise.plan.space.runnable import keep_runnable
 from equipoise.sim.answer import calibration_doubts, program_sources
 from equipoise.sim.drawn import step_packer
 from equipoise.sim.machine import Machine
@@ -57,7 +56,7 @@ from equipoise.spec.offload import OFFLOADS, Offload
 from equipoise.spec.plan import Wall
 from equipoise.spec.program.file import read_program
 from equipoise.spec.program.spec import DEFAULT, ProgramSpec
-from equipoise.spec.run.spec import Recompute
+from equipoise.spec.recompute import read_recompute, require_modules
 from equipoise.spec.words import LAYOUT_WORDS, read_model, read_words
 from equipoise.spec.workload import distribution_names, listed_lengths
 
@@ -85,7 +84,8 @@ class PlanRequest:
     layout: str | None = None
     """Degrees that are fixed, as ``tp=8,zero=1``."""
     micro_batch: int | None = None
-    recompute: Recompute | None = None
+    recompute: str | None = None
+    """A setting of whole layers, or modules of the program, as ``mla_up_proj+mlp``."""
     offload: Offload | Literal["any"] | None = None
     """None: nothing, unless nothing fits without; ``any`` searches all."""
     precision: Precision = "bf16"
@@ -240,12 +240,9 @@ class ClusterInputs:
     def _search_site(self, site: ClusterSpec, sequences: int) -> Search:
         """One site's devices with its share of the sequences."""
         base = dataclasses.replace(self.search.space.base, step_sequences=sequences)
-        of_all = self.search.model, site.devices, base
-        lattice = list_lattice(*of_all, fixed=_fixed(self.request))
-        if self.trains.name != DEFAULT:
-            lattice = keep_runnable(self.trains, lattice)
-        name = self.request.model
-        return make_search(self.search.model, Machine(site), lattice, name)[0]
+        model, fixed = self.search.model, _fixed(self.request)
+        lattice = list_runnable(self.trains, model, site.devices, base, fixed=fixed)
+        return make_search(model, Machine(site), lattice, self.request.model)[0]
 
     def walls(self, best: Finalist, due: Deadline) -> tuple[Wall, ...]:
         """The walls of window, micro-batch and layers; none where layers differ."""
@@ -280,7 +277,7 @@ def read_inputs(request: PlanRequest) -> ClusterInputs:
     step = StepRequest(
         *(request.model, request.cluster, Layout()),
         micro_batch=1 if request.micro_batch is None else request.micro_batch,
-        recompute=request.recompute or "none",
+        recompute=str(fixed.get("recompute", "none")),
         offload=cast(Offload, fixed.get("offload", "none")),
         program=trains,
         **{name: getattr(request, name) for name in _ALIKE.split()},
@@ -293,6 +290,9 @@ def read_inputs(request: PlanRequest) -> ClusterInputs:
     if policies:
         step = dataclasses.replace(step, policy=None)
     trains.require_device(machine.device)
+    trains.require_modules(step.recompute)
+    trains.require_given(fixed, request.precision)
+    require_modules(step.recompute, model)
     base = step_options(step, 1, machine.device, trains)
     base = with_loads(base, step, model, machine)
     if request.offload is not None:
@@ -302,18 +302,13 @@ def read_inputs(request: PlanRequest) -> ClusterInputs:
         stack = dataclasses.replace(base.stack, offloads_master=program.offloads_master)
         base = dataclasses.replace(base, stack=stack)
     packer = None if request.lengths is None else choice_packer(model, request.lengths, base)
-    lattice = list_lattice(model, cluster.devices, base, fixed=fixed, policies=policies)
-    if trains.name != DEFAULT:
-        lattice = keep_runnable(trains, lattice)
+    lattice = list_runnable(trains, model, cluster.devices, base, fixed=fixed, policies=policies)
     search, unlisted_s = make_search(
         model, machine, lattice, request.model, packer=packer, program=program, by_layer=by_layer
     )
-    read = read_digests(request.model, request.cluster, request.lengths)
-    if trains.name != DEFAULT:
-        read["program"] = digest(trains)
-    return ClusterInputs(
-        request, policies, program, request.asked(), read, search, unlisted_s, trains, lattice
-    )
+    asked = request.asked()
+    rest = asked, read_digests(asked), search, unlisted_s, trains, lattice
+    return ClusterInputs(request, policies, program, *rest)
 
 
 def choice_packer(model: ModelSpec, lengths: str, base: StepOptions) -> Packer:
@@ -333,7 +328,9 @@ def _fixed(request: PlanRequest) -> dict[str, int | str]:
     fixed: dict[str, int | str] = {}
     if request.layout is not None:
         fixed |= read_words("layout", request.layout, LAYOUT_WORDS)
-    for name in ("micro_batch", "recompute", "offload", "schedule", "context_strategy", "order"):
+    if request.recompute is not None:
+        fixed["recompute"] = read_recompute(request.recompute)
+    for name in ("micro_batch", "offload", "schedule", "context_strategy", "order"):
         if getattr(request, name) not in (None, "any"):
             fixed[name] = getattr(request, name)
     return fixed
@@ -375,15 +372,17 @@ def _searched(
     return ()
 
 
-def read_digests(model: str, cluster: str, lengths: str | None) -> dict[str, str]:
+def read_digests(asked: Mapping[str, str]) -> dict[str, str]:
     """Digests of what a plan of these words reads today."""
-    known = read_cluster(cluster)
+    known, lengths = read_cluster(asked["cluster"]), asked.get("lengths")
     digests = {
-        "model": digest(read_model(model)),
+        "model": digest(read_model(asked["model"])),
         "cluster": digest(known),
         "curves": digest_curves(known),
         "equipoise": __version__,
     }
+    if "program" in asked:
+        digests["program"] = digest(read_program(asked["program"]))
     if lengths is not None:
         is_known = lengths in distribution_names() or listed_lengths(lengths) is not None
         digests["lengths"] = lengths if is_known else digest_file(Path(lengths))

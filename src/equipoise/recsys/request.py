@@ -25,7 +25,6 @@ from equipoise.recsys.models.catalog import build_model
 from equipoise.recsys.place import plan_samples
 from equipoise.recsys.rank.coding import write_coding
 from equipoise.recsys.samples import Samples, read_samples, require_scores
-from equipoise.recsys.store import require_readable
 from equipoise.recsys.trainer import count_epoch_steps
 from equipoise.spec.recommend import RecommendSpec
 
@@ -51,7 +50,7 @@ def run(
         DataError: a file or a column is wrong.
         ModelError: the model's sizes do not go together.
         FitError: the tables fit no rank.
-        CheckpointError: the folder holds another run, or its newest checkpoint is torn.
+        CheckpointError: the folder holds another run, or checkpoints of which none is whole.
     """
     folder = (out or Path("runs") / spec.name).absolute()
     samples = read_samples(spec.data, base)
@@ -66,7 +65,6 @@ def run(
     write_coding(folder, samples.coding)
     steps = spec.train.epochs * count_epoch_steps(spec, samples)
     if read_trained(folder).get("step", -1) < steps:
-        require_readable(folder)
 
         def again(dp: int) -> int:
             prepare(folder, with_ranks(spec, dp), base)

@@ -2,40 +2,54 @@
 
 What it decides
     A rank writes its shards, each with the rows and columns that it is; data-parallel tables and
-    the dense part are rank 0's, a tower's module that of one rank of its host. The folder has its
-    name only once every rank has written. A rank that loads takes from each file the region that
-    it holds.
+    the dense part are rank 0's, a tower's module that of one rank of its host. Each rank flushes
+    its files and reads them back; the folder has its name only once all have, and what one cannot
+    write, all hear of. Older checkpoints are dropped while two are left of which every byte has
+    been verified. A rank that loads takes from each file the region that it holds.
 
-Kept true (tests/multi/recsys/test_train.py)
+Kept true (tests/multi/recsys/test_train.py, tests/multi/recsys/test_torn.py)
     A checkpoint of one plan goes on under another, on another number of ranks, as if nothing had
     happened; a folder that was not finished is not read.
 """
 
-import json
+import io
+import os
+import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from pickle import UnpicklingError
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 from torch import nn
 
+from equipoise.base.digest import digest_file
+from equipoise.base.disk import disk_of
+from equipoise.base.durable import sync
 from equipoise.base.errors import CheckpointError
-from equipoise.base.read import read_json, reason, require_file
+from equipoise.checkpoint.manifest import find_checkpoints, folder_name
 from equipoise.recsys.embedding import ShardedTables
 from equipoise.recsys.shard import TableShard
+from equipoise.recsys.whole import (
+    MANIFEST,
+    find_damage,
+    gather,
+    read_facts,
+    seal,
+    step_of,
+    stored_files,
+)
 from equipoise.spec.names import CHECKPOINTS
 
 _KEEP = 2
-_MANIFEST = "recommend.json"
 DENSE = "dense.pt"
 """The dense part and its optimizer, in a checkpoint."""
+
+_Done = TypeVar("_Done")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,34 +67,50 @@ def save(
     dense: nn.Module,
     optimizer: torch.optim.Optimizer,
     saved: RankSaved,
+    verified: set[Path],
 ) -> Path:
     """Write a checkpoint; all ranks call it together.
 
+    Args:
+        folder: The run's.
+        tables: This rank's shards.
+        dense: The dense part.
+        optimizer: Its moments.
+        saved: Where the run stands.
+        verified: Checkpoints of which every byte is known to be right; this one is added.
+
     Returns:
         Its folder, ``checkpoint/step-000123``.
+
+    Raises:
+        CheckpointError: on every rank, if one of them could not write; older checkpoints are kept.
     """
     exchange = tables.exchange
     root = folder / CHECKPOINTS
-    final, unfinished = root / f"step-{saved.step:06d}", root / f".step-{saved.step:06d}"
-    if exchange.rank == 0:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.mkdir(parents=True)
-    _wait(exchange.ranks)
-    arrays: dict[str, np.ndarray] = {}
-    for number, shard in enumerate(tables.held()):
-        if shard.placement.kind == "data" and exchange.rank:
-            continue
-        name = f"{number}:{shard.table.name}"
-        arrays[f"{name}:rows"] = shard.rows
-        arrays[f"{name}:columns"] = np.array(shard.columns)
-        arrays[f"{name}:shard"] = np.array([shard.index])
-        arrays |= {f"{name}:{key}": value for key, value in shard.arrays().items()}
-    save_file(arrays, unfinished / f"rank-{exchange.rank:05d}.safetensors")
-    for name, part in tables.parts().items():
-        torch.save(part, unfinished / f"{name}.pt")
-    if exchange.rank == 0:
-        state = {"dense": dense.state_dict(), "optimizer": optimizer.state_dict()}
-        torch.save(state, unfinished / DENSE)
+    final = root / folder_name(saved.step)
+    unfinished = root / f".{final.name}"
+
+    def begin() -> None:
+        if exchange.rank == 0:
+            _remove(unfinished)
+            unfinished.mkdir(parents=True)
+
+    def write() -> dict[str, tuple[int, str]]:
+        files = {f"rank-{exchange.rank:05d}.safetensors": _arrays(tables)}
+        states: dict[str, Any] = {f"{name}.pt": part for name, part in tables.parts().items()}
+        if exchange.rank == 0:
+            states[DENSE] = {"dense": dense.state_dict(), "optimizer": optimizer.state_dict()}
+        for name, arrays in files.items():
+            save_file(arrays, unfinished / name)
+        for name, state in states.items():
+            data = io.BytesIO()
+            torch.save(state, data)
+            (unfinished / name).write_bytes(data.getbuffer())
+        return {name: _flushed(unfinished / name) for name in (*files, *states)}
+
+    def publish() -> None:
+        if exchange.rank:
+            return
         facts = asdict(saved) | {
             "optimizer": tables.optimizer.name,
             "number": tables.number,
@@ -89,140 +119,149 @@ def save(
             "tables": {p.table.name: [p.table.rows, p.table.width] for p in tables.plan.placements},
             "kinds": {p.table.name: p.kind for p in tables.plan.placements},
         }
-        (unfinished / _MANIFEST).write_text(json.dumps(facts), encoding="utf-8")
-    _wait(exchange.ranks)
-    if exchange.rank == 0:
-        shutil.rmtree(final, ignore_errors=True)
+        files = {name: held for row in written for name, held in row.items()}
+        (unfinished / MANIFEST).write_text(seal(facts, files), encoding="utf-8")
+        sync(unfinished / MANIFEST)
+        sync(unfinished)
+        _remove(final)
         unfinished.rename(final)
-        for old in checkpoints(folder)[:-_KEEP]:
-            shutil.rmtree(old)
-    _wait(exchange.ranks)
+        sync(root)
+        verified.add(final)
+        _drop_older(root, saved.step, verified)
+
+    written: list[dict[str, tuple[int, str]]] = []
+    try:
+        _together(exchange.ranks, begin, final)
+        written = _together(exchange.ranks, write, final)
+        _together(exchange.ranks, publish, final)
+    except CheckpointError:
+        if exchange.rank == 0:
+            _remove(unfinished)
+        raise
     return final
 
 
-def _wait(ranks: int) -> None:
-    if ranks > 1:
-        dist.barrier()
+def _arrays(tables: ShardedTables) -> dict[str, np.ndarray]:
+    """What this rank writes of tables; data-parallel ones are rank 0's."""
+    arrays: dict[str, np.ndarray] = {}
+    for number, shard in enumerate(tables.held()):
+        if shard.placement.kind == "data" and tables.exchange.rank:
+            continue
+        name = f"{number}:{shard.table.name}"
+        arrays[f"{name}:rows"] = shard.rows
+        arrays[f"{name}:columns"] = np.array(shard.columns)
+        arrays[f"{name}:shard"] = np.array([shard.index])
+        arrays |= {f"{name}:{key}": value for key, value in shard.arrays().items()}
+    return arrays
 
 
-def checkpoints(folder: Path) -> list[Path]:
-    """Whole checkpoints, oldest first."""
-    return sorted(each.parent for each in (folder / CHECKPOINTS).glob(f"step-*/{_MANIFEST}"))
+def _flushed(file: Path) -> tuple[int, str]:
+    """Size [bytes] and digest of a file, read back from the disk."""
+    handle = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(handle)
+    return file.stat().st_size, digest_file(file)
 
 
-def newest_step(folder: Path) -> int | None:
-    """The step of the newest whole checkpoint of a run's folder."""
-    whole = checkpoints(folder)
-    return int(whole[-1].name.removeprefix("step-")) if whole else None
-
-
-def require_readable(folder: Path) -> None:
-    """Refuse a newest checkpoint that is torn, before ranks start that would all fail on it.
+def _together(ranks: int, act: Callable[[], _Done], final: Path) -> list[_Done]:
+    """Let every rank do its part of a save; what each returned.
 
     Raises:
-        CheckpointError: names the file, and what is wrong with it.
+        CheckpointError: on every rank, if one of them failed.
     """
-    for newest in checkpoints(folder)[-1:]:
-        file = newest / _MANIFEST
-        try:
-            facts = _facts(file)
-            for rank in range(facts["ranks"]):
-                file = newest / f"rank-{rank:05d}.safetensors"
-                require_file(file)
-                with safe_open(file, framework="numpy"):
-                    pass
-            for name in (DENSE, *(f"{part}.pt" for part in facts["parts"])):
-                file = newest / name
-                require_file(file)
-                torch.load(file, weights_only=True)
-        except (OSError, *_TORN) as error:
-            # torch says "invalid argument" of a file that was cut.
-            says_why = isinstance(error, ValueError | FileNotFoundError)
-            why = reason(error) if says_why else "it is damaged"
+    done: list[_Done] = []
+    fault = ""
+    try:
+        done.append(act())
+    except (OSError, SafetensorError) as error:
+        fault = _why(error)
+    rows = gather(ranks, (done, fault))
+    for rank, (_, fault) in enumerate(rows):
+        if fault:
             raise CheckpointError(
-                f"{file} cannot be read: {why}. Remove its folder, so that the run goes on from "
-                "the checkpoint before."
-            ) from None
+                f"Rank {rank} could not write the checkpoint {final} ({fault}; "
+                f"{disk_of(final.parent)}). Free some space there, or make it writable."
+            )
+    return [each for done, _ in rows for each in done]
 
 
-def read_manifest(checkpoint: Path) -> dict[str, Any]:
-    """What a whole checkpoint says of itself: its step, ranks and tables.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it is not what ``save`` writes.
-    """
-    return _facts(checkpoint / _MANIFEST)
+def _why(error: Exception) -> str:
+    """What the system said; safetensors puts its number in words of its own."""
+    number = error.errno if isinstance(error, OSError) else None
+    if number is None and (said := re.search(r"(?:code:|os error) (\d+)", str(error))):
+        number = int(said[1])
+    return os.strerror(number) if number else str(error)
 
 
-_TORN = (ValueError, RuntimeError, EOFError, UnpicklingError, SafetensorError)
-"""What readers raise of a file that was cut or written over."""
+def _remove(path: Path) -> None:
+    """Remove a folder, or whatever has its name."""
+    if path.is_symlink() or path.is_file():
+        path.unlink()
+    shutil.rmtree(path, ignore_errors=True)
 
 
-def _facts(file: Path) -> dict[str, Any]:
-    """What the manifest of a checkpoint says.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it is not what ``save`` writes.
-    """
-    facts = read_json(file)
-    if isinstance(facts, dict):
-        facts.setdefault("parts", [])  # of a version without towers
-    kinds = {
-        "step": int,
-        "losses": list,
-        "best": dict | None,
-        "optimizer": str,
-        "number": int,
-        "ranks": int,
-        "parts": list,
-        "tables": dict,
-    }
-    wrong = [
-        name
-        for name, kind in kinds.items()
-        if not isinstance(facts, dict) or name not in facts or not isinstance(facts[name], kind)
-    ]
-    if wrong:
-        raise ValueError(f"it does not say {wrong[0]} as a checkpoint does")
-    return dict(facts)
+def _drop_older(root: Path, step: int, verified: set[Path]) -> None:
+    """Remove what killed saves have left, and checkpoints but for the newest that are right."""
+    for left in root.glob(".step-*"):
+        _remove(left)
+    kept = 0
+    for path in find_checkpoints(root):
+        if step_of(path) > step:
+            continue
+        if kept == _KEEP:
+            _remove(path)
+        elif path in verified or not find_damage(path):
+            verified.add(path)
+            kept += 1
 
 
-def load_newest(
-    folder: Path, tables: ShardedTables, dense: nn.Module, optimizer: torch.optim.Optimizer
-) -> RankSaved | None:
-    """Load the newest whole checkpoint of a run's folder, if there is one.
+def load(
+    checkpoint: Path,
+    tables: ShardedTables,
+    dense: nn.Module,
+    optimizer: torch.optim.Optimizer,
+) -> RankSaved:
+    """Load a whole checkpoint (``whole.newest_whole``).
 
     Raises:
-        CheckpointError: it is of other tables or of another optimizer.
+        CheckpointError: it is of other tables, of another model or of another optimizer.
     """
-    whole = checkpoints(folder)
-    if not whole:
-        return None
-    newest = whole[-1]
-    facts = _facts(newest / _MANIFEST)
+    facts = read_facts(checkpoint)
     ours = {p.table.name: [p.table.rows, p.table.width] for p in tables.plan.placements}
     if facts["tables"] != ours or facts["optimizer"] != tables.optimizer.name:
         raise CheckpointError(
-            f"{newest} has tables {_shapes(facts['tables'])} under {facts['optimizer']}, and this "
-            f"run has {_shapes(ours)} under {tables.optimizer.name}. Choose another folder with "
-            "--out, or train what the checkpoint has."
+            f"{checkpoint} has tables {_shapes(facts['tables'])} under {facts['optimizer']}, and "
+            f"this run has {_shapes(ours)} under {tables.optimizer.name}. Choose another folder "
+            "with --out, or train what the checkpoint has."
         )
     for shard in tables.held():
         filled = np.zeros(shard.count, dtype=np.int64)
-        for file in sorted(newest.glob("rank-*.safetensors")):
+        for file in stored_files(checkpoint, facts):
             filled += _take(file, shard)
         width = shard.columns[1] - shard.columns[0]
         if (filled != width).any():
             raise CheckpointError(
-                f"{newest} lacks rows of table {shard.table.name}. Remove this folder, so that the "
-                "run goes on from the one before."
+                f"{checkpoint} lacks rows of table {shard.table.name}. Remove this folder, so that "
+                "the run goes on from the one before."
             )
-    state = torch.load(newest / DENSE, weights_only=True)
+    state = torch.load(checkpoint / DENSE, weights_only=True)
+    held, own = (
+        {n: tuple(t.shape) for n, t in each.items()}
+        for each in (state["dense"], dense.state_dict())
+    )
+    if held != own:
+        name = next(each for each in (*own, *held) if held.get(each) != own.get(each))
+        raise CheckpointError(
+            f"{checkpoint} holds another model: its {name} is {held.get(name, 'missing')} (this "
+            f"run: {own.get(name, 'none')}). Restore a checkpoint of this run, or choose another "
+            "folder with --out."
+        )
     dense.load_state_dict(state["dense"])
     optimizer.load_state_dict(state["optimizer"])
-    tables.load_parts(lambda name: torch.load(newest / f"{name}.pt", weights_only=True))
+    tables.load_parts(lambda name: torch.load(checkpoint / f"{name}.pt", weights_only=True))
     tables.number = int(facts["number"])
     return RankSaved(int(facts["step"]), list(facts["losses"]), facts["best"])
 

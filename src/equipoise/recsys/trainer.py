@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from equipoise.base.arrays import Floats, Ints
-from equipoise.base.errors import NonFiniteError
+from equipoise.base.errors import CheckpointError, NonFiniteError
 from equipoise.launch.last_words import say_step
 from equipoise.observe.journal import EventSink
 from equipoise.recsys.ahead.steps import StepInput, StepsAhead
@@ -38,9 +38,10 @@ from equipoise.recsys.optimizer import SparseStep
 from equipoise.recsys.rank.scorer import score_tiles
 from equipoise.recsys.samples import Samples
 from equipoise.recsys.sessions.sharing import BatchSharing
-from equipoise.recsys.store import RankSaved, load_newest, newest_step, save
+from equipoise.recsys.store import RankSaved, load, save
 from equipoise.recsys.tiers.run import commit_files, fetch_ahead, keep_rows
 from equipoise.recsys.towers.tables import make_tables
+from equipoise.recsys.whole import newest_whole, step_of
 from equipoise.schedule.tables.placement import TablePlan
 from equipoise.schedule.tables.traffic import STAGES
 from equipoise.spec.recommend import RecommendSpec
@@ -136,7 +137,10 @@ class RankTrainer:
         self.folder, self.spec, self.samples, self.plan = folder, spec, samples, plan
         self.journal, self.exchange = journal, exchange
         step = SparseStep(spec.tables.optimizer, lr=spec.tables.lr)
-        kept = keep_rows(spec, samples, plan, step, folder, exchange.rank, newest_step(folder))
+        self._newest, self.damaged = newest_whole(folder, exchange.rank, exchange.ranks)
+        self._verified = set[Path]() if self._newest is None else {self._newest}
+        newest = None if self._newest is None else step_of(self._newest)
+        kept = keep_rows(spec, samples, plan, step, folder, exchange.rank, newest)
         self.tables = make_tables(spec, plan, exchange, step, kept)
         self._known_epoch = -1
         """The epoch whose steps the tables' caches know."""
@@ -171,8 +175,8 @@ class RankTrainer:
 
     def resume(self) -> int:
         """Go on from the newest whole checkpoint, of any plan and number of ranks; its step."""
-        saved = load_newest(self.folder, self.tables, self.dense, self.optimizer)
-        if saved is not None:
+        if self._newest is not None:
+            saved = load(self._newest, self.tables, self.dense, self.optimizer)
             self.step, self.losses = saved.step, saved.losses
             self.best = None if saved.best is None else Scores(**saved.best)
         return self.step
@@ -182,6 +186,7 @@ class RankTrainer:
 
         Raises:
             NonFiniteError: the loss is not a number.
+            CheckpointError: the last checkpoint could not be written.
         """
         end = min(self.steps, self.steps if stop_at is None else stop_at)
         while self.step < end and not self.is_asked_to_stop:
@@ -212,21 +217,34 @@ class RankTrainer:
             is_due = is_epoch or self.step % self.spec.checkpoint.every_steps == 0
             if is_due or self.is_asked_to_stop:
                 with self.journal.phase("save", step=self.step):
-                    self._save()
+                    self._save(show, is_last=self.step == end or self.is_asked_to_stop)
         self._ahead.stop()
         reason = "interrupted" if self.is_asked_to_stop else "done"
         return Trained(self.step, self.losses, self.best, self.traffic, reason)
 
-    def _save(self) -> None:
+    def _save(self, show: Callable[[str], None], *, is_last: bool) -> None:
+        """Save; what cannot be written is said, and ends the run where no later save follows.
+
+        Raises:
+            CheckpointError: it does.
+        """
         best = None if self.best is None else _fields(self.best)
+        self.journal.flush()  # what is saved is not computed again, and so not journaled again
         commit_files(self.tables, self.step)
-        save(
-            self.folder,
-            self.tables,
-            self.dense,
-            self.optimizer,
-            RankSaved(self.step, self.losses, best),
-        )
+        try:
+            save(
+                self.folder,
+                self.tables,
+                self.dense,
+                self.optimizer,
+                RankSaved(self.step, self.losses, best),
+                self._verified,
+            )
+        except CheckpointError as error:
+            # Files keep the rows of the last two saves; one more without a checkpoint drops them.
+            if is_last or self.spec.tables.memory_mib:
+                raise
+            show(f"{error} Training goes on.")
 
     def _share(self, index: Ints) -> Ints:
         ranks, rank = self.exchange.ranks, self.exchange.rank

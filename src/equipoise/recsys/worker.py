@@ -72,6 +72,10 @@ def train_rank(
             sys.stdout.write(f"{line}\n")
             sys.stdout.flush()
 
+    for sentence in trainer.damaged:
+        show(f"{sentence} Passed over.")
+        if ranks.rank == 0:
+            journal.write("fault", "torn-checkpoint", message=sentence)
     if resumed:
         show(f"Going on after step {resumed:,}.")
     trained = trainer.run(show, stop_at)

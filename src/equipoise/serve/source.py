@@ -57,6 +57,8 @@ from equipoise.spec.run.resolved import read_resolved
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+_TRIES = 5
+"""Checkpoints that are opened before a run that replaces them faster is given up."""
 _GIVE = "Give a run, a checkpoint, a Hugging Face folder, or a .gguf file."
 
 
@@ -165,14 +167,30 @@ def open_run(folder: Path) -> TrainedModel:
     Raises:
         CheckpointError: there is none.
     """
+    newest = _newest(folder)
+    for _ in range(_TRIES):
+        path, manifest, torn = newest
+        try:
+            return _open_checkpoint(path, manifest, tuple(torn))
+        except (CheckpointError, OSError):
+            # A run that still trains replaces its checkpoints, also while one is read.
+            newest = _newest(folder)
+            if newest[0] == path:
+                raise
+    raise CheckpointError(
+        f"{folder} replaces its checkpoints before they are read. Wait until it is trained, or let "
+        "it keep more (checkpoint.keep)."
+    )
+
+
+def _newest(folder: Path) -> tuple[Path, Manifest, list[str]]:
     newest = newest_good(folder / CHECKPOINTS)
     if newest is None:
         raise CheckpointError(
             f"{folder} has no checkpoint yet. Train it further; checkpoint.every_steps says "
             "how often one is written."
         )
-    path, manifest, torn = newest
-    return _open_checkpoint(path, manifest, tuple(torn))
+    return newest
 
 
 def _open_folder(folder: Path, within_window: bool) -> TrainedModel:

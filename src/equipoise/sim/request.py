@@ -348,11 +348,7 @@ def _require_numbers(request: StepRequest, device: DeviceSpec) -> None:
     require_known("precision", request.precision, get_args(Precision))
     if request.context_strategy is not None:
         require_known("context_strategy", request.context_strategy, CONTEXT_STRATEGIES)
-    if request.precision == "fp8" and "fp8" not in device.dtypes:
-        raise SpecError(
-            f"{device.name} has no fp8; it multiplies {', '.join(device.dtypes)}. Give precision "
-            f"bf16, which is computed in fp16 where there is no bf16, or fp32."
-        )
+    device.require_precision(request.precision)
 
 
 def require_known(name: str, value: str, known: Sequence[str]) -> None:

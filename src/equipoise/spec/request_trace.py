@@ -68,8 +68,13 @@ class TracedRequest:
     """First tokens of the prompt, which are those of every request of its group and tenant."""
 
 
-def read_request_trace(path: Path) -> tuple[TracedRequest, ...]:
+def read_request_trace(path: Path, *, vocab: int | None = None) -> tuple[TracedRequest, ...]:
     """Read a trace, sorted by arrival.
+
+    Args:
+        path: The file.
+        vocab: Of the model that serves it [tokens]; says whether tokens that stand where their
+            number belongs may be that model's.
 
     Raises:
         DataError: the file cannot be read, has no request, or a row is wrong; names its line.
@@ -85,7 +90,7 @@ def read_request_trace(path: Path) -> tuple[TracedRequest, ...]:
         raise DataError(f"{path} holds no requests: {error}.") from None
     first = text.lstrip()[:1]
     rows = _json_rows(path, text) if first in ("{", "") else _csv_rows(path, text)
-    requests = [_request(path, line, row) for line, row in rows]
+    requests = [_request(f"{path}:{line}", row, vocab) for line, row in rows]
     if not requests:
         raise DataError(
             f"{path} holds no requests. Give JSON lines with arrival_s, prompt_tokens and "
@@ -147,8 +152,10 @@ def _numbered(path: Path, reader: "csv.DictReader[str]") -> Iterator[tuple[int, 
         raise DataError(f"{path}:{reader.line_num}  is not CSV: {error}.") from None
 
 
-def _request(path: Path, line: int, row: Mapping[str, Any]) -> TracedRequest:
-    where = f"{path}:{line}"
+def _request(where: str, row: Mapping[str, Any], vocab: int | None) -> TracedRequest:
+    for key, value in row.items():
+        if isinstance(value, list):
+            raise _refuse_tokens(where, str(key), value, vocab)
     if "StartTimeOffset" in row:
         at_s = _number(where, row, "StartTimeOffset", _seconds) / 1e9
         prompt = _tokens(where, row, "ContextTokens", 1)
@@ -207,16 +214,28 @@ def _date_s(value: Any) -> float | None:
         return None
 
 
+def _refuse_tokens(where: str, key: str, value: list[Any], vocab: int | None) -> DataError:
+    """Tokens where their number belongs; of another vocabulary, if one of them says so."""
+    named = shorten(key)
+    count = f"{key if key in _KEYS else 'prompt_tokens'} = {len(value)}"
+    numbers = [each for each in value if isinstance(each, int) and not isinstance(each, bool)]
+    strange = [each for each in numbers if vocab is not None and not 0 <= each < vocab]
+    if strange:
+        return DataError(
+            f"{where}  {named} has token {shown(max(strange, key=abs))}, and the model's "
+            f"vocabulary has {vocab:,}, counted from 0. Split the text with the model's own "
+            f"tokenizer, and give the number of its tokens; {count} is that of the other one."
+        )
+    return DataError(
+        f"{where}  {named} is a list of {len(value):,}. A trace has numbers of tokens, and not the "
+        f"tokens, which need not be in the vocabulary of the model that serves them. Give {count}."
+    )
+
+
 def _tokens(where: str, row: Mapping[str, Any], key: str, least: int) -> int:
     if key not in row:
         raise DataError(f"{where}  has no {key}.")
     value = row[key]
-    if isinstance(value, list):
-        raise DataError(
-            f"{where}  {key} is a list of {len(value):,}. A trace has numbers of tokens, and not "
-            f"the tokens, which need not be in the vocabulary of the model that serves them. Give "
-            f"{key} = {len(value)}."
-        )
     if isinstance(value, str) and value.strip().isascii() and value.strip().isdecimal():
         value = int(value) if len(value) < 20 else value
     is_whole = isinstance(value, int) and not isinstance(value, bool)

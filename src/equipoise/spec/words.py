@@ -190,7 +190,7 @@ def read_model(text: str) -> ModelSpec:
             f"model: {file} does not hold a table of sizes. Give the config.json that the model "
             f"was published with."
         )
-    is_priced = config.get("model_type") in FORECAST
+    is_priced = _forecast_kind(config) is not None
     return _require_layers((forecast_config if is_priced else model_from_hf_config)(config))
 
 
@@ -198,15 +198,24 @@ def forecast_note(text: str) -> str:
     """What a forecast of this model should be read with; empty of a model that trains here.
 
     Args:
-        text: As ``read_model`` has read it.
+        text: As ``read_model`` takes it; of what that refuses there is nothing to say.
     """
     file = Path(text) / "config.json" if text and Path(text).is_dir() else Path(text)
     if text in PLANNED or "=" in text or file.suffix != ".json":
         return ""
-    kind = read_json(file).get("model_type")
-    if kind not in FORECAST:
+    try:
+        kind = _forecast_kind(read_json(file))
+    except (OSError, ValueError):
         return ""
-    return f"{kind} is forecast, and cannot be trained here: {FORECAST[kind]}."
+    return (
+        "" if kind is None else f"{kind} is forecast, and cannot be trained here: {FORECAST[kind]}."
+    )
+
+
+def _forecast_kind(config: object) -> str | None:
+    """The model type of a config.json that is only forecast."""
+    kind = config.get("model_type") if isinstance(config, dict) else None
+    return kind if isinstance(kind, str) and kind in FORECAST else None
 
 
 def _require_layers(model: ModelSpec) -> ModelSpec:

@@ -33,6 +33,7 @@ def reason_of(read: Callable[[], object]) -> str:
         ('{"a":' * 65 + "1" + "}" * 65, DEEP),
         ("9" * 5000, LONG),
         ('{"a": [1, ' + "9" * 30 + "]}", LONG),
+        ("[" + "9" * 5000 + "," + "[" * 100_000, DEEP),
         (b'"\xff"', "it is not UTF-8 text"),
         ("", "it is not JSON at line 1, column 1: expecting value"),
     ],

@@ -24,6 +24,7 @@ from equipoise.checkpoint.manifest import (
     read_manifest,
     require_same,
 )
+from equipoise.checkpoint.publish import discard_partial
 from equipoise.spec.model.presets import ModelSpec, RopeScaling
 from support.checkpoints.sealed import describe_files, write_manifest
 
@@ -254,6 +255,14 @@ def test_old_checkpoints_are_dropped_and_nothing_else(tmp_path: Path) -> None:
     names = sorted(path.name for path in tmp_path.glob("step-*"))
     assert names == [f"step-00000{each}" for each in ("2", "3", "3-copy", "4", "9")]
     assert read_manifest(away).step == 1
+
+
+def test_a_file_with_the_name_of_a_save_is_removed_too(tmp_path: Path) -> None:
+    (tmp_path / ".saving-000004").write_text("it was in the place of a checkpoint")
+    root = os.open(tmp_path, os.O_RDONLY)
+    discard_partial(root)
+    os.close(root)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_nothing_to_resume_from(tmp_path: Path) -> None:

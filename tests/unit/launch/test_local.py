@@ -1,6 +1,7 @@
 """What a start refuses before any rank, and how the end of ranks is put into a sentence."""
 
 import fcntl
+import os
 import signal
 import socket
 import sys
@@ -54,6 +55,15 @@ def test_a_folder_whose_run_goes_on(tmp_path: Path) -> None:
             "another folder with --out."
         )
     require_free_folder(tmp_path)
+
+
+def test_a_pipe_in_the_place_of_the_lock_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / LOCK)
+    assert refused(require_free_folder, tmp_path) == (
+        f"{tmp_path / LOCK} cannot be locked (It is a pipe, a socket or a device, not a file), so "
+        "nothing would keep a second run from writing to the same journal. Choose another folder "
+        "with --out, or mount this one with locks (NFS: without nolock; Lustre: with flock)."
+    )
 
 
 def test_the_agent_of_ranks_that_are_kept_ready(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from equipoise.base.errors import DataError
 from equipoise.spec.request_trace import TracedRequest, read_request_trace
+from support.verbs import run
 
 
 def write(folder: Path, text: str) -> Path:
@@ -60,6 +61,12 @@ def test_apex_and_azure_read_like_ours(tmp_path: Path) -> None:
             lines({"arrival_s": 0, "prompt_tokens": [5, 200_000], "output_tokens": 1}),
             ":1  prompt_tokens is a list of 2. A trace has numbers of tokens, and not the tokens, "
             "which need not be in the vocabulary of the model that serves them. Give "
+            "prompt_tokens = 2.",
+        ),
+        (
+            lines({"arrival_s": 0, "prompt_token_ids": [5, 7], "output_tokens": 1}),
+            ":1  prompt_token_ids is a list of 2. A trace has numbers of tokens, and not the "
+            "tokens, which need not be in the vocabulary of the model that serves them. Give "
             "prompt_tokens = 2.",
         ),
         (
@@ -134,6 +141,50 @@ def test_a_wrong_row_is_refused_by_its_line(tmp_path: Path, text: str, message: 
     with pytest.raises(DataError) as refusal:
         read_request_trace(file)
     assert str(refusal.value) == f"{file}{message}"
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (
+            {"prompt_tokens": [5, 200_000, 130_000], "output_tokens": 1},
+            "prompt_tokens has token 200000, and the model's vocabulary has 128,256, counted from "
+            "0. Split the text with the model's own tokenizer, and give the number of its tokens; "
+            "prompt_tokens = 3 is that of the other one.",
+        ),
+        (
+            {"prompt_tokens": 4, "output_tokens": [-1, 7]},
+            "output_tokens has token -1, and the model's vocabulary has 128,256, counted from 0. "
+            "Split the text with the model's own tokenizer, and give the number of its tokens; "
+            "output_tokens = 2 is that of the other one.",
+        ),
+        (
+            {"prompt_token_ids": [128_256], "output_tokens": 1},
+            "prompt_token_ids has token 128256, and the model's vocabulary has 128,256, counted "
+            "from 0. Split the text with the model's own tokenizer, and give the number of its "
+            "tokens; prompt_tokens = 1 is that of the other one.",
+        ),
+        (
+            {"prompt_tokens": [5, 128_255], "output_tokens": 1},
+            "prompt_tokens is a list of 2. A trace has numbers of tokens, and not the tokens, "
+            "which need not be in the vocabulary of the model that serves them. Give "
+            "prompt_tokens = 2.",
+        ),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("verb", ["simulate", "plan"])
+def test_tokens_of_another_vocabulary_are_refused(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    verb: str,
+    row: dict[str, object],
+    message: str,
+) -> None:
+    file = write(tmp_path, lines({"arrival_s": 0} | row))
+    layout = ["--layout", "tp=8"] if verb == "simulate" else []
+    step = ["--requests", file, "--model", "llama3-8b", "--cluster", "h100-sxm:8", *layout]
+    assert run(capsys, verb, *step) == (2, "", f"{file}:1  {message}\n")
 
 
 def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:

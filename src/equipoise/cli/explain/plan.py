@@ -82,7 +82,7 @@ def _read_again(plan: "Plan", *, is_quiet: bool) -> dict[str, str]:
         from equipoise.plan.run import digest_asked
 
         return digest_asked(plan, make_progress(is_quiet))
-    return read_digests(asked["model"], asked["cluster"], asked.get("lengths"))
+    return read_digests(asked)
 
 
 def _measured(file: Path) -> "Planned | None":

@@ -23,7 +23,8 @@ from equipoise.base.arrays import Floats
 from equipoise.cost.step.fp8 import cast_bytes
 from equipoise.cost.step.layer import LAUNCH_S, Rates, product_passes
 from equipoise.cost.step.request import TERMS, StepOptions
-from equipoise.cost.step.work import LayerWork, Product
+from equipoise.cost.step.work import LayerWork, Product, layer_work
+from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.recompute import Module
 
@@ -68,6 +69,26 @@ def module_forward(
             travel = TERMS.index("expert traffic")
             parts[travel] += forward[travel]
     return parts
+
+
+def module_flop(modules: frozenset[Module], model: ModelSpec) -> float:
+    """FLOP of modules' products for a token, all layers together.
+
+    >>> from equipoise.spec.model.presets import PLANNED
+    >>> model = PLANNED["llama3-8b"]
+    >>> module_flop(frozenset({"mlp"}), model) == 2 * 3 * model.hidden * model.ffn * model.layers
+    True
+    """
+    total = 0.0
+    for sparse, layers in (
+        (False, model.layers - model.sparse_layers),
+        (True, model.sparse_layers),
+    ):
+        if layers:
+            work = layer_work(model, Layout(), 1.0, sparse=sparse)
+            named = (_repeated(each, work, model, sparse=sparse)[0] for each in modules)
+            total += layers * sum(product.flop for some in named for product in some)
+    return total
 
 
 def _repeated(

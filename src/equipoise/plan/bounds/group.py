@@ -12,6 +12,9 @@ What it relaxes (proofs: docs/predict/search.md)
     follow each other. Passes that hide traffic are left out, and what they hide counts whole, so it
     does not matter how long they really are.
 
+    Modules that are computed again count with their FLOP at the devices' peak, shared out evenly,
+    and the core with its kernels; the fullest rank's count nothing.
+
     Where layers are alike, no stage has more than ``q = ceil(layers / stages)``, D places are
     empty, and some rank holds v q layers with at least q (p - 1 - D) forwards before it. With each
     k-th layer recomputed and ``D >= 2``, a run of q layers has ``q // k`` or more that are.
@@ -34,9 +37,15 @@ from equipoise.base.arrays import Flags, Floats, Ints
 from equipoise.cost.step.request import TERMS, element_bytes
 from equipoise.plan.bounds.kernels import Passes
 from equipoise.plan.bounds.pipeline import LESS
-from equipoise.plan.bounds.roofline import bubble
+from equipoise.plan.bounds.roofline import bubble, module_bound_s
 from equipoise.plan.space.choice import Choice
-from equipoise.plan.space.columns import RECOMPUTES, Space, group_equal, schedules_with
+from equipoise.plan.space.columns import (
+    RECOMPUTES,
+    WHOLE_LAYERS,
+    Space,
+    group_equal,
+    schedules_with,
+)
 from equipoise.sim.machine import Machine
 from equipoise.sim.parameters import (
     SLOWDOWN,
@@ -48,7 +57,7 @@ from equipoise.sim.parameters import (
     reduce_s,
 )
 from equipoise.spec.model.presets import ModelSpec
-from equipoise.spec.recompute import layer_recompute
+from equipoise.spec.recompute import layer_recompute, repeats_core, repeats_layer
 
 _ROUNDED_S = 2e-9
 """What replays in whole nanoseconds may lose of a micro-batch's three passes on a stage [s]."""
@@ -56,8 +65,18 @@ _ROUNDED_S = 2e-9
 _WHOLE = schedules_with(lambda each: not each.splits_backward)
 """Schedules with whole backwards."""
 
-_EVERY = [int(name.removeprefix("every-")) if "every" in name else 1 for name in RECOMPUTES]
+_EVERY = [int(name.removeprefix("every-")) if "every" in name else 1 for name in WHOLE_LAYERS]
 """Period of the layers that are recomputed."""
+
+_AS_WHOLE = np.array(
+    [
+        WHOLE_LAYERS.index(name)
+        if name in WHOLE_LAYERS
+        else WHOLE_LAYERS.index("attention" if repeats_core(name) else "none")
+        for name in RECOMPUTES
+    ]
+)
+"""By setting, the one of whole layers that takes no more: modules repeat the core, or nothing."""
 
 _SHARES = ("tp", "cp", "ep", "etp", "pp", "dp", "zero", "replicas", "order", "offload")
 """Columns that say who shares weights and updates them."""
@@ -69,7 +88,7 @@ with ZeRO 3 [s]."""
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Layers:
-    """Seconds of the lightest 0, 1, .. layers together, float64 [RECOMPUTES, layers + 1]."""
+    """Seconds of the lightest 0, 1, .. layers together, float64 [WHOLE_LAYERS, layers + 1]."""
 
     busy: Floats
     """All their passes."""
@@ -106,10 +125,11 @@ def group_bound_s(
     if has_documents:  # a packer may need more than there are windows
         count = np.full(len(rows), passes.counts.sum())
     mean = mean_rank_bound_s(model, space, rows, count, passes)
-    even = passes.busy_s / passes.counts.sum() * count / pp
+    modules = module_bound_s(model, machine, space, rows)
+    even = passes.busy_s / passes.counts.sum() * count / pp + modules
     is_plain = np.isin(space["schedule"][rows], schedules_with(lambda each: each.is_plain))
     longer = np.where(is_plain & (not has_documents), bubble(pp, count), 1.0)
-    least = np.maximum(np.maximum(even * longer, mean), passes.once_s)
+    least = np.maximum(np.maximum(even * longer, mean + modules), passes.once_s)
     if known is not None:
         fullest = fullest_rank_bound_s(model, machine, space, rows, count, passes, known)
         least = np.maximum(least, fullest)
@@ -138,7 +158,8 @@ def fullest_rank_bound_s(
 
     Cost: some 0.1 ms for each new way to share weights out, and 0.5 us a row.
     """
-    pp, virtual, recompute = space["pp"][rows], space["virtual"][rows], space["recompute"][rows]
+    pp, virtual = space["pp"][rows], space["virtual"][rows]
+    recompute = _AS_WHOLE[space["recompute"][rows]]
     layers, before, again = _shape(model, space, rows, passes)
     shares = counts / passes.counts.sum()
     busy, without_last, without_ends = np.empty((3, len(rows)))
@@ -166,7 +187,7 @@ def fullest_rank_bound_s(
         travels[:, alike] = np.array(known[key])[:, None]
     gather, reduce, optimizer = travels[:3]
     for at, passing in enumerate(travels[3:]):
-        if passing.any():  # computes: float64 [RECOMPUTES, bins, layers]
+        if passing.any():  # computes: float64 [WHOLE_LAYERS, bins, layers]
             computes = _backwards(passes) if at else _forwards(passes)
             # What is not hidden is convex in the pass, so the mean of like ones is a bound.
             overlap, travel = space.base.stack.data_overlap, passing[:, None]
@@ -189,7 +210,7 @@ def mean_rank_bound_s(
     model: ModelSpec, space: Space, rows: Ints, counts: Ints, passes: Passes
 ) -> Floats:
     """Lower bound by the mean over ranks of waits and passes, float64 [rows] [s]."""
-    pp, recompute = space["pp"][rows], space["recompute"][rows]
+    pp, recompute = space["pp"][rows], _AS_WHOLE[space["recompute"][rows]]
     ends = (passes.first + passes.last).sum(axis=1)
     each = (_forwards(passes) + _backwards(passes)).sum(axis=2) + ends
     busy = (each @ passes.counts)[recompute] / passes.counts.sum() * counts / pp
@@ -212,7 +233,7 @@ def _stages(model: ModelSpec, space: Space, rows: Ints, passes: Passes) -> tuple
     lacking = stages * full - model.layers
     if passes.lacks is None or len(_kinds(model)) > 1 or space.base.stack.split != "exact":
         return np.zeros(len(rows), dtype=bool), full, lacking
-    is_mixed = np.array(_EVERY)[space["recompute"][rows]] > 1
+    is_mixed = np.array(_EVERY)[_AS_WHOLE[space["recompute"][rows]]] > 1
     is_light = passes.is_last_heavier is not None
     mixed_too = is_light & (lacking >= 2) & (space["offload"][rows] == 0)
     return np.where(is_mixed, mixed_too, lacking + 3 > passes.lacks), full, lacking
@@ -224,7 +245,7 @@ def _shape(model: ModelSpec, space: Space, rows: Ints, passes: Passes) -> tuple[
     known, full, _ = _stages(model, space, rows, passes)
     layers, before = full_rank(model.layers, pp, virtual, passes.lacks or 0)
     known &= layers > 0
-    every = np.array(_EVERY)[space["recompute"][rows]]
+    every = np.array(_EVERY)[_AS_WHOLE[space["recompute"][rows]]]
     is_light = known & (every > 1) & (layers <= model.layers - model.layers // every)
     again = np.where(is_light, virtual * (full // every), 0)
     return np.where(known, layers, -(-model.layers // pp)), np.where(known, before, 0), again
@@ -304,12 +325,12 @@ def _lightest(passes: Passes, share: float) -> _Layers:
 
 
 def _forwards(passes: Passes) -> Floats:
-    """Forwards under every setting, float64 [RECOMPUTES, bins, layers] [s]."""
-    return np.repeat(passes.layers[None, ..., 0], len(RECOMPUTES), axis=0)
+    """Forwards under every setting, float64 [WHOLE_LAYERS, bins, layers] [s]."""
+    return np.repeat(passes.layers[None, ..., 0], len(WHOLE_LAYERS), axis=0)
 
 
 def _backwards(passes: Passes) -> Floats:
-    """Both gradients and what is recomputed, float64 [RECOMPUTES, bins, layers] [s]."""
+    """Both gradients and what is recomputed, float64 [WHOLE_LAYERS, bins, layers] [s]."""
     linear, core = _repeats(len(passes.layers[0]))
     products = passes.layers[..., 0] - passes.core - passes.spared
     again = linear[:, None] * products + core[:, None] * passes.core
@@ -319,5 +340,9 @@ def _backwards(passes: Passes) -> Floats:
 @functools.cache
 def _repeats(layers: int) -> tuple[Flags, Flags]:
     """Whether each setting recomputes a layer's products, and its core."""
-    how = [[layer_recompute(each, layer) for layer in range(layers)] for each in RECOMPUTES]
-    return np.isin(how, ("full", "selective")), np.isin(how, ("full", "attention"))
+    how = [[layer_recompute(each, layer) for layer in range(layers)] for each in WHOLE_LAYERS]
+    linear, core = (
+        np.array([[is_so(each) for each in every] for every in how])
+        for is_so in (repeats_layer, repeats_core)
+    )
+    return linear, core

@@ -18,22 +18,31 @@ Sources
 """
 
 import dataclasses
+import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.base.arrays import Flags, Floats
+from equipoise.base.arrays import Flags, Floats, Ints
 from equipoise.cost.memory.device import (
     hosted_bytes,
     kept_bytes,
     logit_bytes,
     weight_bytes,
 )
+from equipoise.cost.step.modules import module_flop
 from equipoise.cost.step.request import StepOptions, element_bytes
 from equipoise.cost.work import causal_pairs, pair_flop
-from equipoise.plan.space.columns import RECOMPUTES, SCHEDULES, Space, schedules_with
+from equipoise.plan.space.columns import (
+    RECOMPUTES,
+    SCHEDULES,
+    WHOLE_LAYERS,
+    Space,
+    schedules_with,
+)
 from equipoise.sim.machine import Machine
 from equipoise.spec import catalog
 from equipoise.spec.layout import Layout
@@ -45,7 +54,7 @@ from equipoise.spec.offload import (
     offloads_activations,
     offloads_optimizer,
 )
-from equipoise.spec.recompute import LayerRecompute, attention_repeats, linear_repeats
+from equipoise.spec.recompute import attention_repeats, linear_repeats, modules_of
 
 _IN_V = schedules_with(lambda each: each.in_v)
 
@@ -224,7 +233,7 @@ def _token_bytes(
         layout = Layout(dp=etp, tp=tp, etp=etp)
         setting = RECOMPUTES[recompute]
         is_mixed = setting.startswith("every")
-        how: LayerRecompute = "full" if is_mixed else setting
+        how = "full" if is_mixed else setting
         each = [_kept(model, layout, space.base, sparse, how) for sparse in kinds]
         whole = [_kept(model, layout, space.base, sparse, "none") for sparse in kinds]
         kept[at] = min(each)
@@ -236,9 +245,7 @@ def _token_bytes(
     return kept[inverse], widest[inverse]
 
 
-def _kept(
-    model: ModelSpec, layout: Layout, options: StepOptions, sparse: bool, how: LayerRecompute
-) -> float:
+def _kept(model: ModelSpec, layout: Layout, options: StepOptions, sparse: bool, how: str) -> float:
     return kept_bytes(
         model,
         layout,
@@ -286,12 +293,33 @@ def _flops(model: ModelSpec, base: StepOptions, *, has_documents: bool) -> Float
     linear = 2.0 * (model.matmul_params - head) * tokens
     core = 1.0 * pair_flop(model) * pairs
     plain = 3.0 * (linear + core + 2.0 * head * tokens)
-    again = [
-        linear_repeats(setting, layers) / layers * linear
-        + attention_repeats(setting, layers) / layers * core
-        for setting in RECOMPUTES
-    ]
-    return np.asarray(plain + np.array(again))
+    linear_share, core_share = _repeated_shares(layers)
+    again = linear_share * linear + core_share * core
+    return np.asarray(plain + again + tokens * _module_flop(model))
+
+
+@functools.cache
+def _repeated_shares(layers: int) -> tuple[Floats, Floats]:
+    """Shares of layers that repeat their products, and their core, float64 [RECOMPUTES] each."""
+    repeats = (linear_repeats, attention_repeats)
+    linear, core = ([count(each, layers) / layers for each in RECOMPUTES] for count in repeats)
+    return np.array(linear), np.array(core)
+
+
+@functools.cache
+def _module_flop(model: ModelSpec) -> Floats:
+    """FLOP that modules compute again of a token, all layers together, float64 [RECOMPUTES]."""
+    return np.array([module_flop(modules_of(each), model) for each in RECOMPUTES])
+
+
+def module_bound_s(model: ModelSpec, machine: Machine, space: Space, rows: Ints) -> Floats:
+    """Seconds of the mean device for what modules compute again, at least, float64 [rows] [s]."""
+    recompute, base = space["recompute"][rows], space.base
+    if (recompute < len(WHOLE_LAYERS)).all():
+        return np.zeros(len(rows))
+    devices = math.prod(space[axis][rows] for axis in ("tp", "cp", "pp", "dp"))
+    flop = _module_flop(model)[recompute] * base.context_tokens * base.step_sequences
+    return np.asarray(_ROUNDING * flop / devices / machine.peak_flop_per_s(base.precision))
 
 
 def bubble(stages: npt.ArrayLike, micro_batches: npt.ArrayLike) -> Floats:

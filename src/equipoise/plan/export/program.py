@@ -27,6 +27,7 @@ from equipoise.spec.catalog import SCHEDULES
 from equipoise.spec.layout import ORDERS
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.offload import OFFLOADS, Offload, offloads_activations, offloads_optimizer
+from equipoise.spec.recompute import modules_of
 
 Lack = tuple[Callable[[Mapping[str, Any]], Any], str]
 """Sizes that a program cannot run, of one choice or as columns of many, and the sentence that
@@ -48,6 +49,8 @@ class Program:
     known: Mapping[str, Mapping[str, str]]
     """Its own names for the settings that it has, by what they set."""
     lacks: tuple[Lack, ...]
+    modules: tuple[str, ...] = ()
+    """Modules of a layer that it can compute again."""
     offloads_master: bool = True
     """As ``cost.step.request.Stack`` has it."""
 
@@ -70,7 +73,7 @@ class Program:
         if layout.cp > 1:
             said["context strategy"] = options.context_strategy
         for what, name in said.items():
-            if name not in self.known[what]:
+            if not self._knows(what, name):
                 raise SpecError(
                     f'{self.title} has no {what} "{name}". Plan with one of '
                     f"{', '.join(self.known[what])}: --{what.replace(' ', '-')} NAME."
@@ -87,7 +90,13 @@ class Program:
         for is_lacking, sentence in self.lacks:
             if is_lacking(sizes):
                 raise SpecError(sentence.format_map(sizes))
-        return {what: self.known[what][name] for what, name in said.items()}
+        return {what: self.known[what].get(name, "") for what, name in said.items()}
+
+    def _knows(self, what: str, name: str) -> bool:
+        """Whether it has a setting; sets of modules are not named one by one."""
+        if what == "recompute" and (modules := modules_of(name)):
+            return modules <= set(self.modules)
+        return name in self.known[what]
 
     def can(self, model: ModelSpec, space: Space) -> Flags:
         """Which choices it can do."""
@@ -109,8 +118,9 @@ class Program:
         }
         doable = np.full(len(space), space.base.precision in self.known["precision"])
         for column, where in asked.items():
-            names = self.known[column.replace("_", " ")]
-            doable &= ~where | np.isin(space[column], [NAMED[column].index(each) for each in names])
+            what, names = column.replace("_", " "), NAMED[column]
+            has = [at for at, name in enumerate(names) if self._knows(what, name)]
+            doable &= ~where | np.isin(space[column], has)
         for is_lacking, _ in self.lacks:
             doable &= ~is_lacking(sizes)
         return doable

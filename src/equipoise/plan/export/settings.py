@@ -16,6 +16,7 @@ What it decides
     zero 3       shard, resharding always      Megatron-FSDP, optim_grads_params
     etp          tp without ep, else 1         its own
     attention    none of its own               selective, whose core is its default
+    modules      none of its own               selective, with their names
     every-N      none of its own               block, that many layers of each virtual stage
     optimizer    none alone: weights go, too   of the distributed optimizer, its moments
     activations  none of its own               of all layers but two; no stages, no recomputation
@@ -49,6 +50,7 @@ from equipoise.spec.offload import (
     offloads_activations,
     offloads_optimizer,
 )
+from equipoise.spec.recompute import MODULES, modules_of
 
 _TITAN: dict[str, dict[str, str]] = {
     "order": {"pp-dp": ""},
@@ -114,7 +116,9 @@ _MEGATRON_LACKS: tuple[Lack, ...] = (
 )
 
 _TORCHTITAN = Program("torchtitan", _TITAN, _TITAN_LACKS)
-_MEGATRON_LM = Program("Megatron-LM", _MEGATRON, _MEGATRON_LACKS, offloads_master=False)
+_MEGATRON_LM = Program(
+    "Megatron-LM", _MEGATRON, _MEGATRON_LACKS, modules=MODULES, offloads_master=False
+)
 
 
 def to_torchtitan(model: ModelSpec, choice: Choice, stage_layers: Sequence[int]) -> str:
@@ -250,6 +254,9 @@ def _megatron_recompute(choice: Choice, stage_layers: int) -> list[str]:
         return []
     if setting == "attention":
         return ["--recompute-granularity selective"]
+    if modules := sorted(modules_of(setting)):
+        named = f"--recompute-modules {' '.join(modules)}"
+        return ["--recompute-granularity selective", named]
     full = ["--recompute-granularity full"]
     if setting == "full":
         return [*full, "--recompute-method uniform", "--recompute-num-layers 1"]

@@ -16,9 +16,9 @@ What it decides
     not grouped; data-parallel ranks share the optimizer (ZeRO 1), or without stages the weights,
     too (ZeRO 3); documents stay whole as long as they fit; pipelines are interleaved, with as many
     stages as there can be. For each number of tensor ranks, and with none, some or all recomputed,
-    a recipe takes the layout that shares the model among the fewest ranks that hold it, by the
-    bound of memory; where that does not fit when it is priced, the next. Experts lie on as few
-    ranks as hold them, or on as many as can.
+    or modules, a recipe takes the layout that shares the model among the fewest ranks that hold it,
+    by the bound of memory; where that does not fit when it is priced, the next. Experts lie on as
+    few ranks as hold them, or on as many as can.
 
     Of a lattice of millions (``plan.search.vast``) both look at ``RECIPES`` alone: the same rules,
     with every degree and every micro-batch.
@@ -43,6 +43,7 @@ from equipoise.plan.bounds.roofline import needed_bytes, peak_bound_s
 from equipoise.plan.space.columns import COLUMNS, NAMED, RECOMPUTES, Space, schedules_with
 from equipoise.sim.machine import Machine
 from equipoise.spec.model.presets import ModelSpec
+from equipoise.spec.recompute import MODULE_SETS
 
 MOVES = (
     ("recompute",),
@@ -181,7 +182,7 @@ def waiting(space: Space) -> Floats:
     return np.where(is_plain, 1.0, 1.0 + waits * np.where(is_split, 0.6, 1.0))
 
 
-_AGAIN = tuple(RECOMPUTES.index(name) for name in ("none", "selective", "full"))
+_AGAIN = tuple(RECOMPUTES.index(name) for name in ("none", "selective", "full", *MODULE_SETS))
 _WHOLE = schedules_with(lambda each: each.is_common and not each.splits_backward)
 _LAYOUTS = 3
 """Layouts of one recipe, each with more ranks to hold the model than the one before."""

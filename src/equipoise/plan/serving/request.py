@@ -158,7 +158,7 @@ def plan_serving(
         raise SpecError(f"seconds is {request.seconds:g}. Give a time above 0.")
     due = Deadline.after(request.seconds)
     make_policy = find_policy(request.fair)
-    trace = read_trace(request.requests, request.objectives)
+    trace = read_trace(request.requests, request.objectives, request.model)
     site = open_site(
         request.model,
         request.cluster,

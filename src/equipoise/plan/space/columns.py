@@ -18,7 +18,8 @@ What it decides
                              is one micro-batch, for with more it pays for each
         schedule virtual     of pipelines: schedules that lose nothing and do not wait to hold
                              less; for each size of a stage in layers, the fewest such stages
-        recompute            every setting
+        recompute            every setting of whole layers and of the core; where the program
+                             recomputes modules, those of ``spec.recompute.planned_modules``, too
         offload              none unless it is fixed: ``plan.search.offload`` lists where it may
                              pay
         context_strategy     where cp > 1
@@ -55,11 +56,12 @@ from equipoise.spec import catalog
 from equipoise.spec.catalog import ScheduleTraits
 from equipoise.spec.layout import ORDERS, Layout
 from equipoise.spec.offload import OFFLOADS
+from equipoise.spec.recompute import MODULE_SETS
 from equipoise.spec.run.spec import Recompute
 
 SCHEDULES = tuple(name for name, traits in catalog.SCHEDULES.items() if traits.planned != "never")
 """Schedules that a search knows."""
-RECOMPUTES: tuple[Recompute, ...] = (
+WHOLE_LAYERS: tuple[Recompute, ...] = (
     "none",
     "attention",
     "selective",
@@ -68,6 +70,9 @@ RECOMPUTES: tuple[Recompute, ...] = (
     "every-2",
     "full",
 )
+"""Settings of recomputation that name no modules."""
+RECOMPUTES: tuple[str, ...] = (*WHOLE_LAYERS, *MODULE_SETS)
+"""Every setting of recomputation: those of whole layers, and every set of modules."""
 CONTEXT_STRATEGIES = ("needed-kv", "all-gather", "ring", "ulysses")
 
 NAMED = {

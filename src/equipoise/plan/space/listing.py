@@ -27,16 +27,20 @@ from equipoise.plan.space.columns import (
     NAMED,
     RECOMPUTES,
     SCHEDULES,
+    WHOLE_LAYERS,
     Rows,
     Space,
     schedules_with,
 )
 from equipoise.plan.space.lattice import Lattice, ValueLists
+from equipoise.plan.space.runnable import keep_runnable
 from equipoise.spec import catalog
 from equipoise.spec.catalog import Policy, ScheduleTraits
 from equipoise.spec.layout import ORDERS
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.offload import OFFLOADS, Offload
+from equipoise.spec.program.spec import DEFAULT, ProgramSpec
+from equipoise.spec.recompute import planned_modules
 
 _ALONE = "1f1b"
 """The schedule of rows without a pipeline, where it says nothing."""
@@ -61,6 +65,7 @@ def list_lattice(
     *,
     fixed: Fixed | None = None,
     policies: Sequence[Policy] = (),
+    modules: Sequence[str] = (),
 ) -> Lattice:
     """Every choice for one step, numbered and not listed.
 
@@ -70,6 +75,7 @@ def list_lattice(
         base: Window, sequences of the step, precision, stack: what is not to be chosen.
         fixed: Columns that have one value.
         policies: Policies to choose from for packed documents; that of the base unless given.
+        modules: Settings of modules to choose from, beside those of whole layers.
 
     Raises:
         SpecError: nothing is left; says what was fixed.
@@ -84,7 +90,7 @@ def list_lattice(
             _share(cells, devices, given),
             _order(cells, given),
             _pipe(cells, model, given, policies or (base.policy,)),
-            _repeat(cells, given),
+            _repeat(cells, given, modules),
             _exchange(cells, model, given),
         ]
     offload = OFFLOADS.index(cast(Offload, given.get("offload", "none")))
@@ -101,6 +107,25 @@ def list_lattice(
     return lattice.restrict({})
 
 
+def list_runnable(
+    program: ProgramSpec,
+    model: ModelSpec,
+    devices: int,
+    base: StepOptions,
+    *,
+    fixed: Fixed,
+    policies: Sequence[Policy] = (),
+) -> Lattice:
+    """Every choice for one step that a program can run, with the modules that it recomputes.
+
+    Raises:
+        SpecError: nothing is left, or it can run nothing of it.
+    """
+    modules = planned_modules(model, program.modules)
+    lattice = list_lattice(model, devices, base, fixed=fixed, policies=policies, modules=modules)
+    return lattice if program.name == DEFAULT else keep_runnable(program, lattice)
+
+
 def list_space(
     model: ModelSpec,
     devices: int,
@@ -108,6 +133,7 @@ def list_space(
     *,
     fixed: Fixed | None = None,
     policies: Sequence[Policy] = (),
+    modules: Sequence[str] = (),
 ) -> Space:
     """Every choice for one step, as columns: ``list_lattice``, listed.
 
@@ -117,6 +143,7 @@ def list_space(
         base: Window, sequences of the step, precision, stack: what is not to be chosen.
         fixed: Columns that have one value.
         policies: Policies to choose from for packed documents; that of the base unless given.
+        modules: Settings of modules to choose from, beside those of whole layers.
 
     Raises:
         SpecError: nothing is left; says what was fixed.
@@ -128,7 +155,7 @@ def list_space(
     >>> sorted({space.choice(row).layout.dp for row in range(len(space))})
     [1]
     """
-    lattice = list_lattice(model, devices, base, fixed=fixed, policies=policies)
+    lattice = list_lattice(model, devices, base, fixed=fixed, policies=policies, modules=modules)
     return lattice.keep(np.arange(len(lattice)))
 
 
@@ -225,9 +252,13 @@ def _pipe(
     return _factor(keys, fixed, ("schedule", "virtual", "policy"), cross)
 
 
-def _repeat(cells: dict[str, Ints], fixed: Fixed) -> ValueLists:
+def _repeat(cells: dict[str, Ints], fixed: Fixed, modules: Sequence[str]) -> ValueLists:
+    """What is computed again; a set of modules that is given need not be one of those planned."""
+    given = str(fixed.get("recompute", ""))
+    names = dict.fromkeys((*WHOLE_LAYERS, *modules, *[given] * (given in RECOMPUTES)))
+
     def cross(rows: Rows) -> None:
-        rows.cross("recompute", range(len(RECOMPUTES)))
+        rows.cross("recompute", [RECOMPUTES.index(name) for name in names])
 
     return _factor({"alike": np.ones_like(cells["pp"])}, fixed, ("recompute",), cross)
 

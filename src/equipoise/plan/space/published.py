@@ -6,7 +6,8 @@ Why
 
 What it decides
     Which choices of a lattice mean a recipe: those that agree in all that the recipe says. It may
-    be for other devices, of another number: data-parallel ranks are what is left.
+    be for other devices, of another number: data-parallel ranks are what is left. Modules that the
+    lattice does not have count as not given.
 
 Kept true (tests/unit/plan/space/test_published.py)
     Every recipe stands in the lattice of its own model, cluster and step, and has a source.
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from equipoise.base.arrays import Ints
-from equipoise.plan.space.columns import CONTEXT_STRATEGIES, NAMED, RECOMPUTES
+from equipoise.plan.space.columns import CONTEXT_STRATEGIES, NAMED, RECOMPUTES, WHOLE_LAYERS
 from equipoise.plan.space.lattice import Lattice
 
 _SAID = ("tp", "cp", "pp", "ep", "zero", "micro_batch", "schedule", "virtual", "recompute")
@@ -56,6 +57,9 @@ class PublishedRecipe:
             for name, value in self.said
         }
         some = lattice.find(said, strictly=True)
+        if not len(some) and said.get("recompute", [0])[0] >= len(WHOLE_LAYERS):
+            del said["recompute"]
+            some = lattice.find(said, strictly=True)
         if not len(some):
             return some
         space = lattice.keep(some)

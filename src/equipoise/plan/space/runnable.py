@@ -7,7 +7,7 @@ Kept true (tests/unit/plan/space/test_runnable.py)
 from collections.abc import Sequence
 
 from equipoise.base.errors import SpecError
-from equipoise.plan.space.columns import NAMED
+from equipoise.plan.space.columns import NAMED, RECOMPUTES
 from equipoise.plan.space.lattice import Lattice
 from equipoise.spec.program.spec import ProgramSpec
 
@@ -23,7 +23,7 @@ def keep_runnable(program: ProgramSpec, lattice: Lattice) -> Lattice:
     """
     named: dict[str, Sequence[str] | None] = {
         "schedule": program.schedules,
-        "recompute": program.recompute,
+        "recompute": [each for each in RECOMPUTES if program.can_recompute(each)],
         "context_strategy": program.context,
         "order": program.orders,
     }

@@ -20,7 +20,8 @@ from equipoise.recsys.models.catalog import build_model
 from equipoise.recsys.rank.coding import Coding, read_coding
 from equipoise.recsys.rank.pooling import Division, PooledTable
 from equipoise.recsys.rank.scorer import Scorer
-from equipoise.recsys.store import DENSE, checkpoints, read_manifest, require_readable
+from equipoise.recsys.store import DENSE
+from equipoise.recsys.whole import newest_whole, read_facts, stored_files
 from equipoise.spec.recommend import RecommendSpec
 from equipoise.spec.tables.table import TableSpec
 
@@ -58,32 +59,34 @@ def read_stored(folder: Path) -> Stored:
             f"{folder} has tables in towers (model.towers), which are not read here. Train it "
             "without towers."
         )
-    require_readable(folder)
-    newest = checkpoints(folder)
-    if not newest:
+    newest, damaged = newest_whole(folder)
+    if damaged:
+        raise CheckpointError(
+            f"{damaged[0]} Run the same `equipoise train` again, or remove its folder to read the "
+            "checkpoint before."
+        )
+    if newest is None:
         raise CheckpointError(
             f"{folder} has no whole checkpoint. Train first: equipoise train run.toml."
         )
     coding = read_coding(folder)
-    facts = read_manifest(newest[-1])
-    parts = [
-        part for file in sorted(newest[-1].glob("rank-*.safetensors")) for part in _parts(file)
-    ]
+    facts = read_facts(newest)
+    parts = [part for file in stored_files(newest, facts) for part in _parts(file)]
     names = (*coding.ids, *coding.bags)
     tables = [_table(name, facts, [p for p in parts if p.name == name], spec) for name in names]
     for each in tables:
         rows = len(coding.words[each.table.name]) + 1
         if rows != each.table.rows:
             raise CheckpointError(
-                f"{newest[-1]} has {each.table.rows:,} rows of {each.table.name}, and the run's "
+                f"{newest} has {each.table.rows:,} rows of {each.table.name}, and the run's "
                 f"columns have {rows:,}: its data has changed. Train anew in another folder."
             )
     specs = [each.table for each in tables]
     dense = build_model(spec.model, specs, len(coding.numbers), seed=spec.train.seed)
-    dense.load_state_dict(torch.load(newest[-1] / DENSE, weights_only=True)["dense"])
-    written_s = (newest[-1] / DENSE).stat().st_mtime
+    dense.load_state_dict(torch.load(newest / DENSE, weights_only=True)["dense"])
+    written_s = (newest / DENSE).stat().st_mtime
     scorer = Scorer(tables, dense.eval())
-    return Stored(spec, base, coding, scorer, int(facts["step"]), newest[-1], written_s)
+    return Stored(spec, base, coding, scorer, int(facts["step"]), newest, written_s)
 
 
 @dataclass(slots=True, eq=False)

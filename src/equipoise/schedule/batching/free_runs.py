@@ -29,8 +29,11 @@ class FreeRuns:
     def give_back(self, start: int, stop: int) -> None:
         """Make pages free again."""
         self.count += stop - start
-        stop = self._stop_of.pop(stop, stop)
-        start = self._start_of.pop(start, start)
+        stop_of, start_of = self._stop_of, self._start_of
+        if stop in stop_of:
+            stop = stop_of.pop(stop)
+        if start in start_of:
+            start = start_of.pop(start)
         self._list(start, stop)
 
     def take_next(self, page: int) -> bool:
@@ -53,17 +56,21 @@ class FreeRuns:
             growing: Pages whose next one should stay free where it can.
         """
         taken: list[int] = []
-        while len(taken) < pages:
-            start, stop = self._longest_run()
-            count = min(pages - len(taken), stop - start)
-            del self._stop_of[start], self._start_of[stop]
-            first = start + (stop - start - count) // 2 if start - 1 in growing else start
-            if start < first:
-                self._list(start, first)
-            if first + count < stop:
-                self._list(first + count, stop)
-            taken += range(first, first + count)
         self.count -= pages
+        while pages > 0:
+            start, stop = self._longest_run()
+            count = stop - start
+            del self._stop_of[start], self._start_of[stop]
+            if count <= pages:
+                taken += range(start, stop)
+            else:
+                first = start + (count - pages) // 2 if start - 1 in growing else start
+                if start < first:
+                    self._list(start, first)
+                if first + pages < stop:
+                    self._list(first + pages, stop)
+                taken += range(first, first + pages)
+            pages -= count
         return taken
 
     def take_one(self, growing: set[int]) -> int:
@@ -82,21 +89,23 @@ class FreeRuns:
         return page
 
     def _longest_run(self) -> tuple[int, int]:
+        longest, start_of = self._longest, self._start_of
         while True:
-            size, stop = self._longest[0]
-            start = self._start_of.get(stop)
+            size, stop = longest[0]
+            start = start_of.get(stop)
             if start is None:
-                heappop(self._longest)
+                heappop(longest)
             elif start - stop == size:
                 return start, stop
             elif start - stop < size:  # a longer entry is behind it
-                heappop(self._longest)
+                heappop(longest)
             else:
-                heapreplace(self._longest, (start - stop, stop))
+                heapreplace(longest, (start - stop, stop))
 
     def _list(self, start: int, stop: int) -> None:
-        self._stop_of[start], self._start_of[stop] = stop, start
-        heappush(self._longest, (start - stop, stop))
-        if len(self._longest) > 64 + 4 * len(self._stop_of):
+        longest, stop_of = self._longest, self._stop_of
+        stop_of[start], self._start_of[stop] = stop, start
+        heappush(longest, (start - stop, stop))
+        if len(longest) > 64 + 4 * len(stop_of):
             self._longest = [(start - stop, stop) for start, stop in self._stop_of.items()]
             heapify(self._longest)

@@ -151,51 +151,44 @@ class PagePool:
 
     def grow(self, pages: list[int]) -> bool:
         """Add a page to those of one request; False if none is available."""
-        last = pages[-1]
-        if self._free.take_next(last):
-            self._users[last + 1] = 1
-            self._growing.discard(last)
-            self._growing.add(last + 1)
-            pages.append(last + 1)
-            return True
-        if self._free.count:
-            growing = self._growing
+        last, free, growing = pages[-1], self._free, self._growing
+        if free.take_next(last):
             growing.discard(last)
-            page = self._free.take_one(growing)
-            self._users[page] = 1
-            growing.add(page)
-            pages.append(page)
+            page = last + 1
+        elif free.count:
+            growing.discard(last)
+            page = free.take_one(growing)
+        elif self._idle:
+            pages += self.take(1, behind=last)
             return True
-        if not self._idle:
+        else:
             return False
-        pages += self.take(1, behind=last)
+        self._users[page] = 1
+        growing.add(page)
+        pages.append(page)
         return True
 
     def release(self, pages: Sequence[int]) -> None:
         """A request gives up pages; the last ones become idle first."""
         if not pages:
             return
-        users, free = self._users, []
+        users, cached, give_back = self._users, self._cached, self._free.give_back
         self._growing.discard(pages[-1])
+        start = stop = 0  # a run of free pages, which mostly come in falling order
         for page in reversed(pages):
             users[page] -= 1
             if users[page]:
                 continue
-            if page in self._cached:
+            if page in cached:
                 self._idle[page] = None
+            elif page == start - 1:
+                start = page
             else:
-                free.append(page)
-        self._give_back(free)
-
-    def _give_back(self, pages: list[int]) -> None:
-        """Free pages that are mostly in falling order."""
-        at = 0
-        while at < len(pages):
-            stop = at + 1
-            while stop < len(pages) and pages[stop] == pages[stop - 1] - 1:
-                stop += 1
-            self._free.give_back(pages[stop - 1], pages[at] + 1)
-            at = stop
+                if stop:
+                    give_back(start, stop)
+                start, stop = page, page + 1
+        if stop:
+            give_back(start, stop)
 
     def evict_all(self) -> None:
         """Forget every page that nobody uses."""

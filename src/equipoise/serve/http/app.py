@@ -137,6 +137,7 @@ class Gate:
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send, headers: Headers) -> None:
         state = self._state
+        _require_one_length(scope, headers)
         is_open_path = scope["path"] in _OPEN_PATHS
         if not is_open_path:
             scope["state"]["tenant"] = self._find_tenant(headers)
@@ -185,6 +186,22 @@ class _Answer:
             self.status, self.has_begun = message["status"], True
             message["headers"].append((b"x-request-id", self._name.encode("ascii")))
         await self._send(message)
+
+
+def _require_one_length(scope: Scope, headers: Headers) -> None:
+    """Refuse a body whose end another server may see elsewhere, and all that follows it.
+
+    RFC 9112, section 6.1: what stands behind that end is then taken for a request of its own.
+    """
+    if "transfer-encoding" not in headers:
+        return
+    if "content-length" in headers:
+        words = "A request has Transfer-Encoding or Content-Length, not both. Leave one out."
+    elif scope["http_version"] == "1.0":
+        words = "HTTP/1.0 has no Transfer-Encoding. Send Content-Length, or HTTP/1.1."
+    else:
+        return
+    raise HttpError(400, words, code="invalid_http", headers={"Connection": "close"})
 
 
 def _routing_fault(scope: Scope, error: HTTPException) -> HttpError:

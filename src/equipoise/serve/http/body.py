@@ -18,7 +18,7 @@ from pydantic_core import ErrorDetails
 from starlette.requests import ClientDisconnect, Request
 
 from equipoise.base.nearest import nearest
-from equipoise.base.read import parse_json
+from equipoise.base.read import LongNumberError, parse_json
 from equipoise.base.shown import shorten
 from equipoise.serve.http.fault import HttpError, invalid
 
@@ -73,6 +73,10 @@ def parse_body(data: bytes, kind: type[_Body]) -> _Body:
             code="invalid_json",
         ) from None
     except ValueError as error:
+        if isinstance(error, LongNumberError) and error.place:
+            path = path_of(error.place)
+            words = f"'{shorten(path, 120)}' has more digits than 64 bits hold."
+            raise invalid(words, path) from None
         raise invalid(f"The body cannot be read: {error}.", code="invalid_json") from None
     if not isinstance(value, dict):
         raise invalid("The body must be a JSON object: {...}.", code="invalid_json")

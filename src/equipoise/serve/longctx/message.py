@@ -67,7 +67,7 @@ def read_work(message: bytes) -> RankWork:
             each["tokens"],
             each["logits"],
             tuple(each["cached"]),
-            tuple(PageRun(**run) for run in each["runs"]),
+            tuple(PageRun(*run) for run in each["runs"]),
         )
         for each in given["texts"]
     )

@@ -172,16 +172,27 @@ class ServingSite:
 
 
 def read_trace(
-    requests: str | Path | Sequence[TracedRequest], objectives: Mapping[str, Objective]
+    requests: str | Path | Sequence[TracedRequest],
+    objectives: Mapping[str, Objective],
+    model: str | ModelSpec,
 ) -> tuple[TracedRequest, ...]:
     """The requests of a trace, for whose tenants these objectives are.
+
+    Args:
+        requests: A file, or the requests.
+        objectives: By tenant.
+        model: Serves them; where a file has tokens, its vocabulary says whether they are its own.
 
     Raises:
         DataError: the file cannot be read.
         SpecError: there are no requests, or an objective is for a tenant without any.
     """
     given = requests
-    trace = read_request_trace(Path(given)) if isinstance(given, str | Path) else tuple(given)
+    if isinstance(given, str | Path):
+        sizes = read_model(model) if isinstance(model, str) else model
+        trace = read_request_trace(Path(given), vocab=sizes.vocab)
+    else:
+        trace = tuple(given)
     if not trace:
         raise SpecError("There are no requests. Give at least one.")
     tenants = {each.tenant for each in trace}
@@ -210,7 +221,7 @@ def simulate_serving(request: ServingRequest, progress: Progress | None = None) 
     Cost: about a second for 10,000 requests.
     """
     make_policy = find_policy(request.fair)
-    trace = read_trace(request.requests, request.objectives)
+    trace = read_trace(request.requests, request.objectives, request.model)
     site = open_site(
         request.model,
         request.cluster,
@@ -277,6 +288,7 @@ def open_site(
     if expert_skew > 1.0 and not model.experts:
         raise SpecError("expert_skew changes nothing for a model without experts. Leave it out.")
     machine = Machine(read_cluster(cluster) if isinstance(cluster, str) else cluster)
+    machine.device.require_precision(precision)
     return ServingSite(model, machine, precision, settings, expert_skew, requests + 1)
 
 

@@ -80,6 +80,18 @@ class DeviceSpec:
         """Dtypes that this device multiplies."""
         return tuple(dtype for dtype, _ in self.peaks)
 
+    def require_precision(self, precision: str) -> None:
+        """Refuse a step's precision that this device has no products of.
+
+        Raises:
+            SpecError: lists those it has.
+        """
+        if precision == "fp8" and "fp8" not in self.dtypes:
+            raise SpecError(
+                f"{self.name} has no fp8; it multiplies {', '.join(self.dtypes)}. Give precision "
+                f"bf16, which is computed in fp16 where there is no bf16, or fp32."
+            )
+
     def peak_flop_per_s(self, dtype: Dtype) -> float:
         """Dense matrix peak [FLOP/s].
 

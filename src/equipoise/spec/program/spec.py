@@ -12,6 +12,7 @@ Kept true (tests/unit/spec/program/test_file.py)
     Every shipped program refuses what it lacks and nothing else; each fact has a source.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from equipoise.base.errors import SpecError
@@ -23,6 +24,10 @@ from equipoise.spec.recompute import modules_of
 
 DEFAULT = "equipoise"
 """The program of a forecast that names none."""
+
+
+_Asked = tuple[str, object, tuple[object, ...] | None, str]
+"""A setting, its value, those that there are, and its flag."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +80,15 @@ class ProgramSpec:
         known = self.modules if modules else self.recompute
         return known is None or (modules or {setting}) <= set(known)
 
+    def require_modules(self, setting: str) -> None:
+        """Refuse modules that the program cannot recompute.
+
+        Raises:
+            SpecError: names them, and those that it can.
+        """
+        if modules_of(setting) and not self.can_recompute(setting):
+            raise SpecError(self._say_modules(setting))
+
     def _say_modules(self, setting: str) -> str:
         lacks = sorted(modules_of(setting) - set(self.modules or ()))
         if self.modules:
@@ -100,6 +114,54 @@ class ProgramSpec:
                 f"of their own. Leave layers or program out."
             )
 
+    def require_given(self, given: Mapping[str, object], precision: str) -> None:
+        """Refuse what was given for a search whose other settings are open.
+
+        Args:
+            given: Settings by the names of ``plan.space.columns``.
+            precision: Of the step.
+
+        Raises:
+            SpecError: names the setting, and those that the program has.
+        """
+        asked: list[_Asked] = [("precision", precision, self.precision, "--precision")]
+        for what, known, axis in (
+            ("recompute", self.recompute, ""),
+            ("schedule", self.schedules, "pp"),
+            ("context strategy", self.context, "cp"),
+        ):
+            value = given.get(what.replace(" ", "_"))
+            wants_ranks = not known and int(str(given.get(axis, 1))) > 1
+            if (value is not None or wants_ranks) and not modules_of(str(value)):
+                asked.append((what, value, known, f"--{what.replace(' ', '-')}"))
+        self._require_each(asked, given)
+
+    def _require_each(self, asked: Sequence[_Asked], sizes: Mapping[str, object]) -> None:
+        """Refuse the first value that is not among those known.
+
+        Raises:
+            SpecError: names it, and those that are.
+        """
+        for what, value, known, flag in asked:
+            if known is None or value in known:
+                continue
+            if known:
+                has = ", ".join(map(str, known))
+                raise SpecError(
+                    f"program {self.name} cannot run {what} {value}; it has {has}. Give "
+                    f"{flag}{'' if flag.endswith('=') else ' '}{known[0]}, or another --program."
+                )
+            ranks, axis = ("stages", "pp") if what == "schedule" else ("context ranks", "cp")
+            if axis not in sizes:
+                raise SpecError(
+                    f"program {self.name} has no {ranks}, and {flag} is {value}. Leave it out, or "
+                    f"give another --program."
+                )
+            raise SpecError(
+                f"program {self.name} has no {ranks}, and the layout has {axis}={sizes[axis]}. "
+                f"Give a layout without {axis}, or another --program."
+            )
+
     def require(
         self,
         layout: Layout,
@@ -113,13 +175,10 @@ class ProgramSpec:
         Raises:
             SpecError: names the setting, and those that it has.
         """
-        asked: list[tuple[str, object, tuple[object, ...] | None, str]] = [
-            ("precision", precision, self.precision, "--precision"),
-        ]
+        asked: list[_Asked] = [("precision", precision, self.precision, "--precision")]
+        self.require_modules(recompute)
         if not modules_of(recompute):
             asked.append(("recompute", recompute, self.recompute, "--recompute"))
-        elif not self.can_recompute(recompute):
-            raise SpecError(self._say_modules(recompute))
         if layout.zero_ranks > 1:
             asked.append(("zero", layout.zero, self.zero, "--layout zero="))
         if layout.pp > 1:
@@ -129,20 +188,6 @@ class ProgramSpec:
                 asked.append(("order", named, self.orders, "--order"))
         if layout.cp > 1:
             asked.append(("context strategy", context_strategy, self.context, "--context-strategy"))
-        for what, value, known, flag in asked:
-            if known is None or value in known:
-                continue
-            if not known:
-                axis = "stages" if what == "schedule" else "context ranks"
-                size = f"pp={layout.pp}" if what == "schedule" else f"cp={layout.cp}"
-                raise SpecError(
-                    f"program {self.name} has no {axis}, and the layout has {size}. Give a layout "
-                    f"without {size.partition('=')[0]}, or another --program."
-                )
-            has = ", ".join(map(str, known))
-            raise SpecError(
-                f"program {self.name} cannot run {what} {value}; it has {has}. Give "
-                f"{flag}{'' if flag.endswith('=') else ' '}{known[0]}, or another --program."
-            )
+        self._require_each(asked, {"pp": layout.pp, "cp": layout.cp})
         if layout.pp > 1 and schedule not in SCHEDULES:
             raise SpecError(f'schedule: "{schedule}" is not one of {", ".join(SCHEDULES)}.')

@@ -30,6 +30,7 @@ from equipoise.base.nearest import nearest
 from equipoise.base.read import read_bytes
 from equipoise.base.shown import shorten
 from equipoise.spec.limits import MOST_SIZE
+from equipoise.spec.recompute import names_modules, refuse_modules
 from equipoise.spec.run.faults import describe, explain_fault, refuse_choice, refuse_text
 from equipoise.spec.run.keys import (
     EXTENDS,
@@ -297,6 +298,8 @@ def judge(key: Key, value: Any) -> tuple[Any, str | None]:
         # Pydantic's literals take True and 1.0 for 1, also when strict.
         if any(type(each) is type(value) and each == value for each in allowed):
             return value, None
+        if key.name == "train.recompute" and names_modules(value):
+            return None, refuse_modules(value)
         return None, refuse_choice(allowed, value)
     if tuple in allowed:  # one text stands for a list of it
         value = (value,) if isinstance(value, str) else tuple(value) if _is_texts(value) else value

@@ -152,6 +152,21 @@ def test_megatron_of_experts() -> None:
     )
 
 
+def test_megatron_names_the_modules() -> None:
+    choice = Choice(Layout(dp=8, ep=8), StepOptions(4096, 64, recompute="mla_up_proj+mlp"))
+    lines = to_megatron(PLANNED["deepseek-v3"], choice, [61]).splitlines()
+    assert lines[-2:] == [
+        "--recompute-granularity selective",
+        "--recompute-modules mla_up_proj mlp",
+    ]
+    with pytest.raises(SpecError) as refused:
+        to_torchtitan(PLANNED["deepseek-v3"], choice, [61])
+    assert str(refused.value) == (
+        'torchtitan has no recompute "mla_up_proj+mlp". Plan with one of none, full: --recompute '
+        "NAME."
+    )
+
+
 def test_models_for_megatron() -> None:
     assert megatron_model(PLANNED["gpt3-175b"], 2048) == [
         "--num-layers 96",

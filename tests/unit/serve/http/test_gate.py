@@ -126,8 +126,6 @@ BAD_BYTES: list[tuple[bytes, str]] = [
     (b"[" * 100_000, "The body cannot be read: brackets are nested more than 64 deep."),
     (b'{"prompt": ' + b"[" * 70 + b"]" * 70 + b"}",
      "The body cannot be read: brackets are nested more than 64 deep."),
-    (b'{"seed": ' + b"9" * 5000 + b"}",
-     "The body cannot be read: a whole number has more digits than 64 bits hold."),
 ]  # fmt: skip
 
 
@@ -140,6 +138,70 @@ def test_bytes_that_are_no_body(server: Running, data: bytes, message: str) -> N
         "type": "invalid_request_error",
         "param": None,
         "code": "invalid_json",
+    }
+
+
+@pytest.mark.parametrize(
+    ("data", "path"),
+    [
+        (b'{"prompt": "a", "seed": ' + b"9" * 5000 + b"}", "seed"),
+        (b'{"prompt": "a", "seed": -' + b"9" * 21 + b"}", "seed"),
+        (
+            b'{"prompt": [1, [2, 1' + b"0" * 20 + b']], "top_k": 1' + b"0" * 30 + b"}",
+            "prompt[1][1]",
+        ),
+    ],
+)
+def test_a_number_that_no_field_holds_is_named(server: Running, data: bytes, path: str) -> None:
+    reply = post(server, data)
+    assert reply.status == 400
+    assert error(reply) == {
+        "message": f"'{path}' has more digits than 64 bits hold.",
+        "type": "invalid_request_error",
+        "param": path,
+        "code": "invalid_value",
+    }
+
+
+@pytest.mark.parametrize(
+    ("version", "lengths", "message"),
+    [
+        (
+            b"1.1",
+            b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n",
+            "A request has Transfer-Encoding or Content-Length, not both. Leave one out.",
+        ),
+        (
+            b"1.1",
+            b"Transfer-Encoding: chunked\r\nContent-Length: 40\r\n",
+            "A request has Transfer-Encoding or Content-Length, not both. Leave one out.",
+        ),
+        (
+            b"1.0",
+            b"Transfer-Encoding: chunked\r\n",
+            "HTTP/1.0 has no Transfer-Encoding. Send Content-Length, or HTTP/1.1.",
+        ),
+    ],
+)
+@pytest.mark.parametrize("path", [b"/v1/completions", b"/health"])
+def test_a_body_with_two_ends_is_refused_with_all_that_follows(
+    server: Running, version: bytes, lengths: bytes, message: str, path: bytes
+) -> None:
+    with open_socket(server.port) as raw:
+        raw.sendall(
+            b"POST " + path + b" HTTP/" + version + b"\r\nHost: a\r\n"
+            b"Content-Type: application/json\r\n" + lengths + b"\r\n0\r\n\r\n"
+            b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n"
+        )
+        reply = read_reply(raw)
+        assert raw.recv(1) == b""
+    assert reply.status == 400
+    assert reply.headers["connection"] == "close"
+    assert error(reply) == {
+        "message": message,
+        "type": "invalid_request_error",
+        "param": None,
+        "code": "invalid_http",
     }
 
 

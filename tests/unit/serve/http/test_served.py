@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from equipoise.base.errors import CheckpointError
+from equipoise.serve import source
 from equipoise.serve.http.served import fingerprint, model_name
 from equipoise.serve.source import open_model
 from equipoise.spec.model.presets import ModelSpec
@@ -41,3 +43,48 @@ def test_a_model_is_called_by_its_run_its_folder_or_its_file(
     if "checkpoint" in path:
         (place / "manifest.json").write_text("{}")
     assert model_name(place) == name
+
+
+@pytest.mark.parametrize("replaced", [0, 1, 4, 5])
+def test_a_run_that_replaces_its_checkpoints_is_opened_or_refused(
+    replaced: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = iter([*range(replaced), replaced, replaced])
+    opened = []
+
+    def newest(_: Path) -> tuple[Path, None, list[str]]:
+        return Path(f"step-{next(steps)}"), None, []
+
+    def read(path: Path, *_: object) -> str:
+        opened.append(path.name)
+        if path.name != "step-4" and replaced:
+            raise CheckpointError(f"{path} is torn.")
+        return "model"
+
+    monkeypatch.setattr(source, "newest_good", newest)
+    monkeypatch.setattr(source, "_open_checkpoint", read)
+    if replaced in (0, 4, 5):
+        assert source.open_run(Path("run")) == "model"
+        assert opened[-1] == f"step-{min(replaced, 4)}"
+    else:  # the newest one is torn
+        with pytest.raises(CheckpointError) as refused:
+            source.open_run(Path("run"))
+        assert str(refused.value) == "step-1 is torn."
+
+
+def test_a_run_that_replaces_its_checkpoints_too_fast_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    steps = iter(range(9))
+    monkeypatch.setattr(source, "newest_good", lambda _: (Path(f"{next(steps)}"), None, []))
+
+    def read(*_: object) -> None:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(source, "_open_checkpoint", read)
+    with pytest.raises(CheckpointError) as refused:
+        source.open_run(Path("run"))
+    assert str(refused.value) == (
+        "run replaces its checkpoints before they are read. Wait until it is trained, or let it "
+        "keep more (checkpoint.keep)."
+    )

@@ -42,7 +42,7 @@ def fill(engine: PagedDecoder, chunks: list[ServeChunk]) -> None:
     """Keys and values of what is before each chunk."""
     for each in chunks:
         if each.start:
-            before = dataclasses.replace(each, start=0, tokens=each.start)
+            before = each._replace(start=0, tokens=each.start)
             engine.run([before], [at % 67 for at in range(each.start)])
 
 

@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 
 from equipoise.base.errors import ModelError
+from equipoise.spec.model.hf_config import MODEL_TYPES
 from equipoise.spec.model.other_config import FORECAST
 from equipoise.spec.model.presets import PLANNED
 from equipoise.spec.words import forecast_note, read_model
+from support.verbs import run
 
 SCOUT: dict[str, Any] = {
     "model_type": "llama4_text",
@@ -130,6 +132,37 @@ def test_weights_are_the_published_ones(kind: str, tmp_path: Path) -> None:
 
 def test_a_model_that_is_trained_here_needs_no_note() -> None:
     assert forecast_note("llama3-8b") == forecast_note("layers=2,hidden=64,heads=4,vocab=9") == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "[1, 2]",
+            "model: {file} does not hold a table of sizes. Give the config.json that the model was "
+            "published with.",
+        ),
+        (
+            '{"model_type":',
+            "model: {file} cannot be read as a config.json (it is not JSON at line 1, column 15: "
+            "expecting value). Give the file that the model was published with.",
+        ),
+        (
+            '{"model_type": ["deepseek_v3"]}',
+            'config.json: model_type ["deepseek_v3"] is not one of KINDS.',
+        ),
+    ],
+)
+@pytest.mark.parametrize("verb", ["simulate", "plan"])
+def test_what_is_no_config_is_refused_by_every_verb(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: str, text: str, message: str
+) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(text)
+    layout = ["--layout", "dp=8"] if verb == "simulate" else []
+    step = ["--cluster", "h100-sxm:8", "--context-tokens", "4096", "--step-sequences", "64"]
+    said = message.replace("{file}", str(file)).replace("KINDS", ", ".join(MODEL_TYPES))
+    assert run(capsys, verb, "--model", file, *step, *layout) == (2, "", f"{said}\n")
 
 
 def test_a_missing_size_is_refused(tmp_path: Path) -> None:

@@ -286,6 +286,12 @@ BETWEEN_KEYS: list[tuple[str, str]] = [
         f"All: {', '.join(PRESETS)}.",
     ),
     (
+        'train.recompute = "mla_up_proj+mlp"',
+        'run.toml:1  train.recompute: "mla_up_proj+mlp" names modules of a layer, and train '
+        "recomputes a layer, its attention core, or all but that core. Give one of "
+        '"none", "attention", "selective", "every-2", "every-3", "every-4", "full".',
+    ),
+    (
         'model.init = "zeros"',
         'run.toml:1  model.init: "zeros" is not one of "random", "hf:DIR".',
     ),

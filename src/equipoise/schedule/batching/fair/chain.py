@@ -12,6 +12,9 @@ What it decides
 
     Times are global virtual times, in which every active user gets its weight of work per unit.
 
+    What deadlines need is kept by position, since they are asked for far more often than links are
+    chained; a link itself carries what it was served.
+
 Kept true (tests/unit/schedule/batching/fair/test_uwfq.py)
     Deadlines rise along the chain; the last one depends on the sum of work alone.
 
@@ -21,12 +24,26 @@ Sources
 """
 
 import math
-from bisect import bisect_left, insort
+from bisect import bisect_left
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import accumulate
 
-Link = tuple[float, float, str]
-"""A job's place in the chain: virtual end among the user's jobs, arrival, id."""
+Place = tuple[float, float, str]
+"""A link's place in the chain: virtual end among the user's jobs, arrival, the job's id."""
+
+
+@dataclass(slots=True, eq=False)
+class ChainLink:
+    """A job's part of the chain; also a pause, or work that was spent on another job."""
+
+    place: Place
+    is_gone: bool = False
+    """Whether it has no job, or that job is gone."""
+    done: float = 0.0
+    """Work that its job was really served, less what was taken from its size."""
+    touched: int = 0
+    """Its number among those that were served or taken from, by when they first were; 0 before."""
 
 
 class UserChain:
@@ -37,14 +54,16 @@ class UserChain:
         self.weight = weight
         self.stages: dict[str, float] = {}
         """Jobs of several requests, and when each one's last request ended [s]."""
+        self.end = start
+        """Deadline of the last job."""
         self._base = start
-        self._links: list[Link] = []
-        self._sizes: dict[Link, float] = {}
+        self._links: list[ChainLink] = []
+        self._places: list[Place] = []
+        """Where each link stands; they rise."""
+        self._sizes: list[float] = []
         """Work of each link."""
-        self._gone: set[Link] = set()
-        """Links of jobs that are gone, of pauses, and of work that was spent on another job."""
-        self._done: dict[Link, float] = {}
-        """Work that each link's job was really served, less what was taken from its size."""
+        self._touched = 0
+        """Links that were served or taken from."""
         self._cut = 0.0
         """Work of links that were trimmed."""
         self._sums: list[float] = []
@@ -57,11 +76,6 @@ class UserChain:
         """Global virtual time up to which ``_time`` has run."""
         self._ends: list[float] = []
         """Virtual ends of the jobs that are active in ``_time``, a heap."""
-
-    @property
-    def end(self) -> float:
-        """Deadline of the last job."""
-        return self._base + self._total
 
     def advance(self, now: float) -> None:
         """Let the virtual time among the user's jobs run up to a global virtual time."""
@@ -82,80 +96,88 @@ class UserChain:
 
     def append(
         self, job_id: str, arrival_s: float, work: float, now: float, *, is_stage: bool = False
-    ) -> Link:
+    ) -> ChainLink:
         """Chain a job that comes now; a further stage begins where the last job's share ended."""
         end = self._time + work
         heappush(self._ends, end)
+        places = self._places
         passed = self._first_after(now)
-        at = max(passed, bisect_left(self._links, (end, arrival_s, job_id)))
-        before = self._links[at - 1][0] if at else -math.inf
-        gap = before, math.inf, ""
+        at = max(passed, bisect_left(places, (end, arrival_s, job_id)))
+        before = places[at - 1][0] if at else -math.inf
         spent = 0.0
-        if at < len(self._links):
+        if at < len(places):
             spent = self._overtake(at, now if at == passed else -math.inf)
         elif not is_stage:
             spent = max(0.0, now - self.end)
         if spent > 0:
-            self._gone.add(gap)
-            self._resize(gap, spent)
+            self._add((before, math.inf, ""), spent).is_gone = True
         order = end if end > before else math.nextafter(before, math.inf)
-        while (order, arrival_s, job_id) in self._sizes:
+        while self._is_taken((order, arrival_s, job_id)):
             order = math.nextafter(order, math.inf)
-        link = order, arrival_s, job_id
-        self._resize(link, work)
-        return link
+        return self._add((order, arrival_s, job_id), work)
 
     def _overtake(self, at: int, now: float) -> float:
         """Take from the links from ``at`` on what was spent on them, by this time; returns it."""
-        first = self._links[at]
-        before = self.deadline(self._links[at - 1]) if at else self._base + self._cut
-        taken = {link: done for link, done in self._done.items() if done > 0 and link >= first}
-        taken[first] = max(taken.get(first, 0.0), now - before)
+        before = self._deadline(at - 1) if at else self._base + self._cut
+        links, sizes, left = self._links, self._sizes, self._total
+        # The same numbers added in another order would differ in their last bits.
+        taken = [
+            (each.touched, where, each)
+            for where, each in enumerate(links[at:], at)
+            if each.done > 0
+        ]
+        taken.sort()
+        first = links[at]
+        if not first.done > 0:
+            taken.append((0, at, first))
         total = 0.0
-        for link, work in taken.items():
-            spent = min(work, self._sizes[link])
+        for _, where, link in taken:
+            work, size = link.done, sizes[where]
+            if link is first:
+                work = max(work, 0.0, now - before)
+            spent = work if work < size else size
             if spent > 0:
-                self._done[link] = self._done.get(link, 0.0) - spent
-                self._sizes[link] -= spent
-                self._total -= spent
+                if not link.touched:
+                    self._touch(link)
+                link.done -= spent
+                sizes[where] = size - spent
+                left -= spent
                 total += spent
+        self._total, self.end = left, self._base + left
         del self._sums[at:]
         return total
 
-    def serve(self, link: Link, work: float) -> None:
+    def serve(self, link: ChainLink, work: float) -> None:
         """The link's job was really served."""
-        self._done[link] = self._done.get(link, 0.0) + work
+        if not link.touched:
+            self._touch(link)
+        link.done += work
 
-    def change(self, link: Link, work: float) -> None:
+    def change(self, link: ChainLink, work: float) -> None:
         """The link's job takes this much more work than its size says, or less."""
-        self._resize(link, max(-self._sizes[link], work))
+        at = bisect_left(self._places, link.place)
+        self._resize(at, max(-self._sizes[at], work))
 
-    def leave(self, link: Link, now: float) -> None:
+    def leave(self, link: ChainLink, now: float) -> None:
         """A link's job is gone; links at the front that have ended virtually are trimmed."""
-        self._gone.add(link)
-        while self._links:
-            first = self._links[0]
-            if first not in self._gone or self.deadline(first) > now:
-                return
-            del self._links[0]
-            self._gone.remove(first)
-            self._done.pop(first, None)
-            self._cut += self._sizes.pop(first)
+        link.is_gone = True
+        while self._links and self._links[0].is_gone and self._deadline(0) <= now:
+            del self._links[0], self._places[0]
+            self._cut += self._sizes.pop(0)
             self._sums.pop(0)
 
-    def deadline(self, link: Link) -> float:
+    def deadline(self, link: ChainLink) -> float:
         """Global virtual time at which a job ends, one job after the other."""
-        at = bisect_left(self._links, link)
+        return self._deadline(bisect_left(self._places, link.place))
+
+    def _deadline(self, at: int) -> float:
         if at >= len(self._sums):
             self._add_sums(at + 1)
         return self._base + self._sums[at]
 
     def _add_sums(self, stop: int) -> None:
         sums = self._sums
-        links = self._links[len(sums) : stop]
-        more = accumulate(
-            map(self._sizes.__getitem__, links), initial=sums[-1] if sums else self._cut
-        )
+        more = accumulate(self._sizes[len(sums) : stop], initial=sums[-1] if sums else self._cut)
         next(more)
         sums += more
 
@@ -164,14 +186,30 @@ class UserChain:
         limit = math.nextafter(now - self._base, math.inf)
         while True:
             at = bisect_left(self._sums, limit)
-            if at < len(self._sums) or at == len(self._links):
+            if at < len(self._sums) or at == len(self._sizes):
                 return at
             self._add_sums(at + 16)
 
-    def _resize(self, link: Link, work: float) -> None:
-        if link not in self._sizes:
-            insort(self._links, link)
-            self._sizes[link] = 0.0
-        self._sizes[link] += work
+    def _is_taken(self, place: Place) -> bool:
+        at = bisect_left(self._places, place)
+        return at < len(self._places) and self._places[at] == place
+
+    def _add(self, place: Place, work: float) -> ChainLink:
+        """Add work to the link at this place, a new one if there is none."""
+        at = bisect_left(self._places, place)
+        if at == len(self._places) or self._places[at] != place:
+            self._links.insert(at, ChainLink(place))
+            self._places.insert(at, place)
+            self._sizes.insert(at, 0.0)
+        self._resize(at, work)
+        return self._links[at]
+
+    def _touch(self, link: ChainLink) -> None:
+        self._touched += 1
+        link.touched = self._touched
+
+    def _resize(self, at: int, work: float) -> None:
+        self._sizes[at] += work
         self._total += work
-        del self._sums[bisect_left(self._links, link) :]
+        self.end = self._base + self._total
+        del self._sums[at:]

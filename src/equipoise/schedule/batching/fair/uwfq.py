@@ -32,7 +32,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from equipoise.schedule.batching.fair.chain import Link, UserChain
+from equipoise.schedule.batching.fair.chain import ChainLink, UserChain
 from equipoise.schedule.batching.fair.policy import FairJob, Key
 from equipoise.schedule.batching.fair.queue import QueuedPolicy, WaitingQueue
 
@@ -46,7 +46,7 @@ class _Chained:
 
     job: FairJob
     chain: UserChain
-    link: Link
+    link: ChainLink
     planned_s: float
     done_s: float = 0.0
 
@@ -81,12 +81,12 @@ class Uwfq(QueuedPolicy):
         link = chain.append(job.id, job.arrival_s, work, self._now, is_stage=is_stage)
         self._jobs[job.id] = _Chained(job, chain, link, job.work_s)
         self._activate(chain)
-        self._queue.push(job.tenant, link[0], job.id)
+        self._queue.push(job.tenant, link.place[0], job.id)
 
     def wait(self, job_id: str) -> None:
         """A job that was taken waits again; its deadline stays."""
         chained = self._jobs[job_id]
-        self._queue.push(chained.job.tenant, chained.link[0], job_id)
+        self._queue.push(chained.job.tenant, chained.link.place[0], job_id)
 
     def key(self, job_id: str) -> Key:
         """By deadline, then arrival."""
@@ -95,12 +95,13 @@ class Uwfq(QueuedPolicy):
     def charge(self, job_id: str, work_s: float) -> None:
         """A job was served: the fluid device serves as much."""
         chained = self._jobs[job_id]
-        chained.done_s += work_s
-        chained.chain.serve(chained.link, work_s / chained.chain.weight)
+        chain = chained.chain
+        chained.done_s = done_s = chained.done_s + work_s
+        chain.serve(chained.link, work_s / chain.weight)
         self._serve(work_s)
-        if chained.done_s > chained.planned_s * (1.0 + _ROUNDING):
-            chain = chained.chain
-            more_s = max(chained.planned_s, chained.done_s - chained.planned_s)
+        planned_s = chained.planned_s
+        if done_s > planned_s * (1.0 + _ROUNDING):
+            more_s = max(planned_s, done_s - planned_s)
             chain.advance(self._now)
             chain.leave(chained.link, self._now)
             work = more_s / chain.weight
@@ -145,11 +146,12 @@ class Uwfq(QueuedPolicy):
 
     def _serve(self, work_s: float) -> None:
         """Let V run on by this much work."""
-        while work_s > 0 and self._ends:
-            end, name = self._ends[0]
-            chain = self._active.get(name)
+        ends, active = self._ends, self._active
+        while work_s > 0 and ends:
+            end, name = ends[0]
+            chain = active.get(name)
             if chain is None or chain.end != end:
-                heappop(self._ends)
+                heappop(ends)
                 continue
             needed_s = (end - self._now) * self._weight
             if needed_s > work_s:
@@ -157,5 +159,5 @@ class Uwfq(QueuedPolicy):
                 return
             work_s -= needed_s
             self._now = end
-            heappop(self._ends)
+            heappop(ends)
             self._rest(chain)
