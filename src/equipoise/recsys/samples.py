@@ -299,11 +299,12 @@ def _column(path: Path, name: str, column: Any) -> np.ndarray:
     """A column of Parquet: numbers as they are, all else as the texts that requests have.
 
     NumPy has no integer that is missing: one null would make all ids of a column floats, in which
-    neighbours above 2^53 are one.
+    neighbours above 2^53 are one. So would integers below and from 2^63 on in one column.
     """
     values = column.to_pylist()
-    if all(isinstance(value, int | float | bool) for value in values):
-        return np.array(values)
+    if all(isinstance(value, int) for value in values):
+        is_beyond = max(values, default=0) > np.iinfo(np.int64).max
+        return np.array(values, dtype=np.uint64 if is_beyond else None)
     if all(value is None or isinstance(value, float) for value in values):
         return np.array([np.nan if value is None else value for value in values])
     cells = np.empty(len(values), dtype=object)

@@ -307,6 +307,9 @@ def _require(spec: RecommendSpec) -> None:
     doubled = [*spec.data.ids, *spec.data.bags]
     if len(set(doubled)) < len(doubled):
         raise SpecError("data.ids and data.bags name one column twice. Name each once.")
+    if not spec.tables.kinds:
+        kinds = "table, row, table-row, column, data"
+        raise SpecError(f"tables.kinds is empty, so no table has a place. List some of {kinds}.")
     if len(set(spec.data.numbers)) < len(spec.data.numbers):
         raise SpecError("data.numbers names one column twice. Name each once.")
     if spec.data.label in (*doubled, *spec.data.numbers):

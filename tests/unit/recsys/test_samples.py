@@ -217,3 +217,14 @@ def test_no_samples_are_a_batch_whose_bytes_can_be_viewed() -> None:
     lengths, ids = jagged.bags("user")
     assert (len(lengths), len(ids), len(numbers), len(labels)) == (0, 0, 0, 0)
     assert len(lengths.contiguous().view(torch.uint8)) == 0
+
+
+def test_integers_on_both_sides_of_2_to_the_63_stay_apart(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    ids = [1, *range(2**63 - 2, 2**63 + 3), 2**64 - 1]
+    table = {"user": pyarrow.array(ids, pyarrow.uint64())}
+    parquet.write_table(pyarrow.table(table), tmp_path / "x.parquet")
+    read = read_columns(tmp_path / "x.parquet")["user"]
+    assert read.astype(str).tolist() == [str(each) for each in ids]

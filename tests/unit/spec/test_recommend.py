@@ -141,3 +141,12 @@ def test_values_of_wrong_kinds_are_said_as_they_stand_in_the_file(run_toml: Path
         '--tables.deduplicate: item 1: needs a list, got "a" (text).',
         "--data.session_gap: 0 is too small; it must be more than 0.",
     ]
+
+
+def test_no_kind_of_placement_is_refused(run_toml: Path) -> None:
+    with pytest.raises(SpecError) as error:
+        read_recommend(run_toml, [("tables.kinds", "[]")])
+    assert str(error.value) == (
+        "tables.kinds is empty, so no table has a place. List some of table, row, table-row, "
+        "column, data."
+    )
