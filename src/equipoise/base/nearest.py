@@ -5,11 +5,16 @@ from collections.abc import Iterable
 
 
 def nearest(word: str, words: Iterable[str]) -> str:
-    """The member of ``words`` most similar to ``word``.
+    """The member of ``words`` most similar to ``word``, whatever its case.
 
     >>> nearest("layout.cpp", ["layout.cp", "layout.dp", "train.steps"])
     'layout.cp'
+    >>> nearest("EXACT", ["fixed", "exact"])
+    'exact'
     """
     candidates = list(words)
-    ratios = [difflib.SequenceMatcher(a=word, b=other).ratio() for other in candidates]
+    ratios = [
+        difflib.SequenceMatcher(a=word.casefold(), b=other.casefold()).ratio()
+        for other in candidates
+    ]
     return candidates[ratios.index(max(ratios))]

@@ -161,9 +161,8 @@ class _AttendEach(torch.autograd.Function):
         ctx: Any, q_THE: Tensor, k_TGE: Tensor, v_TGE: Tensor, bounds: tuple[int, ...]
     ) -> Tensor:
         o_THE = torch.empty_like(q_THE)
-        lse_TH = q_THE.new_empty(q_THE.shape[:2], dtype=torch.float32)
-        if q_THE.dtype == torch.float64:
-            lse_TH = lse_TH.double()
+        wide = torch.promote_types(q_THE.dtype, torch.float32)
+        lse_TH = q_THE.new_empty(q_THE.shape[:2], dtype=wide)
         for start, stop in _spans(bounds):
             o_THE[start:stop], lse_TH[start:stop] = _forward_each(
                 *(x[start:stop] for x in (q_THE, k_TGE, v_TGE))

@@ -108,7 +108,7 @@ def _feed(
     shared += hidden if model.shared_gate else 0
     # The router reads in fp32: of narrower tokens it keeps a copy, and the shared expert its own.
     router = 4 * hidden + 4 * model.choices + model.top_k * (8 + width)
-    router += 4 * (model.top_k + 1) if model.norm_top_k else 0
+    router += 4 * (model.top_k + 1) if model.norm_top_k and model.top_k > 1 else 0
     # The shared expert's backward comes before the others', and lets go of what it kept.
     working = max(model.mean_top_k * (4 * ffn + hidden) - shared, 4 * model.shared_ffn)
     return (

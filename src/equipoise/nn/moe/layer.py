@@ -155,6 +155,18 @@ class SharedExpert(nn.Module):
         return torch.addcmul(residual_TD, gate_T1, y_TD)
 
 
+def _sum_to_one(weights_TK: Tensor) -> Tensor:
+    """Each token's weights over their sum.
+
+    A token's only weight becomes 1 whatever its score is, so the score has a gradient of zero. The
+    quotient's backward leaves rounding instead, which differs between layouts, and NaN where the
+    score has underflowed to zero.
+    """
+    if weights_TK.shape[1] == 1:
+        return weights_TK * 0.0 + 1.0
+    return weights_TK / weights_TK.sum(1, keepdim=True)
+
+
 class Router(nn.Module):
     """Scores the experts and chooses some for each token."""
 
@@ -187,7 +199,7 @@ class Router(nn.Module):
             identities=self.identities,
         )
         if self.normalizes:
-            weights_TK = weights_TK / weights_TK.sum(1, keepdim=True)
+            weights_TK = _sum_to_one(weights_TK)
         own_T1 = None
         if self.identities:
             own_T1 = (weights_TK * (chosen_TK >= self.experts)).sum(1, keepdim=True).to(x_TD.dtype)

@@ -176,3 +176,22 @@ def test_weights_of_an_expert_depend_on_the_seed_and_the_name_alone() -> None:
     assert torch.equal(one.get_parameter(name), two.get_parameter(name))
     down = one.get_parameter("layers.0.feed_forward.experts.down.weight")
     assert float(down.detach().std()) == pytest.approx(0.02 * 4**-0.5, rel=0.1)
+
+
+@pytest.mark.parametrize("identities", [0, 2])
+def test_an_only_weight_that_is_scaled_to_one_says_nothing_of_its_score(identities: int) -> None:
+    balance = "bias" if identities else "none"
+    model = dataclasses.replace(PLAIN, top_k=1, identity_experts=identities, balance=balance)
+    layer = MixtureOfExperts(model).double()
+    with torch.no_grad():
+        layer.router.weight[0] = 1e4  # the others' scores underflow
+        layer.router.balance.state_X[1] = 1000 * layer.router.balance.unit
+    x = torch.rand(9, model.hidden, dtype=torch.float64, requires_grad=True)
+    out = layer(x, x)
+    out.square().sum().backward()
+    weights, rows, _ = layer.router(x)
+    assert weights.unique().tolist() == [1.0]
+    assert rows.counts_X.tolist() == ([0, 9] if identities else [9, 0]) + [0] * 4
+    # Rounding would differ between layouts, where the gradient is zero.
+    assert layer.router.weight.grad.unique().tolist() == [0.0]
+    assert all(each.grad.isfinite().all() for each in layer.parameters())
