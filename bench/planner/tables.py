@@ -18,7 +18,7 @@ from equipoise.balance.tables.price import TableMachine
 from equipoise.balance.tables.rows import bucket_loads, deal_rows
 from equipoise.base.arrays import Ints
 from equipoise.base.errors import DataError
-from equipoise.recsys.samples import read_ml_100k
+from equipoise.recsys.columns import read_ml_100k
 from equipoise.schedule.tables.placement import RowMap, ShardKind
 from equipoise.spec.tables.read import draw_tables, read_tables
 from equipoise.spec.tables.table import TableSpec

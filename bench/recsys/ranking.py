@@ -23,6 +23,7 @@ import torch
 from bench.lib.recommend import ALONE, RECIPE
 from bench.lib.stamp import LoadStamp, environment, spread
 from equipoise.observe.journal import EventSink
+from equipoise.recsys.columns import read_ml_100k
 from equipoise.recsys.exchange import TimedExchange
 from equipoise.recsys.folder import prepare
 from equipoise.recsys.lowbit.artefact import open_any
@@ -30,7 +31,7 @@ from equipoise.recsys.lowbit.request import convert_run
 from equipoise.recsys.place import plan_samples
 from equipoise.recsys.rank.coding import write_coding
 from equipoise.recsys.rank.ranker import Ranker
-from equipoise.recsys.samples import Samples, read_ml_100k, read_samples
+from equipoise.recsys.samples import Samples, read_samples
 from equipoise.recsys.trainer import RankTrainer
 from equipoise.serve.http.server import ServerThread
 from equipoise.serve.ranking.app import RankState, make_rank_app

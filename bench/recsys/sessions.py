@@ -18,10 +18,11 @@ import torch
 from bench.lib.stamp import LoadStamp, environment
 from bench.recsys.training import recipe, spread, train
 from equipoise.base.arrays import Ints
+from equipoise.recsys.columns import read_ml_100k
 from equipoise.recsys.embedding import ShardedTables
 from equipoise.recsys.exchange import TableExchange
 from equipoise.recsys.optimizer import SparseStep
-from equipoise.recsys.samples import Samples, read_ml_100k
+from equipoise.recsys.samples import Samples
 from equipoise.recsys.sessions.inverse import share_rows
 from equipoise.recsys.sessions.order import find_sessions, shuffle_sessions
 from equipoise.schedule.tables.placement import TablePlacement, TablePlan

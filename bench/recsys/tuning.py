@@ -11,7 +11,8 @@ import numpy as np
 
 from bench.lib.recommend import ALONE, RECIPE, train_seeds
 from bench.lib.stamp import environment
-from equipoise.recsys.samples import Samples, make_samples, read_ml_100k
+from equipoise.recsys.columns import read_ml_100k
+from equipoise.recsys.samples import Samples, make_samples
 from equipoise.spec.recommend import read_recommend
 
 SEEDS = (0, 1, 2)

@@ -13,33 +13,32 @@ Kept true (tests/unit/recsys/test_samples.py)
     numbers are refused.
 """
 
-import csv
-import importlib.util
-import io
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.base.arrays import Floats, Ints
+from equipoise.base.arrays import Ints
 from equipoise.base.errors import DataError
 from equipoise.base.nearest import nearest
-from equipoise.base.read import read_text, reason
 from equipoise.base.shown import listed, shown
-from equipoise.data.columns import open_parquet
+from equipoise.recsys.columns import (
+    ML_100K,
+    column_numbers,
+    read_columns,
+    read_ml_100k,
+    require_values,
+    time_order,
+)
 from equipoise.recsys.jagged import KeyedJagged
-from equipoise.recsys.rank.coding import Coding, NumberScale, text_of
+from equipoise.recsys.rank.coding import Coding, NumberScale
 from equipoise.recsys.sessions.order import find_sessions, shuffle_sessions
 from equipoise.spec.recommend import ColumnsSpec
 
-ML_100K = "ml-100k"
 SPLITS = ("train", "validation", "test")
-Columns = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,12 +136,10 @@ def make_samples(columns: Mapping[str, np.ndarray], spec: ColumnsSpec, label: st
                 f"{label} has no column {shown(name)} among its {len(columns)} "
                 f"({listed(columns)}). Nearest: {shown(nearest(name, list(columns)))}."
             )
-    stamps = None
-    if spec.time:
-        fix = "Write times as numbers, such as seconds since 1970"
-        stamps = column_numbers(columns, spec.time, label, fix)
     count = len(columns[spec.label])
-    order = np.arange(count) if stamps is None else _order_of(columns[spec.time], stamps)
+    order, stamps = np.arange(count), None
+    if spec.time:
+        order, stamps = time_order(columns, spec.time, label)
     train = int(count * spec.train_share)
     held = train + (count - train) // 2
     if not 0 < train < held < count:
@@ -154,7 +151,7 @@ def make_samples(columns: Mapping[str, np.ndarray], spec: ColumnsSpec, label: st
     offsets, ids, rows = [], [], []
     words: dict[str, list[str]] = {}
     for name in features:
-        _require_values(columns[name], name, label, is_bag=name in spec.bags)
+        require_values(columns[name], name, label, is_bag=name in spec.bags)
         starts, values = _split(columns[name][order], is_bag=name in spec.bags)
         known, inverse = np.unique(values, return_inverse=True)
         seen = np.zeros(len(known), dtype=bool)
@@ -179,7 +176,7 @@ def make_samples(columns: Mapping[str, np.ndarray], spec: ColumnsSpec, label: st
         numbers[:, at] = scaled[order]
     sessions = None
     if spec.session:
-        _require_values(columns[spec.session], spec.session, label, is_bag=False)
+        require_values(columns[spec.session], spec.session, label, is_bag=False)
         times = None if stamps is None else stamps[order]
         sessions = find_sessions(columns[spec.session][order], times, spec.session_gap, label)
     return Samples(
@@ -212,34 +209,6 @@ def require_scores(samples: Samples) -> None:
             )
 
 
-def _order_of(column: np.ndarray, stamps: Floats) -> Ints:
-    """Rows by time, equal times as they stand in the file, int64 [rows].
-
-    Whole numbers are compared exactly: as floats, nanoseconds since 1970 are 256 apart.
-    """
-    exact: np.ndarray = column if column.dtype.kind in "iu" else stamps
-    if column.dtype.kind == "U":
-        with suppress(ValueError, OverflowError):
-            exact = column.astype(np.int64)
-    return np.argsort(exact, kind="stable")
-
-
-def _require_values(column: np.ndarray, name: str, label: str, *, is_bag: bool) -> None:
-    """Refuse lists and objects where a sample has one value, as requests do.
-
-    Raises:
-        DataError: names the first row that is wrong.
-    """
-    for row, value in enumerate(column.tolist() if column.dtype == object else (), start=1):
-        what = "an object" if isinstance(value, dict) else "a list"
-        if isinstance(value, dict) or (isinstance(value, _Bag) and not is_bag):
-            fix = "Write its fields as columns" if what == "an object" else "List it in data.bags"
-            raise DataError(
-                f"{label}, column {shown(name)}, row {row:,}: {what}, where a sample has "
-                f"{'texts or numbers' if is_bag else 'one value'}. {fix}."
-            )
-
-
 def _split(values: np.ndarray, *, is_bag: bool) -> tuple[Ints, np.ndarray]:
     """Where each sample's bag begins, and all values; an empty value is an empty bag."""
     if not is_bag:
@@ -249,183 +218,3 @@ def _split(values: np.ndarray, *, is_bag: bool) -> tuple[Ints, np.ndarray]:
     return np.concatenate(([0], np.cumsum(lengths))), np.array(
         [each for bag in bags for each in bag], dtype=str
     )
-
-
-def column_numbers(
-    columns: Mapping[str, np.ndarray],
-    name: str,
-    label: str,
-    fix: str = "Fix it, or list the column under data.ids",
-) -> Floats:
-    """A column as finite numbers; ``fix`` ends the message of a value that is not a number.
-
-    Raises:
-        DataError: names the first row that is not one.
-    """
-    values = columns[name]
-    try:
-        numbers = values.astype(np.float64)
-    except (TypeError, ValueError):
-        at = next(row for row, value in enumerate(values.tolist()) if not _is_number(value))
-        raise DataError(
-            f'{label}, column {name}, row {at + 1:,}: {shown(str(values[at]))} is not a number. '
-            f"{fix}."
-        ) from None
-    bad = np.flatnonzero(~(np.abs(numbers) <= np.finfo(np.float32).max))
-    if len(bad):
-        raise DataError(
-            f"{label}, column {name}: {len(bad):,} of {len(numbers):,} rows are NaN or beyond "
-            f"float32, the first is row {int(bad[0]) + 1:,}. Fill them or leave these rows out."
-        )
-    return numbers
-
-
-def _is_number(value: Any) -> bool:
-    try:
-        float(value)
-    except (TypeError, ValueError):
-        return False
-    return True
-
-
-def read_columns(path: Path) -> Columns:
-    """Every column of a Parquet, CSV or TSV file.
-
-    Raises:
-        DataError: no such file, not of this kind, or a line has another number of values.
-    """
-    if not path.is_file():
-        raise DataError(f"No such file: {path}. Set data.path to a Parquet, CSV or TSV file.")
-    if path.suffix.lower() == ".parquet":
-        with open_parquet(path) as parquet:
-            table = parquet.read()
-            _require_distinct(path, table.column_names)
-            return {name: _column(path, name, table.column(name)) for name in table.column_names}
-    delimiter = "," if path.suffix.lower() == ".csv" else "\t"
-    try:
-        text = read_text(path)
-    except (OSError, ValueError) as error:
-        raise DataError(
-            f"{path} cannot be read: {reason(error)}. Set data.path to a Parquet, CSV or TSV file."
-        ) from None
-    if (nul := text.find("\0")) >= 0:  # NumPy drops it at a text's end: two ids would be one
-        raise DataError(
-            f"{path.name}:{text.count(chr(10), 0, nul) + 1}  has a NUL character. Take it out."
-        )
-    rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
-    body: list[list[str]] = []
-    try:
-        head = [name.partition(":")[0].strip() for name in next(rows, [])]
-        _require_distinct(path, head)
-        for row in rows:
-            if len(row) != len(head):
-                raise DataError(
-                    f"{path.name}:{rows.line_num}  {len(row)} values under {len(head)} columns. "
-                    "Write one for each."
-                )
-            body.append(row)
-    except csv.Error as error:
-        raise DataError(
-            f"{path.name}:{rows.line_num}  is not CSV: {error}. Correct the line."
-        ) from None
-    if not body:
-        raise DataError(f"{path} holds no rows below its line of column names. Give it some.")
-    return {name: np.array([row[at] for row in body]) for at, name in enumerate(head)}
-
-
-def _require_distinct(path: Path, names: Sequence[str]) -> None:
-    """Refuse a name of two columns: nothing says which of them a key means."""
-    doubled = [name for name in names if names.count(name) > 1]
-    if doubled:
-        raise DataError(f"{path.name} has two columns {shown(doubled[0])}. Rename one.")
-
-
-def _column(path: Path, name: str, column: Any) -> np.ndarray:
-    """A column of Parquet: numbers as they are, all else as the texts that requests have.
-
-    NumPy has no integer that is missing: one null would make all ids of a column floats, in which
-    neighbours above 2^53 are one. So would integers below and from 2^63 on in one column.
-    """
-    where = f"{path.name}, column {shown(name)}"
-    try:
-        values = column.to_pylist()
-    except (ValueError, OverflowError):
-        raise DataError(
-            f"{where}: Python has no such {column.type}. Write numbers or texts, or leave the "
-            "column out."
-        ) from None
-    if all(isinstance(value, int) for value in values):
-        is_beyond = max(values, default=0) > np.iinfo(np.int64).max
-        return np.array(values, dtype=np.uint64 if is_beyond else None)
-    if all(isinstance(value, float) for value in values):
-        return np.array(values)
-    if all(value is None or isinstance(value, float) for value in values):
-        return np.array([np.nan if value is None else value for value in values])
-    cells = np.empty(len(values), dtype=object)
-    for row, value in enumerate(values):
-        try:
-            cells[row] = _cell(value)
-        except UnicodeDecodeError:
-            raise DataError(
-                f"{where}, row {row + 1:,}: the bytes are not UTF-8 text. Write them as "
-                "hexadecimal digits, or leave the column out."
-            ) from None
-        if isinstance(cells[row], str) and "\0" in cells[row]:
-            raise DataError(
-                f"{where}, row {row + 1:,}: the text has a NUL character. Take it out, or leave "
-                "the column out."
-            )
-    is_plain = not any(value is None or isinstance(value, list | dict) for value in values)
-    return np.array(cells.tolist()) if is_plain else cells
-
-
-class _Bag(str):
-    """The values of a list, separated by blanks."""
-
-    __slots__ = ()
-
-
-def _cell(value: Any) -> Any:
-    if isinstance(value, list):
-        return _Bag(" ".join(text_of(_cell(each)) for each in value))
-    return np.nan if value is None else value.decode() if isinstance(value, bytes) else value
-
-
-def read_ml_100k() -> Columns:
-    """MovieLens 100K as the recbole wheel holds it, users and items joined to ratings.
-
-    Raises:
-        DataError: recbole is not installed.
-    """
-    spec = importlib.util.find_spec("recbole")
-    places: Sequence[str] = [] if spec is None else list(spec.submodule_search_locations or ())
-    folder = Path(places[0]) / "dataset_example" / ML_100K if places else Path()
-    if not places or not folder.is_dir():
-        raise DataError(
-            "ML-100K is read from the package recbole, which is not installed. Run: pip install "
-            "--no-deps recbole==1.2.1"
-        )
-    ratings = _atomic(folder / "ml-100k.inter")
-    columns = dict(ratings)
-    for file, key in (("ml-100k.user", "user_id"), ("ml-100k.item", "item_id")):
-        other = _atomic(folder / file)
-        place = {value: row for row, value in enumerate(other[key].tolist())}
-        index = np.array([place[value] for value in ratings[key].tolist()])
-        columns |= {name: values[index] for name, values in other.items() if name != key}
-    stamps = columns["timestamp"].astype(np.float64)
-    years = columns["release_year"]
-    known = np.char.isdigit(years)
-    columns["year"] = np.where(known, years, "1995").astype(np.float64)
-    columns["hour"] = (stamps // 3600 % 24).astype(np.int64)
-    columns["zip3"] = np.array([code[:3] for code in columns["zip_code"].tolist()])
-    columns["age5"] = columns["age"].astype(np.int64) // 5
-    columns["genres"] = columns.pop("class")
-    return columns
-
-
-def _atomic(path: Path) -> Columns:
-    """A file of recbole: tab-separated, typed column names, no quotes."""
-    lines = path.read_text(encoding="utf-8").rstrip("\n").split("\n")
-    head = [name.partition(":")[0] for name in lines[0].split("\t")]
-    body = [line.split("\t") for line in lines[1:]]
-    return {name: np.array([row[at] for row in body]) for at, name in enumerate(head)}

@@ -10,9 +10,10 @@ import pytest
 from equipoise.base.errors import CheckpointError, SpecError
 from equipoise.comm.local import run_ranks
 from equipoise.recsys.ahead.steps import StepsAhead
+from equipoise.recsys.columns import read_columns
 from equipoise.recsys.folder import read_prepared
 from equipoise.recsys.rank.ranker import open_ranker
-from equipoise.recsys.samples import read_columns, read_samples
+from equipoise.recsys.samples import read_samples
 from equipoise.spec.recommend import read_recommend
 from support.recsys.clicks import write_clicks
 from support.recsys.early import Trained, train_both

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from equipoise.base.errors import DataError
-from equipoise.recsys.samples import column_numbers, make_samples, read_columns, require_scores
+from equipoise.recsys.columns import read_columns
+from equipoise.recsys.samples import make_samples, require_scores
 from equipoise.spec.recommend import ColumnsSpec
 
 SPEC = ColumnsSpec(
@@ -102,87 +103,10 @@ def test_bad_columns_are_refused(name: str | None, values: list[str], message: s
     assert said == message or (name is None and said.startswith(message.split("Nearest")[0]))
 
 
-def test_files_are_read_alike(tmp_path: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow")
-    from pyarrow import parquet
-
-    (tmp_path / "x.csv").write_text("user,genres,age\na,x y,3\nb,,4\n")
-    table = {"user": ["a", "b"], "genres": [["x", "y"], []], "age": [3, 4]}
-    parquet.write_table(pyarrow.table(table), tmp_path / "x.parquet")
-    one, other = read_columns(tmp_path / "x.csv"), read_columns(tmp_path / "x.parquet")
-    assert {k: v.astype(str).tolist() for k, v in one.items()} == {
-        k: v.astype(str).tolist() for k, v in other.items()
-    }
-    (tmp_path / "bad.csv").write_text("a,b\n1\n")
-    with pytest.raises(DataError, match=r"bad.csv:2  1 values under 2 columns. Write one for each"):
-        read_columns(tmp_path / "bad.csv")
-    (tmp_path / "none.csv").write_text("a,b\n")
-    with pytest.raises(DataError, match="holds no rows below its line of column names"):
-        read_columns(tmp_path / "none.csv")
-    with pytest.raises(DataError, match=r"No such file: .*gone.csv. Set data.path to a Parquet"):
-        read_columns(tmp_path / "gone.csv")
+def test_too_few_rows_are_refused() -> None:
     few = {name: values[:1] for name, values in columns().items()}
     with pytest.raises(DataError, match="has 1 rows, too few for training, validation and test"):
         make_samples(few, SPEC, "x.csv")
-
-
-TORN = {
-    "UTF-16": (
-        "user,age\na,3\n".encode("utf-16"),
-        "{file} cannot be read: it is not UTF-8 text: line 1. Set data.path to a Parquet, CSV or "
-        "TSV file.",
-    ),
-    "a long value": (
-        b"user,age\n" + b"a" * 200_000 + b",3\n",
-        "x.csv:2  is not CSV: field larger than field limit (131072). Correct the line.",
-    ),
-    "two alike": (b"user,age,user\na,3,b\n", 'x.csv has two columns "user". Rename one.'),
-}
-
-
-@pytest.mark.parametrize("case", TORN)
-def test_files_that_nobody_means(case: str, tmp_path: Path) -> None:
-    data, message = TORN[case]
-    file = tmp_path / "x.csv"
-    file.write_bytes(data)
-    with pytest.raises(DataError) as error:
-        read_columns(file)
-    assert str(error.value) == message.format(file=file)
-
-
-def test_a_null_leaves_other_ids_what_they_are(tmp_path: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow")
-    from pyarrow import parquet
-
-    ids = [None, *(2**60 + at for at in range(9))]
-    table = {
-        "user": ids,
-        "genres": [[1, None], None, *[[2]] * 8],
-        "word": [None, *[b"\xc3\xa4"] * 9],
-        "is_new": [None, *[True] * 9],
-        "age": [None, *map(float, range(9))],
-    }
-    parquet.write_table(pyarrow.table(table), tmp_path / "x.parquet")
-    read = {k: v.astype(str).tolist() for k, v in read_columns(tmp_path / "x.parquet").items()}
-    assert read["user"] == ["nan", *map(str, ids[1:])]
-    assert read["genres"] == ["1 nan", "nan", *["2"] * 8]
-    assert read["word"] == ["nan", *["ä"] * 9]
-    assert read["is_new"] == ["nan", *["True"] * 9]
-    assert read["age"] == ["nan", *map(str, map(float, range(9)))]
-    given = read_columns(tmp_path / "x.parquet")
-    coding = make_samples(
-        given | {"rating": np.arange(10)}, replace(SPEC, time="", numbers=()), "x.parquet"
-    ).coding
-    assert list(coding.words["user"]) == [*map(str, ids[1:6]), "nan"]
-    with pytest.raises(DataError, match="column user: 1 of 10 rows are NaN or beyond float32"):
-        column_numbers(given, "user", "x.parquet")
-    parquet.write_table(pyarrow.table({"user": [b"a", b"\xff"]}), tmp_path / "y.parquet")
-    with pytest.raises(DataError) as error:
-        read_columns(tmp_path / "y.parquet")
-    assert str(error.value) == (
-        'y.parquet, column "user", row 2: the bytes are not UTF-8 text. Write them as hexadecimal '
-        "digits, or leave the column out."
-    )
 
 
 def test_a_constant_of_training_is_not_magnified_later() -> None:
@@ -191,11 +115,6 @@ def test_a_constant_of_training_is_not_magnified_later() -> None:
     samples = make_samples(given, SPEC, "x.csv")
     assert samples.numbers[:120].tolist() == [[0.0]] * 120
     assert float(np.abs(samples.numbers).max()) == pytest.approx(0.1)
-
-
-def test_a_mark_of_byte_order_is_no_part_of_a_name(tmp_path: Path) -> None:
-    (tmp_path / "x.csv").write_text("\ufeffuser,age\na,3\n")
-    assert list(read_columns(tmp_path / "x.csv")) == ["user", "age"]
 
 
 def test_a_split_of_one_class_is_refused_before_training() -> None:
@@ -219,12 +138,35 @@ def test_no_samples_are_a_batch_whose_bytes_can_be_viewed() -> None:
     assert len(lengths.contiguous().view(torch.uint8)) == 0
 
 
-def test_integers_on_both_sides_of_2_to_the_63_stay_apart(tmp_path: Path) -> None:
+def test_a_missing_id_leaves_the_others_whole(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
-    ids = [1, *range(2**63 - 2, 2**63 + 3), 2**64 - 1]
-    table = {"user": pyarrow.array(ids, pyarrow.uint64())}
-    parquet.write_table(pyarrow.table(table), tmp_path / "x.parquet")
-    read = read_columns(tmp_path / "x.parquet")["user"]
-    assert read.astype(str).tolist() == [str(each) for each in ids]
+    ids = [None, *(2**60 + at for at in range(9))]
+    parquet.write_table(pyarrow.table({"user": ids}), tmp_path / "x.parquet")
+    given = columns() | read_columns(tmp_path / "x.parquet")
+    words = make_samples(given, replace(SPEC, time=""), "x.parquet").coding.words
+    assert list(words["user"]) == [*map(str, ids[1:6]), "nan"]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "x.csv has no columns. Give it those that [data] names."),
+        (
+            columns() | {"rating": np.array(["good"] * 10)},
+            'x.csv, column rating, row 1: "good" is not a number. Write labels as numbers, 1 for '
+            "positive and 0 for negative.",
+        ),
+    ],
+)
+def test_what_samples_need_is_said(given: dict[str, np.ndarray], message: str) -> None:
+    with pytest.raises(DataError) as error:
+        make_samples(given, SPEC, "x.csv")
+    assert str(error.value) == message
+
+
+def test_a_session_of_nobody_is_refused() -> None:
+    given = columns() | {"visit": np.array([np.nan] * 10, dtype=object)}
+    with pytest.raises(DataError, match="the column of sessions: 10 of 10 rows are empty"):
+        make_samples(given, replace(SPEC, session="visit"), "x.csv")

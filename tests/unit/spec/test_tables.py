@@ -29,6 +29,19 @@ def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
     )
 
 
+def test_a_mark_of_byte_order_is_no_part_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(f"\ufeff{HEAD}user,943,16,1\n")
+    assert read_tables(str(tmp_path / "t.csv"))[0] == (TableSpec("user", 943, 16, 1.0),)
+
+
+def test_a_run_is_no_list_of_tables() -> None:
+    with pytest.raises(SpecError) as error:
+        read_tables("run.toml")
+    assert str(error.value) == (
+        "run.toml is not a CSV file of tables. Where a run's tables lie: equipoise plan run.toml"
+    )
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -20,6 +20,7 @@ import numpy as np
 from equipoise.base.errors import DataError, ModelError, SpecError
 from equipoise.base.nearest import nearest
 from equipoise.base.shown import listed
+from equipoise.recsys.columns import column_numbers, read_columns, time_order
 from equipoise.recsys.lowbit.artefact import read_artefact, write_artefact
 from equipoise.recsys.lowbit.drift import DriftMonitor
 from equipoise.recsys.lowbit.parts import parts_of
@@ -28,7 +29,7 @@ from equipoise.recsys.lowbit.search import Searched, search_forms
 from equipoise.recsys.metrics import measure_auc, measure_entropy
 from equipoise.recsys.rank.coding import Coding
 from equipoise.recsys.rank.stored import Stored, read_stored
-from equipoise.recsys.samples import Samples, column_numbers, read_columns, read_samples
+from equipoise.recsys.samples import Samples, read_samples
 from equipoise.spec.recommend import ColumnsSpec
 
 _WINDOWS = 10
@@ -184,7 +185,7 @@ def read_stream(path: Path, spec: ColumnsSpec, coding: Coding) -> list[Sampled]:
     labels = column_numbers(columns, spec.label, path.name) >= spec.positive_from
     order = np.arange(len(labels))
     if spec.time:
-        order = np.argsort(column_numbers(columns, spec.time, path.name), kind="stable")
+        order, _ = time_order(columns, spec.time, path.name)
     count = max(1, min(_WINDOWS, len(order) // _LEAST_WINDOW))
     windows = []
     for own in np.array_split(order, count):

@@ -68,7 +68,7 @@ def read_tables(what: str) -> tuple[tuple[TableSpec, ...], str]:
     path = Path(what)
     if path.suffix == ".toml":
         raise SpecError(
-            f"{what} is no CSV file of tables. Where a run's tables lie: equipoise plan {what}"
+            f"{what} is not a CSV file of tables. Where a run's tables lie: equipoise plan {what}"
         )
     if not path.is_file():
         names = [*table_set_names(), "synthetic:N"]

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from equipoise.base.errors import DataError
+from equipoise.recsys.columns import read_columns
 from equipoise.recsys.rank.coding import Coding, NumberScale, read_coding, write_coding
-from equipoise.recsys.samples import make_samples, read_columns
+from equipoise.recsys.samples import make_samples
 from equipoise.spec.recommend import ColumnsSpec
 from support.recsys.clicks import write_clicks
 from support.recsys.rankers import small_ranker

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from equipoise.base.errors import DataError
-from equipoise.recsys.samples import read_columns
+from equipoise.recsys.columns import read_columns
 from equipoise.recsys.sessions.storage import write_sessions
 
 

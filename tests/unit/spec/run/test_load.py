@@ -568,3 +568,12 @@ def test_a_key_under_both_names_is_refused_in_one_file_and_a_flag_stands_over_it
     )
     path = write(tmp_path, "[layout]\npipeline = 4\n")
     assert read_run(path, [("layout.pp", "2")]).spec.layout.pp == 2
+
+
+def test_a_recommender_is_told_by_one_sentence(tmp_path: Path) -> None:
+    text = '[model]\nkind = "recommend"\nwidth = 16\n[data]\nids = ["user"]\n[tables]\nlr = 1.0\n'
+    assert faults(write(tmp_path, text)) == (
+        "run.toml:2  model.kind: only train, report, pack, plan, simulate and calibrate know "
+        'model.kind, for runs of recommenders (model.kind = "recommend"). Leave it out of any other '
+        "run."
+    )

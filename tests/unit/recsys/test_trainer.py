@@ -1,0 +1,35 @@
+"""Held-out scores that are not numbers end a run in a sentence."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from equipoise.base.errors import NonFiniteError
+from equipoise.observe.journal import EventSink
+from equipoise.recsys.exchange import TimedExchange
+from equipoise.recsys.folder import prepare
+from equipoise.recsys.place import plan_samples
+from equipoise.recsys.samples import read_samples
+from equipoise.recsys.trainer import RankTrainer
+from equipoise.spec.recommend import read_recommend
+from support.recsys.clicks import write_clicks
+
+
+def test_scores_that_overflow_are_no_scores(tmp_path: Path) -> None:
+    spec, base = read_recommend(write_clicks(tmp_path), [("layout.dp", "1")])
+    samples, folder = read_samples(spec.data, base), tmp_path / "run"
+    prepare(folder, spec, base)
+    plan = plan_samples(spec, samples).plan
+    trainer = RankTrainer(folder, spec, samples, plan, EventSink(), TimedExchange(alone=True))
+    trainer.run(lambda _: None, stop_at=2)
+    with torch.no_grad():
+        for weight in trainer.dense.parameters():
+            weight.fill_(3e38)
+    begin, end = samples.bounds("validation")
+    with pytest.raises(NonFiniteError) as error:
+        trainer.score("validation")
+    assert str(error.value) == (
+        f"After step 2, scores of {end - begin:,} of {end - begin:,} samples of the validation "
+        "split are not numbers. Lower train.lr or tables.lr."
+    )
