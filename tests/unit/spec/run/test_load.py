@@ -574,6 +574,6 @@ def test_a_recommender_is_told_by_one_sentence(tmp_path: Path) -> None:
     text = '[model]\nkind = "recommend"\nwidth = 16\n[data]\nids = ["user"]\n[tables]\nlr = 1.0\n'
     assert faults(write(tmp_path, text)) == (
         "run.toml:2  model.kind: only train, report, pack, plan, simulate and calibrate know "
-        'model.kind, for runs of recommenders (model.kind = "recommend"). Leave it out of any other '
-        "run."
+        'model.kind, for runs of recommenders (model.kind = "recommend"). Leave it out of any '
+        "other run."
     )
