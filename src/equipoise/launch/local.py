@@ -13,6 +13,7 @@ Kept true (tests/multi/launch/test_launch.py, tests/multi/fault/test_recover.py)
 """
 
 import dataclasses
+import errno
 import fcntl
 import os
 import select
@@ -72,16 +73,16 @@ def require_free_folder(folder: Path) -> None:
     """
     try:
         require_file(folder / LOCK)
-    except FileNotFoundError:
-        return
     except OSError as error:
+        if error.errno != errno.EINVAL:  # whoever writes to it reports why that does not work
+            return
         raise LayoutError(folder_unlocked(folder, error)) from error
     try:
         with (folder / LOCK).open() as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise LayoutError(folder_taken(folder)) from error
-    except OSError:  # whoever writes to it reports whether that works
+    except OSError:  # as above
         return
 
 

@@ -41,9 +41,9 @@ _LEAST_S = 1e-6
 _ENDLESS_S = 1e8
 """Three years; an alarm that is much later overflows the system's clock."""
 
-_WHOLE = ("importlib", "_frozen_importlib", "logging", "numba")
-"""Packages whose functions are not stopped. A fork of this process runs logging's, and what they
-raise is printed and lost."""
+_WHOLE = ("importlib", "_frozen_importlib", "logging", "numba", "weakref", "_weakrefset")
+"""Packages whose functions are not stopped. What weakref's raise is printed and lost, and so is
+what logging's do in a fork of this process."""
 
 _AGAIN_S = 0.02
 """Until a stop is tried again."""
@@ -100,8 +100,7 @@ class Deadline:
         try:
             yield
         finally:
-            signal.signal(signal.SIGALRM, signal.SIG_IGN)  # it may ring while it is put out
-            signal.setitimer(signal.ITIMER_REAL, 0.0)
+            signal.setitimer(signal.ITIMER_REAL, 0.0)  # a ring in this frame is not raised
             signal.signal(signal.SIGALRM, before)
             if others_s:  # an alarm that somebody else had set
                 rings_s = others_s - (time.monotonic() - begin)
@@ -134,8 +133,8 @@ def _ring(_: int, frame: FrameType | None) -> None:
 
 
 def _is_underway() -> bool:
-    """Whether a ring was heard and what it stopped is being cleaned up."""
+    """Whether a ring was heard, or a generator is closed: what either stopped is cleaned up."""
     error = sys.exc_info()[1]
-    while error is not None and not isinstance(error, TimeOver):
+    while error is not None and not isinstance(error, TimeOver | GeneratorExit):
         error = error.__context__
     return error is not None

@@ -7,6 +7,8 @@ import signal
 import sys
 import threading
 import time
+import weakref
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -118,16 +120,29 @@ def test_what_would_be_lost_is_not_raised(quiet_alarm: None) -> None:
         wait()
         collected.append(True)
 
-    def collect_and_spin() -> None:
+    def generate() -> Iterator[None]:
+        try:
+            yield
+        finally:
+            wait()
+            closed.append(True)
+
+    def lose_and_spin() -> None:
         gc.callbacks.append(collect)
         gc.collect()
         gc.callbacks.remove(collect)
         Finalized()
+        watched = Finalized()
+        weakref.finalize(watched, wait)
+        del watched
+        next(generate())
         spin()
 
     collected: list[bool] = []
-    assert Deadline.after(0.05).attempt(collect_and_spin) is None
-    assert collected == [True, True] and FINALIZED.pop()  # pytest fails for what was lost
+    closed: list[bool] = []
+    assert Deadline.after(0.05).attempt(lose_and_spin) is None
+    # pytest fails for what was lost
+    assert collected == [True, True] and closed == [True] and FINALIZED.pop() and FINALIZED.pop()
 
 
 def test_a_ring_at_any_moment_leaves_no_alarm(quiet_alarm: None) -> None:
