@@ -129,12 +129,19 @@ class _Agent:
             ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
             if ended is not None and ended.si_pid in self._left:
                 self._note(ended)
-        if self._failed:
-            is_killed = self._failed[0][1] < 0
-            self._end_others(0.0 if is_killed else _FAILED_GRACE_S)
-        for rank, code, process in self._failed:
-            sys.stderr.write(f"rank      : {rank}\n  exitcode  : {code} (pid: {process})\n")
-        return 1 if self._failed else 0
+        if not self._failed:
+            return 0
+        self._report(0)  # before others end by this agent's hand, and none can tell who was first
+        is_killed = self._failed[0][1] < 0
+        self._end_others(0.0 if is_killed else _FAILED_GRACE_S)
+        for at in range(1, len(self._failed)):
+            self._report(at)
+        return 1
+
+    def _report(self, at: int) -> None:
+        rank, code, process = self._failed[at]
+        sys.stderr.write(f"rank      : {rank}\n  exitcode  : {code} (pid: {process})\n")
+        sys.stderr.flush()
 
     def _note(self, ended: os.waitid_result) -> None:
         rank, status = self._left.pop(ended.si_pid), ended.si_status

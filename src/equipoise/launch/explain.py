@@ -104,7 +104,7 @@ def explain(
         traces: The traceback that ends each rank's error stream.
     """
     own = [event for event in faults if event["name"] == "error"]
-    killed = _reported(launch, log) if seen is None else _killed(launch, seen)
+    killed = _killed_first(launch, log, seen)
     for event in own:
         message, kind = str(event["message"]), _KINDS.get(str(event["type"]), "refused")
         if killed is not None and kind == "refused" and _LOST.search(message):
@@ -137,10 +137,21 @@ def _killed(launch: Launch, killed: Killed) -> RanksEnd:
     return RanksEnd("killed", sentence, killed.rank, None, RESUME)
 
 
-def _reported(launch: Launch, log: str) -> RanksEnd | None:
-    """The first rank that a signal ended, other than the agent's own, by the agent's report."""
-    pattern = r"rank\s*:\s*(\d+).*?\n\s*exitcode\s*:\s*-(\d+) \(pid: (\d+)\)"
-    for rank, number, pid in re.findall(pattern, log):
-        if int(number) != signal.SIGTERM:
-            return _killed(launch, Killed(int(rank), int(pid), int(number)))
-    return None
+def _killed_first(launch: Launch, log: str, seen: Killed | None) -> RanksEnd | None:
+    """The first rank that a signal ended, other than the agent's own.
+
+    Our agent reports it before it ends the others, in whose ends the launcher may look first.
+    torchrun's names it last, after them.
+    """
+    pattern = r"rank\s*:\s*(\d+).*?\n\s*exitcode\s*:\s*(-?\d+) \(pid: (\d+)\)"
+    ends = [(int(rank), -int(code), int(pid)) for rank, code, pid in re.findall(pattern, log)]
+    killed = [Killed(rank, pid, number) for rank, number, pid in ends if _is_foreign(number)]
+    is_first = bool(ends) and _is_foreign(ends[0][1]) and "Root Cause" not in log
+    if seen is not None and not is_first:
+        return _killed(launch, seen)
+    return _killed(launch, killed[0]) if killed else None
+
+
+def _is_foreign(number: int) -> bool:
+    """Whether a negative exit code is a signal that no agent sends."""
+    return number > 0 and number != signal.SIGTERM

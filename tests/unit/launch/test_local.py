@@ -11,6 +11,7 @@ import pytest
 
 from equipoise.base.errors import EquipoiseError, FaultError, LayoutError
 from equipoise.launch.agent import PROGRAM, SPARE, whole_environment
+from equipoise.launch.ends import Killed
 from equipoise.launch.explain import RanksEnd, explain
 from equipoise.launch.forms import Job, Nodes, agent_words
 from equipoise.launch.gang import Launch, spares_command
@@ -134,6 +135,18 @@ def test_a_killed_rank_is_named_though_its_peer_complained() -> None:
     assert (
         str(error) == f"Rank 1 of 2 (pid 4711) was ended by SIGKILL; it left no traceback. {RESUME}"
     )
+
+
+def test_the_agent_knows_better_than_its_launcher_who_ended_first() -> None:
+    launch, seen = Launch(Path("run"), 2, True, 0), Killed(0, 4710, 9)
+    log = "rank      : 1\n  exitcode  : -9 (pid: 4711)\n"
+    assert explain(launch, log, [], seen).rank == 1
+    for unsure in (
+        "",
+        "rank      : 1\n  exitcode  : 6 (pid: 4711)\n",  # it lost its peer
+        KILLED.format(rank=1, number=9),  # torchrun's: others stand before the first
+    ):
+        assert explain(launch, unsure, [], seen).rank == 0
 
 
 def test_the_agents_own_sigterm_is_no_cause() -> None:
