@@ -99,8 +99,6 @@ def _column(path: Path, name: str, column: Any) -> np.ndarray:
     if all(isinstance(value, int) for value in values):
         is_beyond = max(values, default=0) > np.iinfo(np.int64).max
         return np.array(values, dtype=np.uint64 if is_beyond else None)
-    if all(isinstance(value, float) for value in values):
-        return np.array(values)
     if all(value is None or isinstance(value, float) for value in values):
         return np.array([np.nan if value is None else value for value in values])
     cells = np.empty(len(values), dtype=object)
@@ -234,10 +232,13 @@ def require_values(column: np.ndarray, name: str, label: str, *, is_bag: bool) -
         DataError: names the first row that is wrong.
     """
     for row, value in enumerate(column.tolist() if column.dtype == object else (), start=1):
-        what = "an object" if isinstance(value, dict) else "a list"
-        if isinstance(value, dict) or (isinstance(value, _Bag) and not is_bag):
-            fix = "Write its fields as columns" if what == "an object" else "List it in data.bags"
-            raise DataError(
-                f"{label}, column {shown(name)}, row {row:,}: {what}, where a sample has "
-                f"{'texts or numbers' if is_bag else 'one value'}. {fix}."
-            )
+        if isinstance(value, dict):
+            what, fix = "an object", "Write its fields as columns"
+        elif isinstance(value, _Bag) and not is_bag:
+            what, fix = "a list", "List it in data.bags"
+        else:
+            continue
+        raise DataError(
+            f"{label}, column {shown(name)}, row {row:,}: {what}, where a sample has "
+            f"{'texts or numbers' if is_bag else 'one value'}. {fix}."
+        )

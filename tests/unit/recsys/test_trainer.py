@@ -1,11 +1,12 @@
-"""Held-out scores that are not numbers end a run in a sentence."""
+"""Scores that are not numbers, and weights of another model, end a run in a sentence."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from equipoise.base.errors import NonFiniteError
+from equipoise.base.errors import CheckpointError, NonFiniteError
 from equipoise.observe.journal import EventSink
 from equipoise.recsys.exchange import TimedExchange
 from equipoise.recsys.folder import prepare
@@ -32,4 +33,22 @@ def test_scores_that_overflow_are_no_scores(tmp_path: Path) -> None:
     assert str(error.value) == (
         f"After step 2, scores of {end - begin:,} of {end - begin:,} samples of the validation "
         "split are not numbers. Lower train.lr or tables.lr."
+    )
+
+
+def test_weights_of_another_model_are_not_loaded(tmp_path: Path) -> None:
+    spec, base = read_recommend(write_clicks(tmp_path), [("layout.dp", "1")])
+    samples, folder = read_samples(spec.data, base), tmp_path / "run"
+    prepare(folder, spec, base)
+    plan = plan_samples(spec, samples).plan
+    other = replace(spec, model=replace(spec.model, top=(9,)))
+    first = RankTrainer(folder, spec, samples, plan, EventSink(), TimedExchange(alone=True))
+    first.run(lambda _: None, stop_at=5)
+    second = RankTrainer(folder, other, samples, plan, EventSink(), TimedExchange(alone=True))
+    with pytest.raises(CheckpointError) as error:
+        second.resume()
+    checkpoint = folder / "checkpoint" / "step-000005"
+    assert str(error.value) == (
+        f"{checkpoint} holds another model: its top.0.weight is (8, 22) (this run: (9, 22)). "
+        "Restore a checkpoint of this run, or choose another folder with --out."
     )
