@@ -22,6 +22,7 @@ from equipoise.data.loader import (
 )
 from equipoise.data.sampler import PackedBatchSampler
 from equipoise.data.turn import PieceIndex, Turn
+from equipoise.launch.leave import leave
 from equipoise.spec.model.hf_config import model_from_hf_config
 from equipoise.spec.run.spec import PackSpec
 
@@ -310,3 +311,4 @@ if __name__ == "__main__":  # one rank of test_two_ranks_of_trainer_equal_one
     if int(os.environ["RANK"]) == 0:
         torch.save(model.state_dict(), Path(sys.argv[1]) / "weights.pt")
     torch.distributed.destroy_process_group()
+    leave(0)

@@ -13,6 +13,7 @@ from transformers import DataCollatorWithFlattening
 
 from equipoise.base.errors import DataError, LayoutError
 from equipoise.data.adapters.trainer import balance_trainer
+from equipoise.launch.leave import leave
 from support.trainers.tiny import GIVEN, LENGTHS, samples, tiny_llama, words
 
 datasets = pytest.importorskip("datasets", reason="datasets is not installed")
@@ -138,3 +139,4 @@ if __name__ == "__main__":  # one rank of test_two_ranks_have_the_weights_of_one
     if int(os.environ["RANK"]) == 0:
         torch.save(own.state_dict(), Path(sys.argv[2]) / "weights.pt")
     torch.distributed.destroy_process_group()
+    leave(0)
