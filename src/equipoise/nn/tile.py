@@ -22,6 +22,8 @@ Sources
     FlashAttention-2, arXiv:2307.08691.
 """
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
@@ -34,6 +36,21 @@ from equipoise.schedule.attention.schedule import TileKind
 
 _forward_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _backward_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+class AttendTile(Protocol):
+    """``attend_tile``, or what computes the same in another way."""
+
+    def __call__(
+        self,
+        q_tHE: Tensor,
+        k_sGE: Tensor,
+        v_sGE: Tensor,
+        kind: TileKind,
+        *,
+        softcap: float = 0.0,
+    ) -> tuple[Tensor, Tensor]:
+        """Output over some keys, and its log-sum-exp."""
 
 
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:

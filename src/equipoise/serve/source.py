@@ -27,6 +27,7 @@ from equipoise.checkpoint.manifest import (
     MANIFEST,
     OWN_ENGINE,
     Manifest,
+    find_checkpoints,
     newest_good,
     read_manifest,
     require_text_alone,
@@ -167,15 +168,14 @@ def open_run(folder: Path) -> TrainedModel:
     Raises:
         CheckpointError: there is none.
     """
-    newest = _newest(folder)
     for _ in range(_TRIES):
-        path, manifest, torn = newest
+        listed = list(find_checkpoints(folder / CHECKPOINTS))
         try:
+            path, manifest, torn = _newest(folder)
             return _open_checkpoint(path, manifest, tuple(torn))
         except (CheckpointError, OSError):
-            # A run that still trains replaces its checkpoints, also while one is read.
-            newest = _newest(folder)
-            if newest[0] == path:
+            # A run that still trains replaces its checkpoints, also while one is verified or read.
+            if list(find_checkpoints(folder / CHECKPOINTS)) == listed:
                 raise
     raise CheckpointError(
         f"{folder} replaces its checkpoints before they are read. Wait until it is trained, or let "

@@ -64,6 +64,14 @@ def test_no_name_is_missing_where_vllm_has_one(page: str) -> None:
     assert all(histogram(samples, each[1]) for each in LATENCIES.values())
 
 
+def test_preemptions_have_a_mode_and_are_added_up_under_vllms_name(page: str) -> None:
+    samples = parse_metrics(page)
+    ours = samples["equipoise_preemptions_total"]
+    assert sorted(dict(labels)["mode"] for labels in ours) == ["recompute", "swap"]
+    (theirs,) = samples["vllm:num_preemptions_total"]
+    assert {name for name, _ in theirs} == {"engine", "model_name"}
+
+
 def test_what_the_dashboard_makes_of_it(page: str) -> None:
     seen, samples = look(parse_metrics(page), 0.0), parse_metrics(page)
     assert set(seen.tenants) == set(KEYS)

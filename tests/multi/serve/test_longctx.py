@@ -181,7 +181,7 @@ def test_greedy_tokens_are_those_of_each_request_by_itself(
         with loop:
             answers = [handle.result() for handle in handles]
         assert [list(each.ids) for each in answers] == [alone(each.prompt, 20) for each in batch]
-        assert loop.stats().preemptions > 0
+        assert loop.stats().preemptions["swap" if swap_pages else "recompute"] > 0
 
 
 def test_a_prefix_is_found_up_to_where_a_chunk_ended(two: ContextDecoder) -> None:
@@ -259,18 +259,23 @@ def test_a_rank_that_is_stopped_is_waited_for_until_the_deadline() -> None:
     assert engine.peers.pids == []
 
 
-def test_bf16_is_as_near_as_in_one_process() -> None:
-    model = model_of((9, 3))
+def test_bf16_is_as_near_as_in_one_process_whatever_moves() -> None:
+    """With heads of 64, whose tiles are products of pairs where the processor has them."""
+    model = dataclasses.replace(model_of((9, 3)), head_width=64)
     engine = spread(model, 2, dtype=torch.bfloat16)
+    ours = list[list[torch.Tensor]]()
     try:
-        ours = run_phases(engine)
+        for strategy in VARIANTS:
+            only(engine, strategy)
+            ours.append(run_phases(engine))
     finally:
         engine.close()
     exact = run_phases(paged(small_decoder(model), pages=PAGES, page_tokens=4))
     one = run_phases(paged(engine.decoder, pages=PAGES, page_tokens=4))
-    for mine, its, whole in zip(ours, one, exact, strict=True):
-        bound = 1.5 * (its - whole).abs().max() + 0.02 * whole.abs().max()
-        assert (mine - whole).abs().max() <= bound
+    for by_strategy in ours:
+        for mine, its, whole in zip(by_strategy, one, exact, strict=True):
+            bound = 1.5 * (its - whole).abs().max() + 0.02 * whole.abs().max()
+            assert (mine - whole).abs().max() <= bound
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,9 @@ SERVICE = ("equipoise_prompt_tokens_total", "equipoise_generation_tokens_total")
 CONTEXT = ("equipoise_context_bytes_total",)
 """Bytes that context parallelism sent, by variant."""
 
+PREEMPTIONS = ("equipoise_preemptions_total",)
+"""How often requests lost their pages, by mode: ``swap`` or ``recompute``."""
+
 
 @dataclass(frozen=True, slots=True)
 class Look:
@@ -128,7 +131,11 @@ def look(samples: Samples, t: float) -> Look:
     return Look(
         t,
         {key: known[key] for key in GAUGES if key in known},
-        {key: known[key] for key in COUNTERS if key in known},
+        {key: known[key] for key in COUNTERS if key in known}
+        | {
+            f"preemptions_by_{mode}_per_s": times
+            for mode, times in _by_label(samples, PREEMPTIONS, "mode").items()
+        },
         histograms,
         _by_label(samples, SERVICE, "tenant"),
         _by_label(samples, CONTEXT, "variant"),

@@ -27,7 +27,14 @@ from equipoise.comm.steps import (
     pack,
     unpack,
 )
-from equipoise.nn.tile import attend_tile, attend_tiles, merge_tile_, sink_tile_, sum_dtype
+from equipoise.nn.tile import (
+    AttendTile,
+    attend_tile,
+    attend_tiles,
+    merge_tile_,
+    sink_tile_,
+    sum_dtype,
+)
 from equipoise.parallel.context.calls import TileCall
 from equipoise.parallel.context.held import hold
 from equipoise.parallel.context.program import RankProgram, Rows, Transfer
@@ -56,9 +63,10 @@ class Forward:
         v: Tensor,
         softcap: float = 0.0,
         sinks: Tensor | None = None,
+        attend: AttendTile = attend_tile,
     ) -> None:
         self.program, self.home = program, (q, k, v)
-        self.softcap, self.sinks = softcap, sinks
+        self.softcap, self.sinks, self.attend = softcap, sinks, attend
         self.sums = sum_dtype(q.dtype)
         self.q = hold(q, program.query_rows, program.held_queries, program.held_heads)
         self.k, self.v = (
@@ -113,7 +121,7 @@ class Forward:
         for call in each.calls:
             self._call(call)
         for tile in () if each.calls else each.tiles:
-            part, lse = attend_tile(
+            part, lse = self.attend(
                 self.q[tile.queries, tile.heads],
                 self.k[tile.keys, tile.kv_heads],
                 self.v[tile.keys, tile.kv_heads],

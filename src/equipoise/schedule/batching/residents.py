@@ -9,6 +9,9 @@ from equipoise.schedule.batching.sequence import Sequence
 from equipoise.schedule.batching.settings import BatchSettings, ServingPrice
 from equipoise.schedule.batching.siblings import Siblings
 
+PREEMPTION_MODES = ("swap", "recompute")
+"""What becomes of what a preempted request has computed: moved to host memory, or given up."""
+
 
 class Residents:
     """Sequences that run, and what they share: pages, the decodes' counter, common prompts."""
@@ -22,7 +25,7 @@ class Residents:
         """Sequences with pages."""
         self.prefilling: dict[str, Sequence] = {}
         """Those of them that do not decode."""
-        self.preemptions = 0
+        self.preemptions = dict.fromkeys(PREEMPTION_MODES, 0)
         self.hit_tokens = 0
         """Tokens that came from the cache."""
         self.asked_tokens = 0
@@ -108,7 +111,6 @@ class Residents:
             self._wake(self.siblings.progress(sequence))
 
     def _preempt(self, sequence: Sequence) -> list[Swap]:
-        self.preemptions += 1
         self.stop(sequence)
         memory, tokens = self.memory, sequence.computed
         swaps = []
@@ -118,6 +120,7 @@ class Residents:
             swaps.append(memory.swap_out(sequence))
         else:
             memory.release(sequence)
+        self.preemptions["swap" if swaps else "recompute"] += 1
         self._policy.wait(sequence.request.id)
         return swaps
 

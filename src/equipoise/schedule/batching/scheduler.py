@@ -173,9 +173,9 @@ class Scheduler:
         return self._residents.memory.pool.available
 
     @property
-    def preemptions(self) -> int:
-        """How often a request lost its pages."""
-        return self._residents.preemptions
+    def preemptions(self) -> dict[str, int]:
+        """How often a request lost its pages, by what became of their contents."""
+        return dict(self._residents.preemptions)
 
     @property
     def cache_tokens(self) -> tuple[int, int]:

@@ -31,6 +31,7 @@ from equipoise.schedule.batching.iteration import ServeChunk, Swap
 from equipoise.serve.engine.attend import IterationAttention
 from equipoise.serve.engine.fused import ServedDecoder, decoder_layers
 from equipoise.serve.engine.pool import KvPool
+from equipoise.serve.engine.request import RanksLostError
 from equipoise.serve.engine.tiles import (
     begin_layer,
     end_layer,
@@ -124,6 +125,14 @@ class PagedDecoder:
 
     def forget(self, request: str) -> None:
         """A request is gone; here nothing is remembered of it."""
+
+    @property
+    def missing(self) -> RanksLostError | None:
+        """Why a part of it is gone, which ``restore`` brings back; None here and while none is."""
+        return None
+
+    def restore(self) -> None:
+        """Bring back what is missing."""
 
     def close(self) -> None:
         """Nothing computes any more."""

@@ -208,6 +208,11 @@ class EngineLoop:
         """Whether the engine's thread runs."""
         return self._thread.is_alive()
 
+    @property
+    def missing(self) -> RanksLostError | None:
+        """Why it cannot compute until ranks that are gone are back; None if it can."""
+        return self._decoder.missing
+
     def stats(self) -> EngineStats:
         """Counts of now and so far."""
         with self._changed:
@@ -272,8 +277,26 @@ class EngineLoop:
                     return schedule, [self._answers[name] for name in names]
                 if self._is_draining and self._scheduler.is_idle:
                     return None
-                self._changed.wait(_IDLE_S)
+                if (missing := self._decoder.missing) is not None:
+                    self._restore(missing)
+                else:
+                    self._changed.wait(_IDLE_S)
             return None
+
+    def _restore(self, missing: RanksLostError) -> None:
+        """Start ranks that are gone before a request needs them; nothing else is under way.
+
+        Health checks keep requests away until they are back, so no request would start them.
+        """
+        self._lose(missing, self._clock())
+        self._scheduler.forget_cache()
+        self._changed.release()  # nobody else may wait for processes to start
+        try:
+            self._decoder.restore()
+        except RanksLostError:
+            time.sleep(_IDLE_S)
+        finally:
+            self._changed.acquire()
 
     def _run(
         self, schedule: BatchSchedule, answers: Sequence[LiveAnswer], now_s: float

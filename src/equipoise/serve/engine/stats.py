@@ -28,7 +28,8 @@ class EngineStats:
     """Prompt tokens of requests that have ended."""
     generated_tokens: int
     """Tokens that those requests were answered with."""
-    preemptions: int
+    preemptions: Mapping[str, int]
+    """How often a request lost its pages: by ``swap`` or by ``recompute``."""
     finished: Mapping[str, int]
     """Requests that have ended, by reason."""
     iterations: int
@@ -85,6 +86,7 @@ class Tally:
             sequences=work.sequences,
             logits=work.logits,
             preempted=len(schedule.preempted),
+            swapped_out=len(schedule.swaps_out),
         )
 
     def end(self, answer: LiveAnswer) -> None:

@@ -255,7 +255,7 @@ class Endpoints(AboutModel):
     # The server itself.
 
     async def health(self, request: Request, send: Send) -> None:  # noqa: ARG002
-        """``GET /health``: whether this server answers."""
+        """``GET /health``: whether this server answers: not if it drains or a rank is missing."""
         if self.state.is_draining:
             raise overloaded("The server is shutting down.", 1.0)
         self._require_engine()
@@ -267,13 +267,13 @@ class Endpoints(AboutModel):
         """Let a request in.
 
         Raises:
-            HttpError: the engine is gone, or the tenant has used what it may.
+            HttpError: the engine or a rank is gone, or the tenant has used what it may.
         """
-        self._require_engine()
         try:
+            self._require_engine()
             limits.take(prompt_tokens, answers)
-        except HttpError:
-            self.state.metrics.count_refusal("rate_limit")
+        except HttpError as fault:
+            self.state.metrics.count_refusal("engine" if fault.status == 503 else "rate_limit")
             raise
 
     def _count_prompts(self, asked: Asked, tenant: str) -> None:
@@ -289,6 +289,8 @@ class Endpoints(AboutModel):
     def _require_engine(self) -> None:
         if not self.model.engine.is_alive:
             raise overloaded("The engine has stopped. Start the server again.", 5.0)
+        if (missing := self.model.engine.missing) is not None:
+            raise overloaded(str(missing), missing.retry_after_s)
 
     def _tenant(self, request: Request) -> str:
         tenant: str = request.scope["state"]["tenant"]

@@ -1,8 +1,9 @@
 """Prometheus metrics: counted once, shown under our names and under vLLM's.
 
 What it decides
-    The only labels are the model, the tenant, why an answer ended, and what moves between ranks;
-    tenants are those of the tenants file, so the number of series is bounded.
+    The only labels are the model, the tenant, why an answer ended, what moves between ranks, and
+    what a preemption did; tenants are those of the tenants file, so the number of series is
+    bounded.
 
 Kept true (tests/unit/serve/http/test_operations.py)
     Generated tokens are those of all usages, and of answers that were given up. Every histogram
@@ -56,8 +57,11 @@ _VLLM = {
 }
 """vLLM's names for what it measures, too."""
 
+_OUR_LABELS = ("tenant", "mode")
+"""Labels that vLLM's metrics of these names do not have."""
+
 _REASONS = ("stop", "length", "abort", "error")
-_REFUSALS = ("queue_full", "rate_limit", "draining", "connections", "key")
+_REFUSALS = ("queue_full", "rate_limit", "draining", "connections", "key", "engine")
 
 
 class Metrics:
@@ -196,12 +200,15 @@ class _EngineCollector(Collector):
         for name, words, value in (
             ("prefix_cache_queries", "Tokens looked up in the prefix cache.", stats.asked_tokens),
             ("prefix_cache_hits", "Tokens found in the prefix cache.", stats.cached_tokens),
-            ("preemptions", "How often a request lost its pages.", stats.preemptions),
             ("iterations", "Iterations of the engine.", stats.iterations),
             ("iteration_predicted_seconds", "Sum of their predictions.", stats.predicted_s),
             ("iteration_measured_seconds", "What they took.", stats.measured_s),
         ):
             yield self._counter(name, words, {(): value})
+        words = "How often a request lost its pages, by what became of their contents."
+        lost: dict[tuple[str, ...], float]
+        lost = {(mode,): float(times) for mode, times in stats.preemptions.items()}
+        yield self._counter("preemptions", words, lost, "mode")
         served: dict[tuple[str, ...], float]
         served = {(each,): stats.served_s.get(each, 0.0) for each in self._tenants}
         words = "Predicted seconds of work that a tenant was served."
@@ -228,7 +235,7 @@ class _EngineCollector(Collector):
 
 
 class _Mirror(Collector):
-    """The same numbers under vLLM's names, tenants added up."""
+    """The same numbers under vLLM's names; tenants, and ways to preempt, are added up."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
@@ -246,7 +253,7 @@ class _Mirror(Collector):
             for sample in metric.samples:
                 if sample.name.endswith("_created"):
                     continue
-                labels = {k: v for k, v in sample.labels.items() if k != "tenant"}
+                labels = {k: v for k, v in sample.labels.items() if k not in _OUR_LABELS}
                 name = theirs + sample.name.removeprefix(metric.name)
                 key = name, tuple(sorted({**labels, "engine": "0"}.items()))
                 sums[key] = sums.get(key, 0.0) + sample.value

@@ -34,6 +34,7 @@ from equipoise.schedule.batching.settings import PAGE_TOKENS, page_tokens_of
 from equipoise.serve.engine.forward import PagedDecoder
 from equipoise.serve.engine.fused import ServedDecoder
 from equipoise.serve.engine.pool import PoolSizes
+from equipoise.serve.engine.request import RanksLostError
 from equipoise.serve.engine.tiles import set_experts
 from equipoise.serve.longctx.calibrate import measure
 from equipoise.serve.longctx.choice import VariantChoice
@@ -177,6 +178,19 @@ class ContextDecoder(PagedDecoder):
     def forget(self, request: str) -> None:
         """A request is gone, and with it how its tokens are spread."""
         self._shared.pop(request, None)
+
+    @property
+    def missing(self) -> RanksLostError | None:
+        """Why not all ranks are there; None if they are."""
+        return self.peers.missing
+
+    def restore(self) -> None:
+        """Start the ranks again if some are missing; their keys and values are gone.
+
+        Raises:
+            RanksLostError: a rank does not start.
+        """
+        self.peers.restore()
 
     def close(self) -> None:
         """End the other ranks."""

@@ -35,6 +35,7 @@ from equipoise.comm.steps import pack
 from equipoise.nn.rope import rotary_frequencies, rotary_table
 from equipoise.parallel.context.forward import Forward
 from equipoise.parallel.context.program import compile_rank
+from equipoise.serve.engine.chunks.rows import tile_attention
 from equipoise.serve.engine.fused import FusedDecoder, ServedDecoder, decoder_layers
 from equipoise.serve.engine.pool import KvPool
 from equipoise.serve.engine.tiles import run_layer
@@ -50,6 +51,8 @@ class RankPart:
         if isinstance(decoder, FusedDecoder):
             decoder.pack()
         self.decoder, self.pool, self.mail = decoder, pool, mail
+        self.attend = tile_attention(pool)
+        """Computes a tile of the executor's."""
         self.attention_s = 0.0
         """Time in attention, waits included, in the iteration that ran last [s]."""
         self._frequency = rotary_frequencies(decoder.model, device=pool.device)
@@ -151,7 +154,7 @@ class _Attention:
     """The attention of one iteration on one rank, called once for each layer."""
 
     def __init__(self, part: RankPart, work: RankWork, plan: ContinuedPlan) -> None:
-        self._pool, self._mail = part.pool, part.mail
+        self._pool, self._mail, self._attend = part.pool, part.mail, part.attend
         rank = self._mail.rank
         self.seconds = 0.0
         self._program = compile_rank(plan.schedule, rank, part.pool.device)
@@ -168,7 +171,8 @@ class _Attention:
         begin_s = time.perf_counter()
         keys, values = self._pool.keys(layer), self._pool.values(layer)
         keys[self._stored_t], values[self._stored_t] = k_tGE, v_tGE
-        executor = Forward(self._program, q_tHE, self._read(keys), self._read(values))
+        read = self._read(keys), self._read(values)
+        executor = Forward(self._program, q_tHE, *read, attend=self._attend)
         drive(executor.steps(), self._mail)
         self.seconds += time.perf_counter() - begin_s
         return executor.output

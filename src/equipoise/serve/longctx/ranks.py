@@ -8,6 +8,8 @@ What it decides
     Rank 0 is this process. Whatever goes wrong between ranks, a death, a wait beyond the deadline,
     an error on one of them, ends all of them: afterwards none could know what the others have
     done. Weights are written to a file once, which all ranks map: they have them in common.
+
+    A rank that dies while nothing is computed is missing from that moment on, whoever asks.
 """
 
 import contextlib
@@ -70,6 +72,8 @@ class ContextRanks:
         self._peers: list[_Peer] = []
         self._part: RankPart | None = None
         self._starts = 0
+        self._lost: RanksLostError | None = None
+        """Why the ranks are gone, until they are back."""
         if sizes.ranks > 1:
             torch.save(decoder, Path(self._room.name) / WEIGHTS)
         try:
@@ -112,6 +116,24 @@ class ContextRanks:
                 peer.pipe.send_bytes(message)
             yield part
 
+    @property
+    def missing(self) -> RanksLostError | None:
+        """Why not all ranks are there; None if they are. It may be asked from any thread."""
+        if self._lost is not None:
+            return self._lost
+        gone = self._gone()
+        return self._loss(f"Rank {gone[0]} of {self.count} was lost. Ask again.") if gone else None
+
+    def restore(self) -> None:
+        """Start the ranks again if some are missing.
+
+        Raises:
+            RanksLostError: a rank does not start.
+        """
+        if self._part is not None and (gone := self._gone()):
+            self._end(self._loss(self._blame("was lost", FaultError(f"rank {gone[0]} has ended"))))
+        self.part()
+
     def counts(self) -> list[dict[str, Any]]:
         """``RankPart.counts`` of each rank; between iterations."""
         with self.run(b"counts") as part:
@@ -119,7 +141,7 @@ class ContextRanks:
 
     def close(self) -> None:
         """End all ranks, and remove their files."""
-        self._end()
+        self._end(None)
         self._room.cleanup()
         torch.set_num_threads(self._threads)
 
@@ -128,12 +150,21 @@ class ContextRanks:
         try:
             yield
         except Exception as error:
-            words = self._blame(what, error)
-            self._end()
-            raise RanksLostError(words, _RETRY_S) from error
+            lost = self._loss(self._blame(what, error))
+            self._end(lost)
+            raise lost from error
         except BaseException:
-            self._end()
+            self._end(self._loss("The ranks were stopped. Ask again."))
             raise
+
+    def _loss(self, words: str) -> RanksLostError:
+        return RanksLostError(words, _RETRY_S)
+
+    def _gone(self) -> list[int]:
+        """Ranks whose processes have ended."""
+        peers = self._peers  # another thread may end them meanwhile
+        ended = wait([each.process.sentinel for each in peers], 0)
+        return [each.rank for each in peers if each.process.sentinel in ended]
 
     def _start(self) -> RankPart:
         sizes, room = self._sizes, Path(self._room.name)
@@ -159,7 +190,9 @@ class ContextRanks:
             if words := self._hear(peer):
                 raise FaultError(words.decode())
         mail = GroupMail(folder, 0, sizes.ranks, deadline_s=self._deadline_s)
-        return RankPart(self._decoder, self.pool, mail)
+        part = RankPart(self._decoder, self.pool, mail)
+        self._lost = None
+        return part
 
     def _hear(self, peer: _Peer) -> bytes:
         if not wait([peer.pipe], self._deadline_s):
@@ -183,8 +216,8 @@ class ContextRanks:
         why = words or f"rank 0 failed with {type(error).__name__}"
         return f"One of {ranks} ranks {what}: {why}. Ask again."
 
-    def _end(self) -> None:
-        self._part = None
+    def _end(self, lost: RanksLostError | None) -> None:
+        self._part, self._lost = None, lost
         for peer in self._peers:
             peer.process.kill()  # a rank may be stopped
         for peer in self._peers:

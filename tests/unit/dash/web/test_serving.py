@@ -58,6 +58,20 @@ def test_the_gap_is_between_tenants_that_are_served() -> None:
     assert tell(series(*pages, every_s=60.0))["columns"]["served_gap"] == [None, 3, 3]
 
 
+def test_preemptions_are_told_apart_where_the_server_does() -> None:
+    name = "equipoise_preemptions_total"
+    pages = [
+        f'{name}{{mode="swap"}} {at}\n{name}{{mode="recompute"}} {3 * at}\n' for at in (0, 60, 120)
+    ]
+    columns = tell(series(*pages, every_s=60.0))["columns"]
+    assert columns["preemptions_per_s"] == [None, 4, 4]
+    assert columns["preemptions_by_swap_per_s"] == [None, 1, 1]
+    assert columns["preemptions_by_recompute_per_s"] == [None, 3, 3]
+    theirs = [f'vllm:num_preemptions_total{{engine="0"}} {at}\n' for at in (0, 60)]
+    alone = tell(series(*theirs, every_s=60.0))["columns"]
+    assert alone == {"preemptions_per_s": [None, 1]}
+
+
 def test_a_quiet_minute_has_no_latency() -> None:
     told = tell(series(*[ours(5, 5, 5)] * 4))
     assert told["columns"]["first_token_p50_s"] == [None] * 4

@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from equipoise.nn.tile import attend_tile
+from equipoise.nn.tile import attend_tile, merge_tile_
+from equipoise.schedule.attention.schedule import TileKind
 from equipoise.schedule.batching.iteration import PageRun, ServeChunk
 from equipoise.serve.engine.chunks.dot import LANES, LINES, dot_pairs, multiplies_pairs
 from equipoise.serve.engine.chunks.kernel import TILE
-from equipoise.serve.engine.chunks.rows import PairedChunk
+from equipoise.serve.engine.chunks.rows import PairedChunk, attend_pairs, tile_attention
 from equipoise.serve.engine.jit import compile_rows
 from equipoise.serve.engine.pool import KvPool
 from equipoise.spec.model.presets import preset
@@ -26,13 +27,11 @@ pytestmark = pytest.mark.skipif(
 PAGE = 16
 
 
-def pool_of(heads: int, width: int, pages: int) -> KvPool:
+def pool_of(heads: int, width: int, pages: int, dtype: torch.dtype = torch.bfloat16) -> KvPool:
     model = dataclasses.replace(
         preset("7m"), layers=1, heads=heads, kv_heads=heads, head_width=width
     )
-    pool = KvPool(
-        model, pages=pages, page_tokens=PAGE, dtype=torch.bfloat16, device=torch.device("cpu")
-    )
+    pool = KvPool(model, pages=pages, page_tokens=PAGE, dtype=dtype, device=torch.device("cpu"))
     pool.keys(0).fill_(3e38)  # what nobody wrote may be anything finite
     pool.values(0).fill_(3e38)
     return pool
@@ -62,12 +61,17 @@ def attend(
 
 
 def exact(q: Tensor, k: Tensor, v: Tensor, start: int) -> Tensor:
+    return softmax(q, k, v, torch.arange(len(k)) > torch.arange(start, len(k))[:, None])[0]
+
+
+def softmax(q: Tensor, k: Tensor, v: Tensor, unseen: Tensor) -> tuple[Tensor, Tensor]:
+    """In float64, with its log-sum-exp."""
     group = q.shape[1] // k.shape[1]
     keys, values = (x.double().repeat_interleave(group, dim=1) for x in (k, v))
     scores = torch.einsum("the,she->hts", q.double(), keys) * q.shape[2] ** -0.5
-    unseen = torch.arange(len(k)) > torch.arange(start, len(k))[:, None]
-    shares = scores.masked_fill(unseen, -torch.inf).softmax(dim=-1)
-    return torch.einsum("hts,she->the", shares, values)
+    scores.masked_fill_(unseen, -torch.inf)
+    o = torch.einsum("hts,she->the", scores.softmax(dim=-1), values)
+    return o, scores.logsumexp(dim=-1).T
 
 
 def draw(tokens: int, rows: int, heads: int, kv_heads: int, width: int, seed: int) -> list[Tensor]:
@@ -99,6 +103,67 @@ def test_outputs_are_those_of_a_softmax(
     assert (outputs.double() - exact(q, k, v, start)).abs().max() < 2**-8 * 4
     again = attend(q, k, v, **how, threads=3 - threads, seed=seed + 1)
     assert torch.equal(outputs, again)
+
+
+UNSEEN = {"full": None, "causal": 1, "anticausal": -1}
+"""Whether keys after or before a query are not read."""
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.tuples(st.integers(1, 140), st.integers(1, 300)),
+    st.sampled_from([(9, 3, 64), (4, 4, 128), (8, 1, 64)]),
+    st.sampled_from(sorted(UNSEEN)),
+    st.integers(0, 9),
+)
+def test_tiles_of_every_kind_have_the_log_sum_exp_of_their_scores(
+    sizes: tuple[int, int], heads: tuple[int, int, int], kind: TileKind, seed: int
+) -> None:
+    rows, tokens = sizes if kind == "full" else (sizes[0], sizes[0])
+    q, k, v = draw(tokens, rows, *heads, seed)
+    side = UNSEEN[kind]
+    at = torch.arange(rows)[:, None], torch.arange(tokens)
+    unseen = (at[1] - at[0]) * side > 0 if side else torch.zeros(rows, tokens, dtype=torch.bool)
+    o, lse = attend_pairs(q, k, v, kind)
+    exact_o, exact_lse = softmax(q, k, v, unseen)
+    assert (o.dtype, lse.dtype) == (torch.float32 if rows > 8 else o.dtype, torch.float32)
+    # Scores are products of bf16 summed in fp32; shares are rounded to 8 bits.
+    assert (lse - exact_lse).abs().max() < 1e-4
+    assert (o.double() - exact_o).abs().max() < 2**-8 * 4
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    st.lists(st.integers(1, 200), min_size=2, max_size=5),
+    st.integers(9, 100),
+    st.sampled_from([(9, 3, 64), (8, 1, 64)]),
+    st.integers(0, 9),
+)
+def test_parts_merged_are_the_whole(
+    parts: list[int], rows: int, heads: tuple[int, int, int], seed: int
+) -> None:
+    """As ranks merge what each has computed over its keys, in whatever order they come."""
+    q, k, v = draw(sum(parts) + rows, rows, *heads, seed)
+    merged, lse = attend_pairs(q, k[-rows:], v[-rows:], "causal")
+    order = np.random.default_rng(seed).permutation(len(parts))
+    tiles = list(zip(k[:-rows].split(parts), v[:-rows].split(parts), strict=True))
+    for at in order:
+        merge_tile_(merged, lse, *attend_pairs(q, *tiles[at], "full"))
+    whole = exact(q, k, v, sum(parts))
+    assert (merged.double() - whole).abs().max() < 2**-8 * 4
+    in_torch, lse_in_torch = attend_tile(q, k[-rows:], v[-rows:], "causal")
+    in_torch, lse_in_torch = in_torch.float(), lse_in_torch.clone()
+    for at in order:
+        merge_tile_(in_torch, lse_in_torch, *attend_tile(q, *tiles[at], "full"))
+    error, bound = ((x.double() - whole).square().mean() for x in (merged, in_torch))
+    assert error < 1.2 * bound
+    assert (lse - lse_in_torch).abs().max() < 2e-4
+
+
+def test_pairs_compute_tiles_in_bf16_with_heads_of_whole_blocks_alone() -> None:
+    assert tile_attention(pool_of(3, 64, 1)) is attend_pairs
+    assert tile_attention(pool_of(3, 32, 1)) is attend_tile
+    assert tile_attention(pool_of(3, 64, 1, torch.float32)) is attend_tile
 
 
 def test_it_is_as_near_to_a_softmax_as_torch_in_bf16() -> None:

@@ -1,17 +1,27 @@
 """What clients may know of a model."""
 
 import dataclasses
+import math
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from equipoise.base.errors import CheckpointError
-from equipoise.serve import source
+from equipoise.checkpoint.index import Chunk, StoredTensor, write_index
+from equipoise.checkpoint.manifest import FORMAT, Manifest
+from equipoise.nn.hf.read import weight_shapes
 from equipoise.serve.http.served import fingerprint, model_name
 from equipoise.serve.source import open_model
 from equipoise.spec.model.presets import ModelSpec
 from support.chat.corpus import write_model
+from support.checkpoints import replace
+from support.checkpoints.sealed import describe_files, write_manifest
 
 MODEL = ModelSpec(layers=1, hidden=16, heads=2, kv_heads=1, ffn=16, vocab=270, head_width=8)
 
@@ -45,46 +55,64 @@ def test_a_model_is_called_by_its_run_its_folder_or_its_file(
     assert model_name(place) == name
 
 
-@pytest.mark.parametrize("replaced", [0, 1, 4, 5])
-def test_a_run_that_replaces_its_checkpoints_is_opened_or_refused(
-    replaced: int, monkeypatch: pytest.MonkeyPatch
+def write_checkpoint(root: Path, step: int) -> Path:
+    """A whole checkpoint, all of whose weights are the number of its step."""
+    folder = root / f"step-{step:06d}"
+    folder.mkdir(parents=True)
+    index, begin = {}, 0
+    for name, shape in weight_shapes(MODEL).items():
+        size = 4 * math.prod(shape)
+        chunk = Chunk((0,) * len(shape), shape, "shard-00000.bin", begin, size)
+        index[f"model.{name}"] = StoredTensor("float32", shape, (chunk,))
+        begin += size
+    (folder / "shard-00000.bin").write_bytes(np.full(begin // 4, step, np.float32).tobytes())
+    write_index(folder, index)
+    files, model = describe_files(folder), dataclasses.asdict(MODEL)
+    fields = (FORMAT, "0.1.0", step, 1024 * step, 1, model, "c" * 32, 0, 256, files)
+    write_manifest(folder, Manifest(*fields))
+    return folder
+
+
+@contextmanager
+def training(run: Path, *, replaced: int) -> Iterator[None]:
+    """A process that replaces so many checkpoints of a run, each while it is read."""
+    for step in range(1, replaced + 2):
+        write_checkpoint(run / "waiting", step)
+    root = run / "checkpoint"
+    root.mkdir()
+    command = [sys.executable, replace.__file__, run / "waiting", root, str(replaced)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as trainer:
+        assert trainer.stdout is not None
+        assert trainer.stdout.readline() == b"ready\n"
+        try:
+            yield
+            assert trainer.wait(60) == 0  # all but the last were opened, and replaced
+        finally:
+            trainer.kill()
+    assert [each.name for each in root.iterdir()] == [f"step-{replaced + 1:06d}"]
+
+
+@pytest.mark.parametrize("replaced", [0, 1, 4])
+def test_a_run_that_replaces_its_checkpoints_while_they_are_read_is_opened(
+    replaced: int, tmp_path: Path
 ) -> None:
-    steps = iter([*range(replaced), replaced, replaced])
-    opened = []
-
-    def newest(_: Path) -> tuple[Path, None, list[str]]:
-        return Path(f"step-{next(steps)}"), None, []
-
-    def read(path: Path, *_: object) -> str:
-        opened.append(path.name)
-        if path.name != "step-4" and replaced:
-            raise CheckpointError(f"{path} is torn.")
-        return "model"
-
-    monkeypatch.setattr(source, "newest_good", newest)
-    monkeypatch.setattr(source, "_open_checkpoint", read)
-    if replaced in (0, 4, 5):
-        assert source.open_run(Path("run")) == "model"
-        assert opened[-1] == f"step-{min(replaced, 4)}"
-    else:  # the newest one is torn
-        with pytest.raises(CheckpointError) as refused:
-            source.open_run(Path("run"))
-        assert str(refused.value) == "step-1 is torn."
+    with training(tmp_path / "run", replaced=replaced):
+        opened = open_model(tmp_path / "run")
+    assert opened.step == replaced + 1
+    assert {float(each.unique()) for each in opened.state.values()} == {replaced + 1.0}
 
 
-def test_a_run_that_replaces_its_checkpoints_too_fast_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    steps = iter(range(9))
-    monkeypatch.setattr(source, "newest_good", lambda _: (Path(f"{next(steps)}"), None, []))
-
-    def read(*_: object) -> None:
-        raise FileNotFoundError
-
-    monkeypatch.setattr(source, "_open_checkpoint", read)
-    with pytest.raises(CheckpointError) as refused:
-        source.open_run(Path("run"))
-    assert str(refused.value) == (
-        "run replaces its checkpoints before they are read. Wait until it is trained, or let it "
-        "keep more (checkpoint.keep)."
+def test_a_run_that_replaces_its_checkpoints_too_fast_is_refused(tmp_path: Path) -> None:
+    with training(tmp_path / "run", replaced=5), pytest.raises(CheckpointError) as told:
+        open_model(tmp_path / "run")
+    assert str(told.value) == (
+        f"{tmp_path / 'run'} replaces its checkpoints before they are read. Wait until it is "
+        "trained, or let it keep more (checkpoint.keep)."
     )
+
+
+def test_a_torn_checkpoint_that_nobody_replaces_is_not_waited_for(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "run" / "checkpoint", 1)
+    (folder / "shard-00000.bin").write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"None of the 1 checkpoints in .* is whole"):
+        open_model(tmp_path / "run")

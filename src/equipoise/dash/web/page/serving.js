@@ -78,7 +78,11 @@ function servingFigures({ t, sentence, columns, tenants, tenants_left_out: leftO
   const bytes = (value) => `${formatBytes(value * unit)}/s`;
   const sent = liveLines("context", "Bytes of context parallelism", context.slice(0, servingColors.length).map((each, index) => line(each.name, each.line.map((value) => (isKnown(value) ? value / unit : value)), servingColors[index])), { ...over, format: bytes, axis: () => bytes, label: "Bytes a second that ranks send each other for attention, by variant." });
   if (sent) addTable(sent, ["variant", "bytes in all"], () => context.map((each) => [each.name, formatBytes(each.bytes)]));
-  liveLines("trouble-rates", "Preempted and refused", [line("preempted", columns.preemptions_per_s, servingColors[1]), line("refused", columns.rejections_per_s, servingColors[5])], { ...over, format: formatCount, axis: countFormatter, label: "Requests a second that lost their pages, and that were refused." });
+  const swapped = columns.preemptions_by_swap_per_s;
+  const preempted = swapped
+    ? [line("preempted, swapped out", swapped, servingColors[2]), line("preempted, to be computed again", columns.preemptions_by_recompute_per_s, servingColors[1])]
+    : [line("preempted", columns.preemptions_per_s, servingColors[1])];
+  liveLines("trouble-rates", "Preempted and refused", [...preempted, line("refused", columns.rejections_per_s, servingColors[5])], { ...over, format: formatCount, axis: countFormatter, label: "Requests a second that lost their pages, and that were refused." });
 }
 
 // The server in one line above the runs.

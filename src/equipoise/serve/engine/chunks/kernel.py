@@ -1,14 +1,14 @@
-"""Attention of a chunk of a prompt over its pages, in bf16, by products of pairs.
+"""Attention of a run of queries to a run of keys, in bf16, by products of pairs.
 
 Why
     A prompt of thousands of tokens spends most of its time in attention, and torch's operator
     computes bf16 no faster than fp32 where there are no matrix units.
 
 What it decides
-    Keys and values of the text are laid out in pairs once for all rows of the chunk. Then blocks of
-    rows, one group of heads each, pass over tiles of keys in ascending order; all heads of a group
-    share what is loaded. Scores and sums are in fp32; a tile's shares are rounded to bf16 before
-    they multiply values, as in torch's operator.
+    Keys and values are laid out in pairs once for all rows. Then blocks of rows, one group of heads
+    each, pass over tiles of keys in ascending order; all heads of a group share what is loaded.
+    Scores and sums are in fp32; a tile's shares are rounded to bf16 before they multiply values, as
+    in torch's operator. The log-sum-exp is that of the shares before they are rounded.
 
     ::
 
@@ -17,12 +17,14 @@ What it decides
 
 Kept true (tests/unit/serve/engine/test_chunks.py)
     No further from a softmax in float64 than torch's operator in bf16; a row reads nothing behind
-    its position; equal bits wherever its pages are.
+    its position; equal bits wherever its pages are. Parts merged by their log-sum-exp are the
+    whole.
 
 Sources
     Softmax over tiles: FlashAttention-2, arXiv:2307.08691, algorithm 1.
 """
 
+import math
 from typing import Any
 
 import numba
@@ -111,18 +113,29 @@ def _share_tile(
 
 @compile_rows(parallel=True)
 def attend_chunk(
-    q: Any, packed: Any, start: Any, group: Any, scale: Any, threads: Any, o: Any
+    q: Any,
+    packed: Any,
+    seen: Any,
+    more: Any,
+    group: Any,
+    scale: Any,
+    threads: Any,
+    o: Any,
+    lse: Any,
 ) -> None:
-    """Softmax attention of a chunk's rows, each to the text up to itself; arrays are contiguous.
+    """Softmax attention of rows to the keys that each sees; all arrays are contiguous.
 
     Args:
         q: Queries as pairs, uint32 [rows, query heads, width / 2].
         packed: Of ``pack_keys``.
-        start: Position of the first row.
+        seen: Keys that the first row sees, at least one.
+        more: Keys that each row sees more than the one before it: 1 in a text, 0 if all rows see
+            the same.
         group: Query heads of each head of keys.
         scale: Scores are multiplied by it.
         threads: Threads that it runs on.
-        o: Written: outputs, bf16 as uint16 [rows, query heads, width].
+        o: Written: outputs, fp32 [rows, query heads, width].
+        lse: Written: log-sum-exp of the scores, fp32 [rows, query heads].
     """
     rows, half, kv_heads = len(q), q.shape[2], packed.shape[1]
     width = 2 * half
@@ -147,16 +160,16 @@ def attend_chunk(
         for a in range(count * group):
             for e in range(half):
                 line[a, e] = q[first + a // group, g * group + a % group, e]
-        for tile in range((start + first + count - 1) // TILE + 1):
+        for tile in range((seen + more * (first + count - 1) - 1) // TILE + 1):
             keys, values = packed[0, g, tile], packed[1, g, tile]
             for top in range(0, lines, LINES):
                 for at in range(_HALVES):
                     dot_pairs(line, top * half, half, keys, at * LANES, TILE, half, scores[at])
                 for a in range(LINES):
-                    seen = start + first + (top + a) // group + 1 - tile * TILE
+                    here = seen + more * (first + (top + a) // group) - tile * TILE
                     before = most[top + a]
                     most[top + a], added = _share_tile(
-                        scores, scale, seen, a, before, lanes, shares
+                        scores, scale, here, a, before, lanes, shares
                     )
                     kept = exp(before - most[top + a])
                     total[top + a] = total[top + a] * kept + added
@@ -168,8 +181,7 @@ def attend_chunk(
                         for e in range(LANES):
                             sums[top + a, lane + e] += part[a, e]
         for a in range(count * group):
-            share = _ONE / total[a]
+            row, h, share = first + a // group, g * group + a % group, _ONE / total[a]
+            lse[row, h] = most[a] + math.log(total[a])
             for e in range(width):
-                o[first + a // group, g * group + a % group, e] = narrow(
-                    sums[a, e] * share, np.uint16(0)
-                )
+                o[row, h, e] = sums[a, e] * share
