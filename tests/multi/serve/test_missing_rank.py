@@ -35,6 +35,12 @@ def wait_for_health(port: int, status: int) -> Reply:
     return answer
 
 
+def named_semaphores(pid: int) -> list[str]:
+    """Those that a process has and that outlive it if it is killed."""
+    maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return [line for line in maps if "/dev/shm/sem." in line and not line.endswith("(deleted)")]
+
+
 def test_a_rank_killed_while_nothing_is_computed_is_missing_until_it_is_back() -> None:
     settings = EngineSettings(cache_tokens=640, context_ranks=2)
     with open_engine(trained(), settings, curve=CURVE) as engine:
@@ -55,6 +61,7 @@ def test_a_rank_killed_while_nothing_is_computed_is_missing_until_it_is_back() -
             first = asked(port)
             assert (first.status, ask(port, "GET", "/health").status) == (200, 200)
             (victim,) = ranks.peers.pids
+            assert not named_semaphores(victim)
             os.kill(victim, signal.SIGKILL)
             told = [wait_for_health(port, 503), ask(port, "GET", "/ready"), asked(port)]
             for answer in told:

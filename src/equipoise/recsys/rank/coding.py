@@ -34,6 +34,8 @@ from equipoise.recsys.jagged import KeyedJagged
 
 _FILE = "columns.json"
 _MOST = float(np.finfo(np.float32).max)
+_MOST_SHARED = 1 << 22
+"""Values of a shared column over all candidates: each of them gets all of the column's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +125,12 @@ class Coding:
             given = [context[name]] if is_shared else candidates[name]
             rows, sizes = self._look_up(name, given, is_bag=is_bag)
             if is_shared:
+                if len(rows) * count > _MOST_SHARED:
+                    raise DataError(
+                        f'The column "{name}" has {len(rows):,} values in context for {count:,} '
+                        f"candidates, {len(rows) * count:,} in all, and a request may have "
+                        f"{_MOST_SHARED:,}. Ask for fewer candidates at a time."
+                    )
                 rows, sizes = rows * count, sizes * count
             unknown += rows.count(0)
             lengths.append(sizes)

@@ -18,6 +18,7 @@ Sources
 
 import base64
 import importlib
+import multiprocessing
 import pickle
 import subprocess
 import sys
@@ -30,6 +31,7 @@ import torch
 from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
+from numba.np.ufunc import parallel
 
 _ZERO, _ONE, _HALF = np.float32(0), np.float32(1), np.float32(0.5)
 _LEAST = np.float32(-87)
@@ -171,6 +173,15 @@ def use_threads(threads: int) -> None:
     # shares, a thread per core.
     if torch.get_num_threads() != before:
         torch.set_num_threads(before)
+
+
+def lock_without_name() -> None:
+    """Guard the first call of a parallel kernel in this process by a lock that has no name.
+
+    Numba's has one, in a process that a fork server has started: if it is killed, the name stays,
+    and Python warns of a leaked semaphore when the server ends.
+    """
+    parallel._backend_init_process_lock = multiprocessing.get_context("fork").RLock()
 
 
 def can_run_together() -> bool:

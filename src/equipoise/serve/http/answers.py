@@ -208,7 +208,8 @@ class Answers:
             self._news.clear()
             while self._events:
                 if self._is_slow:
-                    raise SlowReaderError
+                    words = f"More than {self._most_events:,} events waited for its client."
+                    raise SlowReaderError(words)
                 number, event = self._events.popleft()
                 if isinstance(event, (PromptScored, PromptEmbedded)):
                     yield number, event

@@ -116,8 +116,10 @@ class Gate:
         self._state.under_way += 1
         try:
             await self._pass(scope, receive, answer.send, headers)
-        except ClientGoneError:
+        except ClientGoneError as error:
             answer.status = _CLOSED
+            if str(error):
+                self._state.log(f"Gave up {name}. {error}")
             drop(Request(scope))
         except HttpError as fault:
             await self._refuse(answer, fault)

@@ -27,7 +27,7 @@ _ARRIVAL_S = 30.0
 _DISCARDED = 16
 """Bodies up to this many times too large are read to their end: a client that is still sending
 would take a connection that closes for a fault of the network, and try again."""
-_SHORT_BYTES = 64 << 10
+SHORT_BYTES = 64 << 10
 """Bodies that are parsed at once; longer ones must not hold others up."""
 _MOST_FAULTS = 5
 _Body = TypeVar("_Body", bound=BaseModel)
@@ -54,7 +54,7 @@ async def read_body(request: Request, kind: type[_Body], most_bytes: int) -> _Bo
             code="unsupported_media_type",
         )
     data = await _read_bytes(request, most_bytes)
-    if len(data) <= _SHORT_BYTES:
+    if len(data) <= SHORT_BYTES:
         return parse_body(data, kind)
     return await asyncio.to_thread(parse_body, data, kind)
 

@@ -209,8 +209,8 @@ class Endpoints(AboutModel):
                 data = await _write_whole(answers, asked, shape)
                 await send_bytes(send, data, "application/json", headers=limits.headers())
             is_answered = True
-        except SlowReaderError:
-            raise ClientGoneError from None
+        except SlowReaderError as error:
+            raise ClientGoneError(str(error)) from None
         finally:
             answers.close(is_answered=is_answered)
             limits.end(count)

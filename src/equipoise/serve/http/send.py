@@ -32,7 +32,7 @@ _WRITE_S = 30.0
 
 
 class ClientGoneError(Exception):
-    """The client closed the connection, or does not read."""
+    """The client closed the connection; or it does not read, which the message says."""
 
 
 def encode(value: Any) -> bytes:
@@ -169,7 +169,7 @@ async def _write(send: Send, data: bytes) -> None:
         async with asyncio.timeout(_WRITE_S):
             await send({"type": "http.response.body", "body": data, "more_body": True})
     except TimeoutError:
-        raise ClientGoneError from None
+        raise ClientGoneError(f"Its client read nothing for {_WRITE_S:g} s.") from None
 
 
 def drop(request: Request) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from equipoise.base.errors import EquipoiseError
+from equipoise.serve.engine.jit import lock_without_name
 from equipoise.serve.engine.pool import PoolSizes
 from equipoise.serve.longctx.calibrate import measure
 from equipoise.serve.longctx.mail import GroupMail
@@ -40,6 +41,7 @@ def work(
         deadline_s: Longest wait for another rank [s].
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C drains the server; it ends its ranks
+    lock_without_name()  # ranks are killed, by whoever or by rank 0
     torch.set_num_threads(threads)
     with contextlib.suppress(EOFError, BrokenPipeError):
         try:

@@ -17,10 +17,12 @@ Kept true (tests/unit/serve/ranking/test_server.py)
     OpenAI's shape, and the next request is answered.
 """
 
+import asyncio
 import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -29,16 +31,18 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Send
 
 from equipoise.serve.http.app import Gate
-from equipoise.serve.http.body import read_body
+from equipoise.serve.http.body import SHORT_BYTES, read_body
 from equipoise.serve.http.endpoints import AboutModel, Endpoint
 from equipoise.serve.http.fault import HttpError, failed, overloaded
-from equipoise.serve.http.send import send_json, while_connected
+from equipoise.serve.http.send import encode_long, send_bytes, send_json, while_connected
 from equipoise.serve.http.tenants import Tenants, open_tenants
-from equipoise.serve.ranking.batcher import Batcher
+from equipoise.serve.ranking.batcher import Batcher, RankedRequest
 from equipoise.serve.ranking.metrics import RankMetrics
 
 _MOST_CANDIDATES = 65_536
 _MOST_BODY_BYTES = 64 << 20
+_FEW = 1_024
+"""Candidates that are put in order and written at once; more must not hold others up."""
 
 
 class RankBody(BaseModel):
@@ -94,19 +98,30 @@ class RankEndpoints(AboutModel):
         except HttpError:
             self.state.metrics.count_refusal("invalid")
             raise
-        await while_connected(request.receive, self._answer(send, body, began))
+        sent_bytes = int(request.headers.get("content-length", _MOST_BODY_BYTES))
+        is_long = sent_bytes > SHORT_BYTES
+        await while_connected(request.receive, self._answer(send, body, began, is_long=is_long))
 
-    async def _answer(self, send: Send, body: RankBody, began: float) -> None:
+    async def _answer(self, send: Send, body: RankBody, began: float, *, is_long: bool) -> None:
+        given = body.context, body.candidates
         try:
-            scored = await self.state.batcher.score(body.context, body.candidates)
+            scored = await self.state.batcher.score(*given, is_long=is_long)
         except HttpError as fault:
             self.state.metrics.count_refusal("invalid" if fault.status == 400 else "connections")
             raise
+        write = partial(self._write, scored, body.top)
+        is_long = len(scored.logits) > _FEW
+        data = await asyncio.to_thread(write) if is_long else write()
+        taken_s = time.perf_counter() - began
+        self.state.metrics.count_answer(taken_s, len(scored.logits), scored.unknown)
+        await send_bytes(send, data, "application/json")
+
+    def _write(self, scored: RankedRequest, top: int | None) -> bytes:
+        """The candidates in order, best first, as JSON."""
         logits = scored.logits
         if not all(map(math.isfinite, logits)):
             raise failed("The model's scores are not numbers. Serve an earlier checkpoint.")
-        order = sorted(range(len(logits)), key=lambda at: (-logits[at], at))[: body.top]
-        self.state.metrics.count_answer(time.perf_counter() - began, len(logits), scored.unknown)
+        order = sorted(range(len(logits)), key=lambda at: (-logits[at], at))[:top]
         answer = {
             "object": "ranking",
             "model": self.model.name,
@@ -115,7 +130,7 @@ class RankEndpoints(AboutModel):
             ],
             "usage": {"candidates": len(logits), "unknown_values": scored.unknown},
         }
-        await send_json(send, answer)
+        return encode_long(answer)
 
     async def health(self, request: Request, send: Send) -> None:  # noqa: ARG002
         """``GET /health``: whether this server answers, and how fast it did."""

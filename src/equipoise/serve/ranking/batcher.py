@@ -106,15 +106,27 @@ class Batcher:
     _thread: threading.Thread | None = None
 
     async def score(
-        self, context: Mapping[str, Any], candidates: Mapping[str, Sequence[Any]]
+        self,
+        context: Mapping[str, Any],
+        candidates: Mapping[str, Sequence[Any]],
+        *,
+        is_long: bool = False,
     ) -> RankedRequest:
         """The logits of a request's candidates.
+
+        Args:
+            context: What they share.
+            candidates: Their columns.
+            is_long: Whether to read them on a thread of their own, beside other requests.
 
         Raises:
             HttpError: 400, what is wrong with its columns; 503, too many wait; 500, it failed.
         """
         try:
-            coded = self.model.code(context, candidates)
+            if is_long:
+                coded = await asyncio.to_thread(self.model.code, context, candidates)
+            else:
+                coded = self.model.code(context, candidates)
         except EquipoiseError as error:
             raise invalid(str(error), "candidates") from None
         loop = asyncio.get_running_loop()

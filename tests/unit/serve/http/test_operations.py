@@ -161,7 +161,8 @@ def test_a_storm_of_clients_that_leave_holds_nobody_up() -> None:
 
 
 def test_who_does_not_read_is_given_up() -> None:
-    with running(**SIZES, state={"most_events": 50}) as server:
+    lines = list[str]()
+    with running(**SIZES, state={"most_events": 50, "log": lines.append}) as server:
         raw = socket.socket()
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
         raw.connect(("127.0.0.1", server.port))
@@ -172,7 +173,11 @@ def test_who_does_not_read_is_given_up() -> None:
         )
         until(lambda: aborted(server) == 2)
         until(lambda: is_idle(server))
+        until(lambda: len(lines) == 2)
         raw.close()
+    name = lines[1].split()[-1]
+    assert lines[0] == f"Gave up {name}. More than 50 events waited for its client."
+    assert lines[1].startswith("POST /v1/completions 499 default ")
 
 
 def test_a_long_wait_has_a_pulse() -> None:

@@ -12,6 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from equipoise.recsys.rank.coding import Coded
+from equipoise.serve.http.body import SHORT_BYTES
 from equipoise.serve.http.server import ServerThread
 from equipoise.serve.ranking.app import RankState, make_rank_app
 from equipoise.serve.ranking.batcher import Batcher
@@ -156,12 +157,40 @@ BAD = {
         400,
         "'candidates.ad' must be a list, not 3.",
     ),
+    "shared": (
+        {
+            "context": {"user": "u1", "price": 1, "words": "red " * 3_000},
+            "candidates": {"ad": [1] * 2_000},
+        },
+        400,
+        'The column "words" has 3,000 values in context for 2,000 candidates, 6,000,000 in all, '
+        "and a request may have 4,194,304. Ask for fewer candidates at a time.",
+    ),
     "model": (
         GOOD | {"model": "other"},
         404,
         "There is no model 'other'. This server has 'clicks'.",
     ),
 }
+
+
+def test_long_requests_are_read_and_written_beside_others(server: Running) -> None:
+    body = {
+        "context": {"user": "u1", "price": 1},
+        "candidates": {"ad": [at % 10 for at in range(6_000)], "words": [["red"]] * 6_000},
+    }
+    assert len(json.dumps(body)) > SHORT_BYTES
+    reply = server.rank(body)
+    (logits,) = RANKER.score([RANKER.code(body["context"], body["candidates"])])
+    results = json.loads(reply.body)["results"]
+    assert {each["index"]: each["logit"] for each in results} == dict(enumerate(logits))
+    assert [each["logit"] for each in results] == sorted(logits, reverse=True)
+    body["candidates"]["ad"].pop()
+    reply = server.rank(body)
+    assert (reply.status, json.loads(reply.body)["error"]["message"]) == (
+        400,
+        "Columns of candidates have different lengths: ad 5,999, words 6,000.",
+    )
 
 
 def test_what_is_wrong_is_one_sentence_and_the_server_goes_on(server: Running) -> None:
