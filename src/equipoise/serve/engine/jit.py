@@ -181,7 +181,7 @@ def lock_without_name() -> None:
     Numba's has one, in a process that a fork server has started: if it is killed, the name stays,
     and Python warns of a leaked semaphore when the server ends.
     """
-    parallel._backend_init_process_lock = multiprocessing.get_context("fork").RLock()
+    vars(parallel)["_backend_init_process_lock"] = multiprocessing.get_context("fork").RLock()
 
 
 def can_run_together() -> bool:
