@@ -208,8 +208,7 @@ class Answers:
             self._news.clear()
             while self._events:
                 if self._is_slow:
-                    words = f"More than {self._most_events:,} events waited for its client."
-                    raise SlowReaderError(words)
+                    raise SlowReaderError
                 number, event = self._events.popleft()
                 if isinstance(event, (PromptScored, PromptEmbedded)):
                     yield number, event

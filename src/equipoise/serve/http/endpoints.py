@@ -187,7 +187,7 @@ class Endpoints(AboutModel):
                 asked,
                 self.state.metrics,
                 on_token=limits.use,
-                on_slow=lambda: drop(request),
+                on_slow=lambda: self._give_up(request),
                 most_events=self.state.most_events,
             )
         except HttpError as fault:
@@ -209,11 +209,17 @@ class Endpoints(AboutModel):
                 data = await _write_whole(answers, asked, shape)
                 await send_bytes(send, data, "application/json", headers=limits.headers())
             is_answered = True
-        except SlowReaderError as error:
-            raise ClientGoneError(str(error)) from None
+        except SlowReaderError:
+            raise ClientGoneError from None
         finally:
             answers.close(is_answered=is_answered)
             limits.end(count)
+
+    def _give_up(self, request: Request) -> None:
+        """A client left too many events unread."""
+        most = self.state.most_events
+        self.state.log(f"Gave up an answer. More than {most:,} events waited for its client.")
+        drop(request)
 
     # Tokens.
 

@@ -173,11 +173,9 @@ def test_who_does_not_read_is_given_up() -> None:
         )
         until(lambda: aborted(server) == 2)
         until(lambda: is_idle(server))
-        until(lambda: len(lines) == 2)
+        until(lambda: any(" /v1/completions 499 " in line for line in lines))
         raw.close()
-    name = lines[1].split()[-1]
-    assert lines[0] == f"Gave up {name}. More than 50 events waited for its client."
-    assert lines[1].startswith("POST /v1/completions 499 default ")
+    assert lines.count("Gave up an answer. More than 50 events waited for its client.") == 1
 
 
 def test_a_long_wait_has_a_pulse() -> None:
