@@ -216,9 +216,8 @@ class Endpoints(AboutModel):
             limits.end(count)
 
     def _give_up(self, request: Request) -> None:
-        """A client left too many events unread."""
-        most = self.state.most_events
-        self.state.log(f"Gave up an answer. More than {most:,} events waited for its client.")
+        words = f"Gave up an answer. More than {self.state.most_events:,} events waited for its"
+        self.state.log(f"{words} client.")
         drop(request)
 
     # Tokens.
@@ -255,19 +254,15 @@ class Endpoints(AboutModel):
                 f"{self.model.vocab - 1:,}.",
                 "tokens",
             )
-        text = self.model.tokenizer.core.decode(body.tokens, skip_special_tokens=False)
-        await send_json(send, {"prompt": text})
+        core = self.model.tokenizer.core
+        await send_json(send, {"prompt": core.decode(body.tokens, skip_special_tokens=False)})
 
-    # The server itself.
-
-    async def health(self, request: Request, send: Send) -> None:  # noqa: ARG002
+    async def health(self, _: Request, send: Send) -> None:
         """``GET /health``: whether this server answers: not if it drains or a rank is missing."""
         if self.state.is_draining:
             raise overloaded("The server is shutting down.", 1.0)
         self._require_engine()
         await send_json(send, {"status": "ok"})
-
-    # Parts.
 
     def _take(self, limits: TenantLimits, prompt_tokens: int, answers: int) -> None:
         """Let a request in.
