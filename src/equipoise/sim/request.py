@@ -45,7 +45,6 @@ from equipoise.sim.step import Documents, StepRun
 from equipoise.spec.catalog import SCHEDULES
 from equipoise.spec.cluster.file import read_cluster
 from equipoise.spec.cluster.spec import ClusterSpec
-from equipoise.spec.device.spec import DeviceSpec
 from equipoise.spec.layout import ORDERS, Layout
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.offload import OFFLOADS, Offload
@@ -202,7 +201,7 @@ def read_step(request: StepRequest) -> AskedStep:
     layout = words.layout
     layout.require_world(machine.cluster.devices)
     program.require_device(machine.device)
-    plain = step_options(request, words.virtual, machine.device, program)
+    plain = step_options(request, words.virtual, machine, program)
     options = with_loads(plain, request, model, machine)
     require_modules(options.recompute, model)
     program.require(
@@ -212,20 +211,20 @@ def read_step(request: StepRequest) -> AskedStep:
 
 
 def step_options(
-    request: StepRequest, virtual: int, device: DeviceSpec, program: ProgramSpec
+    request: StepRequest, virtual: int, machine: Machine, program: ProgramSpec
 ) -> StepOptions:
-    """The request's options of a step on a device.
+    """The request's options of a step on a cluster.
 
     Args:
         request: Its model, cluster, layout and documents are not read.
         virtual: Stages of each pipeline rank.
-        device: The device that computes.
+        machine: The cluster that computes.
         program: The program that trains.
 
     Raises:
         SpecError: names the setting.
     """
-    _require_numbers(request, device)
+    _require_numbers(request, machine)
     schedule = request.schedule or ("interleaved" if virtual > 1 else "1f1b")
     known = [name for name, traits in SCHEDULES.items() if not traits.is_lossy]
     require_known("schedule", schedule, known)
@@ -244,7 +243,7 @@ def step_options(
         context_strategy=request.context_strategy or program.context_strategy,
         seed=request.seed,
         stack=program.stack,
-        residuals=residuals_of(device, program.stack),
+        residuals=residuals_of(machine.device, program.stack),
     )
 
 
@@ -327,7 +326,7 @@ def _documents_of(
     return request.documents
 
 
-def _require_numbers(request: StepRequest, device: DeviceSpec) -> None:
+def _require_numbers(request: StepRequest, machine: Machine) -> None:
     for name, most in (
         ("context_tokens", _MOST_TOKENS),
         ("step_sequences", _MOST_SEQUENCES),
@@ -348,7 +347,7 @@ def _require_numbers(request: StepRequest, device: DeviceSpec) -> None:
     require_known("precision", request.precision, get_args(Precision))
     if request.context_strategy is not None:
         require_known("context_strategy", request.context_strategy, CONTEXT_STRATEGIES)
-    device.require_precision(request.precision)
+    machine.require_precision(request.precision)
 
 
 def require_known(name: str, value: str, known: Sequence[str]) -> None:
