@@ -16,6 +16,7 @@ from equipoise.plan.bounds.kernels import Kernels
 from equipoise.plan.bounds.roofline import memory_bound_bytes, peak_bound_s
 from equipoise.plan.described import PlanRequest, read_inputs
 from equipoise.plan.request import plan
+from equipoise.plan.search.incumbent import SearchProgress
 from equipoise.plan.search.mixed import ClassSearch
 from equipoise.plan.search.search import Search
 from equipoise.plan.search.vast import VastSearch
@@ -143,9 +144,12 @@ def test_the_answer_is_that_of_pricing_every_row(fixed: dict[str, int | str], gi
         Search(MODEL, machine, space, gap=0.0),
         VastSearch(MODEL, machine, lattice, gap=0.0),
     ):
-        found = search.run()
+        noted: list[SearchProgress] = []
+        found = search.run(watch=noted.append)
         assert found.progress.best_s == found.fitting[0].step_s == truth
         assert found.progress.gap == 0
+        # Stopped at any moment, the gap that is printed would have been true.
+        assert noted and all(each.bound_s <= truth <= each.best_s for each in noted)
     assert min(known, key=lambda name: known[name]) in MODULE_SETS
 
 
