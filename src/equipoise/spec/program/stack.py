@@ -93,6 +93,8 @@ class Stack:
     output, and of each of the three gradients."""
     host_launch_s: float = 0.0
     """What the host takes to launch a kernel, where it does not run ahead of the device [s]."""
+    host_experts_s: float = 0.0
+    """What the host takes to launch forward and backward of a layer of experts, likewise [s]."""
     rails: float = 1.0
     """Share of a node's network ports that carry ZeRO 3's parameters."""
     dropout: bool = False
