@@ -185,6 +185,23 @@ def test_no_bound_exceeds_a_price(at: int, setting: str, precision: str) -> None
     assert bound[0] <= price.step_s
 
 
+@pytest.mark.parametrize("setting", ["layernorm", "moe_act", "layernorm+moe_act", "moe"])
+def test_a_bound_counts_what_modules_move_too(setting: str) -> None:
+    """Norms and activations have no products; a bound knows most of what they take."""
+    machine, bounds, times = Machine(find_cluster("h100-sxm:8")), [], []
+    fixed = {"tp": 1, "cp": 1, "pp": 1, "dp": 8, "ep": 8, "etp": 1, "zero": 1, "micro_batch": 1}
+    for recompute in ("none", setting):
+        lattice = list_lattice(MODEL, 8, BASE, fixed=fixed | {"recompute": recompute})
+        choice, one = lattice.choice(0), lattice.keep(np.array([0]))
+        passes = Kernels(MODEL, machine).group_passes(choice, sort_batches([[4096]]))
+        rows = np.zeros(1, dtype=np.int64)
+        found = group_bound_s(MODEL, machine, one, rows, passes, None, has_documents=False)
+        bounds.append(float(found[0]))
+        times.append(run_sites(MODEL, machine, choice.layout, choice.options).price.step_s)
+    more, counted = times[1] - times[0], bounds[1] - bounds[0]
+    assert 0.4 * more < counted <= more
+
+
 def test_more_modules_keep_less_and_take_longer() -> None:
     machine = Machine(find_cluster("h100-sxm:8"))
     fixed = {"tp": 1, "cp": 1, "pp": 2, "dp": 4, "ep": 4, "etp": 1, "zero": 1, "micro_batch": 1}
