@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from equipoise.base.arrays import Floats
 from equipoise.cost.step.request import TERMS
 from equipoise.sim.attention import AttentionCore
 from equipoise.sim.parameters import Held, gather_s, held_by_layer, optimizer_s, reduce_s
@@ -63,7 +64,7 @@ def test_a_layer_of_experts_takes_what_its_host_takes(recompute: str) -> None:
     """Or what its device takes, whichever is longer; attention counts as the device's."""
     layout, model = Layout(dp=8, ep=8), dataclasses.replace(SPARSE, dense_layers=1)
 
-    def passes(tokens: int, host_s: float) -> tuple[np.ndarray, np.ndarray]:
+    def passes(tokens: int, host_s: float) -> tuple[Floats, Floats]:
         asked = options(recompute=recompute, stack=stack(host_experts_s=host_s))
         batch = StepParts(model, h100(8), layout, asked).price([tokens])
         return batch.layers[0].sum(axis=1), batch.layers[-1].sum(axis=1)
