@@ -292,7 +292,8 @@ def wait_for_host(
     host = passes * work.kernels * stack.host_launch_s
     if work.routed_rows:
         host = np.maximum(host, passes / passes.sum() * stack.host_experts_s)
-    device, again = parts.sum(axis=1), parts[0].copy()
+    device = parts.sum(axis=1)
+    again: Floats = parts[0].copy()
     again[term] += max(0.0, host[0] - device[0] - repeats_core * core_s[0])
     parts[:, term] += np.maximum(host - device - (*core_s, 0.0), 0.0)
     return again
