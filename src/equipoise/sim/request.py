@@ -14,7 +14,6 @@ Kept true (tests/unit/sim/test_request.py, tests/unit/cli/simulate)
 """
 
 import dataclasses
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -59,6 +58,8 @@ _MOST_TOKENS = 2**31 - 1
 _MOST_SEQUENCES = 1 << 20
 """Each micro-batch of a step is replayed."""
 
+_MOST_SKEW = 1 << 20
+"""No more ranks than that share experts."""
 _CHECKPOINT_S, _RESTART_S = 30.0, 600.0
 
 _FAULT_STEPS = 100_000
@@ -338,10 +339,10 @@ def _require_numbers(request: StepRequest, machine: Machine) -> None:
             raise SpecError(f"{name} is {value}. Give a whole number of 1 to {most:,}.")
     if request.seed < 0:
         raise SpecError(f"seed is {request.seed}. Give a whole number of 0 or more.")
-    if not 1 <= request.expert_skew < math.inf:
+    if not 1 <= request.expert_skew <= _MOST_SKEW:
         raise SpecError(
             f"expert_skew is {request.expert_skew:g}. Give the rows of the expert rank that has "
-            f"most over the mean: 1 is balanced."
+            f"most over the mean: 1 is balanced, and {_MOST_SKEW:,} the most."
         )
     require_known("offload", request.offload, OFFLOADS)
     require_known("precision", request.precision, get_args(Precision))

@@ -75,6 +75,18 @@ def test_every_device_of_a_cluster_needs_the_dtype(
     )
 
 
+@pytest.mark.parametrize("skew", ["1e+300", "inf", "nan", "0.5"])
+def test_a_skew_that_no_ranks_have(capsys: pytest.CaptureFixture[str], skew: str) -> None:
+    layout = ["--layout", "dp=8,ep=8", "--model", "mixtral-8x7b", "--cluster", "h100-sxm:8"]
+    sizes = ["--context-tokens", "4096", "--step-sequences", "8"]
+    assert run(capsys, "simulate", *layout, *sizes, "--expert-skew", skew) == (
+        2,
+        "",
+        f"expert_skew is {skew}. Give the rows of the expert rank that has most over the mean: 1 "
+        "is balanced, and 1,048,576 the most.\n",
+    )
+
+
 PROGRAMS = [
     (
         ["--program", "megatron-core", "--schedule", "zb-h2"],
