@@ -4,6 +4,9 @@ Peaks of arXiv:2401.10241 and of arXiv:2205.05198 are bytes allocated (Megatron-
 units of 1,024); torchtitan's are bytes that the allocator holds, so its rows count the allocator's
 slack. A *false fit* is a row predicted to fit a device that it does not fit. All published
 rows fit their own device, so other ``CAPACITIES_GIB`` are tried as if rows had run there.
+
+Every step whose time was published ran, so all of them are asked about, too, and those that are
+said not to fit are listed.
 """
 
 import dataclasses
@@ -12,6 +15,7 @@ import sys
 from collections import defaultdict
 from typing import Any
 
+from bench.published.fresh import automodel, bridge
 from bench.published.price import price_rows, summary
 from bench.published.rows import (
     Row,
@@ -21,6 +25,7 @@ from bench.published.rows import (
     torchtitan,
     zero_bubble,
 )
+from bench.published.rows import rows as timed
 from equipoise.base.units import GIB
 from equipoise.cost.step.request import FITTED, StepOptions
 from equipoise.spec.layout import Layout
@@ -119,8 +124,20 @@ def peaks() -> tuple[list[tuple[str, str, float, float]], list[str]]:
     return rows, false_fits
 
 
+def refused() -> tuple[int, list[str]]:
+    """Steps that ran, and those of them that are said not to fit."""
+    ran = [*timed(), *bridge(), *automodel()]
+    return len(ran), [
+        f"{each.row.source}, {each.row.name}: {each.price.memory_bytes.max() / GIB:.1f} of "
+        f"{each.price.capacity_bytes / GIB:.1f} GiB"
+        for each in price_rows(ran, [FITTED] * len(ran))
+        if not each.price.fits
+    ]
+
+
 def measure() -> dict[str, Any]:
     """All of it."""
+    ran, not_fitting = refused()
     whole, false_fits = peaks()
     rows = figures() + whole
     errors = defaultdict(list)
@@ -140,6 +157,8 @@ def measure() -> dict[str, Any]:
             if predicted <= capacity < measured
         ],
         "asked": len(whole) * len(CAPACITIES_GIB),
+        "steps that ran": ran,
+        "said not to fit": not_fitting,
         "rows": [
             {
                 "source": source,

@@ -83,9 +83,10 @@ def _corpus_lengths(run: "ResolvedRun", is_quiet: bool) -> DocumentLengths:
         names, counts = tuple(each.name for each in sources), tuple(map(len, parts))
         mixture = Mixture(names, tuple(row.weight for row in data.mix), counts)
         return DocumentLengths(lengths, origin, mixture)
-    from equipoise.data.cache.store import prepare
+    from equipoise.data.cache.store import check_vocabulary, prepare
 
     store = prepare(run.spec.data, run.base, progress=make_progress(is_quiet))
+    check_vocabulary(store, run.model.vocab)
     left_out = f"; {store.left_out}" if store.left_out else ""
     origin = f"{store.source_name} (counted{left_out})"
     return DocumentLengths(store.doc_tokens, origin, store.mixture)

@@ -293,7 +293,7 @@ def read_inputs(request: PlanRequest) -> ClusterInputs:
     trains.require_modules(step.recompute)
     trains.require_given(fixed, request.precision)
     require_modules(step.recompute, model)
-    base = step_options(step, 1, machine.device, trains)
+    base = step_options(step, 1, machine, trains)
     base = with_loads(base, step, model, machine)
     if request.offload is not None:
         require_host(machine.device, request.offload)

@@ -229,8 +229,9 @@ def open_corpus(run: ResolvedRun, progress: Progress | None = None) -> "TokenSto
 
     Raises:
         PlanError: it encodes images or sound, which no plan prices.
+        ModelError: its tokenizer has more tokens than the model.
     """
-    from equipoise.data.cache.store import prepare  # a tokenizer is an extra
+    from equipoise.data.cache.store import check_vocabulary, prepare  # a tokenizer is an extra
 
     if run.spec.encoders:
         raise PlanError(
@@ -238,7 +239,9 @@ def open_corpus(run: ResolvedRun, progress: Progress | None = None) -> "TokenSto
             "(vision.layers, audio.layers). Choose the layout yourself; every rank encodes in any."
         )
     rules = ItemRules.of(run.spec)
-    return prepare(run.spec.data, run.base, progress=progress or SilentProgress(), rules=rules)
+    store = prepare(run.spec.data, run.base, progress=progress or SilentProgress(), rules=rules)
+    check_vocabulary(store, run.model.vocab)
+    return store
 
 
 def run_options(run: ResolvedRun, machine: Machine, policy: Policy) -> StepOptions:

@@ -58,6 +58,11 @@ class CoreTimes:
     """Waiting for keys, queries and peers."""
     backward_exposed_s: float
 
+    @property
+    def passes_s(self) -> tuple[float, float]:
+        """Forward and backward, waiting included."""
+        return self.forward_s + self.forward_exposed_s, self.backward_s + self.backward_exposed_s
+
 
 @dataclass(frozen=True, slots=True)
 class ContextLinks:

@@ -55,6 +55,15 @@ class Machine:
             self._other._other, self._other.extrapolated = self, self.extrapolated
         return self._other
 
+    def require_precision(self, precision: str) -> None:
+        """Refuse a step's precision that a device of any class has no products of.
+
+        Raises:
+            SpecError: names the device, and lists what it multiplies.
+        """
+        for each in self.cluster.classes:
+            each.device.require_precision(precision)
+
     @property
     def capacity_bytes(self) -> int:
         """Memory of a device that tensors may fill."""

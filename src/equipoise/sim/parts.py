@@ -20,7 +20,7 @@ from equipoise.balance.stage import StageSplit, split_stages
 from equipoise.base.arrays import Floats, Ints
 from equipoise.cost.offload import COPIES, add_copies, loads_without_copies
 from equipoise.cost.step.again import left_out
-from equipoise.cost.step.layer import LayerTraffic, add, price_layer, product_passes
+from equipoise.cost.step.layer import LayerTraffic, add, price_layer, product_passes, wait_for_host
 from equipoise.cost.step.modules import module_forward
 from equipoise.cost.step.request import TERMS, StepOptions, element_bytes
 from equipoise.cost.step.work import LayerWork, head_work, layer_work
@@ -258,7 +258,9 @@ class StepParts:
             self._kinds[known] = priced, np.zeros_like(again) if sparse else again, work
         parts, spared, work = self._kinds[known]
         parts = parts.copy()
-        beside = parts[0] - spared
+        attends = repeats_core(recompute)
+        whole = wait_for_host(parts, work, self._options, core.passes_s, repeats_core=attends)
+        beside = whole - spared
         add(parts, 0, "attention", core.forward_s)
         add(parts, 1, "attention", core.backward_s)
         add(parts, 0, "context traffic", core.forward_exposed_s)
@@ -270,7 +272,7 @@ class StepParts:
                 *(modules, work, parts[0], self._model, self._machine, self._options),
                 sparse=sparse,
             )
-        if repeats_core(recompute):
+        if attends:
             add(parts, 1, "attention", core.forward_s)
             add(parts, 1, "context traffic", core.forward_exposed_s)
         pass_traffic(parts, self._model, self._machine, self._layout, self._options, sparse=sparse)

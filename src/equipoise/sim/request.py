@@ -14,7 +14,6 @@ Kept true (tests/unit/sim/test_request.py, tests/unit/cli/simulate)
 """
 
 import dataclasses
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -45,7 +44,6 @@ from equipoise.sim.step import Documents, StepRun
 from equipoise.spec.catalog import SCHEDULES
 from equipoise.spec.cluster.file import read_cluster
 from equipoise.spec.cluster.spec import ClusterSpec
-from equipoise.spec.device.spec import DeviceSpec
 from equipoise.spec.layout import ORDERS, Layout
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.offload import OFFLOADS, Offload
@@ -60,6 +58,8 @@ _MOST_TOKENS = 2**31 - 1
 _MOST_SEQUENCES = 1 << 20
 """Each micro-batch of a step is replayed."""
 
+_MOST_SKEW = 1 << 20
+"""No more ranks than that share experts."""
 _CHECKPOINT_S, _RESTART_S = 30.0, 600.0
 
 _FAULT_STEPS = 100_000
@@ -202,7 +202,7 @@ def read_step(request: StepRequest) -> AskedStep:
     layout = words.layout
     layout.require_world(machine.cluster.devices)
     program.require_device(machine.device)
-    plain = step_options(request, words.virtual, machine.device, program)
+    plain = step_options(request, words.virtual, machine, program)
     options = with_loads(plain, request, model, machine)
     require_modules(options.recompute, model)
     program.require(
@@ -212,20 +212,20 @@ def read_step(request: StepRequest) -> AskedStep:
 
 
 def step_options(
-    request: StepRequest, virtual: int, device: DeviceSpec, program: ProgramSpec
+    request: StepRequest, virtual: int, machine: Machine, program: ProgramSpec
 ) -> StepOptions:
-    """The request's options of a step on a device.
+    """The request's options of a step on a cluster.
 
     Args:
         request: Its model, cluster, layout and documents are not read.
         virtual: Stages of each pipeline rank.
-        device: The device that computes.
+        machine: The cluster that computes.
         program: The program that trains.
 
     Raises:
         SpecError: names the setting.
     """
-    _require_numbers(request, device)
+    _require_numbers(request, machine)
     schedule = request.schedule or ("interleaved" if virtual > 1 else "1f1b")
     known = [name for name, traits in SCHEDULES.items() if not traits.is_lossy]
     require_known("schedule", schedule, known)
@@ -244,7 +244,7 @@ def step_options(
         context_strategy=request.context_strategy or program.context_strategy,
         seed=request.seed,
         stack=program.stack,
-        residuals=residuals_of(device, program.stack),
+        residuals=residuals_of(machine.device, program.stack),
     )
 
 
@@ -327,7 +327,7 @@ def _documents_of(
     return request.documents
 
 
-def _require_numbers(request: StepRequest, device: DeviceSpec) -> None:
+def _require_numbers(request: StepRequest, machine: Machine) -> None:
     for name, most in (
         ("context_tokens", _MOST_TOKENS),
         ("step_sequences", _MOST_SEQUENCES),
@@ -339,16 +339,16 @@ def _require_numbers(request: StepRequest, device: DeviceSpec) -> None:
             raise SpecError(f"{name} is {value}. Give a whole number of 1 to {most:,}.")
     if request.seed < 0:
         raise SpecError(f"seed is {request.seed}. Give a whole number of 0 or more.")
-    if not 1 <= request.expert_skew < math.inf:
+    if not 1 <= request.expert_skew <= _MOST_SKEW:
         raise SpecError(
             f"expert_skew is {request.expert_skew:g}. Give the rows of the expert rank that has "
-            f"most over the mean: 1 is balanced."
+            f"most over the mean: 1 is balanced, and {_MOST_SKEW:,} the most."
         )
     require_known("offload", request.offload, OFFLOADS)
     require_known("precision", request.precision, get_args(Precision))
     if request.context_strategy is not None:
         require_known("context_strategy", request.context_strategy, CONTEXT_STRATEGIES)
-    device.require_precision(request.precision)
+    machine.require_precision(request.precision)
 
 
 def require_known(name: str, value: str, known: Sequence[str]) -> None:

@@ -2,7 +2,8 @@
 
 What it decides
     Words for pydantic's kinds of faults: an unknown key comes with its nearest, a value of the
-    wrong kind with the right one. A file words the kinds that only it can explain.
+    wrong kind with the right one, written as TOML does. A file words the kinds that only it can
+    explain.
 
 Kept true (tests/unit/spec/cluster, tests/unit/spec/program)
     Every refusal of these files is read whole by a test.
@@ -15,7 +16,8 @@ from pydantic import BaseModel
 
 from equipoise.base.nearest import nearest
 from equipoise.base.shown import shorten
-from equipoise.spec.run.faults import explain_fault
+from equipoise.spec.run.faults import describe, explain_fault
+from equipoise.spec.run.keys import toml
 from equipoise.spec.run.toml_lines import TomlPath
 
 _KINDS = {"string_type": str, "int_type": int, "float_type": float, "bool_type": bool}
@@ -45,9 +47,11 @@ def explain_file_fault(
         words = tables[str(path[0])].model_fields if len(path) > 1 else file.model_fields
         return f"no such key. Nearest: {nearest(str(path[-1]), words)}"
     if kind == "literal_error":
-        return f"{value!r} is not one of {fault['ctx']['expected']}.".replace("'", '"')
+        expected = str(fault["ctx"]["expected"]).replace("'", '"')
+        is_shown = isinstance(value, str | int | float)
+        return f"{shorten(toml(value)) if is_shown else describe(value)} is not one of {expected}."
     wanted = _KINDS.get(kind)
     if wanted is None and kind in ("list_type", "dict_type", "model_type"):
         shape = "a list" if kind == "list_type" else "a table"
-        return f"needs {shape}, got {shorten(repr(value))}."
+        return f"needs {shape}, got {describe(value)}."
     return explain_fault([wanted], value, kind, fault.get("ctx", {}))

@@ -27,8 +27,7 @@ Sources
 
 import csv
 import io
-import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -89,7 +88,8 @@ def read_request_trace(path: Path, *, vocab: int | None = None) -> tuple[TracedR
     except ValueError as error:
         raise DataError(f"{path} holds no requests: {error}.") from None
     first = text.lstrip()[:1]
-    rows = _json_rows(path, text) if first in ("{", "") else _csv_rows(path, text)
+    is_json = first in ("{", "") or path.suffix == ".jsonl"
+    rows = _json_rows(path, text) if is_json else _csv_rows(path, text)
     requests = [_request(f"{path}:{line}", row, vocab) for line, row in rows]
     if not requests:
         raise DataError(
@@ -157,12 +157,12 @@ def _request(where: str, row: Mapping[str, Any], vocab: int | None) -> TracedReq
         if isinstance(value, list):
             raise _refuse_tokens(where, str(key), value, vocab)
     if "StartTimeOffset" in row:
-        at_s = _number(where, row, "StartTimeOffset", _seconds) / 1e9
+        at_s = _moment(where, row, "StartTimeOffset", _MOST_S * 1e9) / 1e9
         prompt = _tokens(where, row, "ContextTokens", 1)
         output = _tokens(where, row, "GeneratedTokens", 0)
         return TracedRequest(at_s, _name(where, row, "tenant"), prompt, output, output)
     if "TIMESTAMP" in row:
-        at_s = _number(where, row, "TIMESTAMP", _date_s)
+        at_s = _date_s(where, row)
         prompt = _tokens(where, row, "ContextTokens", 1)
         output = _tokens(where, row, "GeneratedTokens", 0)
         return TracedRequest(at_s, "", prompt, output, output)
@@ -172,7 +172,7 @@ def _request(where: str, row: Mapping[str, Any], vocab: int | None) -> TracedReq
                 f"{where}  {shorten(str(key))}: no such key. Nearest: {nearest(str(key), _KEYS)}. "
                 f"All: {', '.join(_KEYS)}."
             )
-    at_s = _number(where, row, "arrival_s", _seconds)
+    at_s = _moment(where, row, "arrival_s", _MOST_S)
     prompt = _tokens(where, row, "prompt_tokens", 1)
     output = _tokens(where, row, "output_tokens", 0)
     most = _tokens(where, row, "most_tokens", output) if "most_tokens" in row else output
@@ -188,30 +188,27 @@ def _request(where: str, row: Mapping[str, Any], vocab: int | None) -> TracedReq
     return TracedRequest(at_s, _name(where, row, "tenant"), prompt, output, most, group, prefix)
 
 
-def _number(
-    where: str, row: Mapping[str, Any], key: str, read: Callable[[Any], float | None]
-) -> float:
-    if key not in row:
-        raise DataError(f"{where}  has no {key}.")
-    value = read(row[key])
-    if value is None:
-        form = "a date and time" if key == "TIMESTAMP" else "a number from 0"
-        raise DataError(f"{where}  {key} is {shown(row[key])}. Give {form}.")
-    return value
+def _moment(where: str, row: Mapping[str, Any], key: str, most: float) -> float:
+    """A number of 0 to ``most``, beyond which a float cannot tell milliseconds apart."""
+    value = _given(where, row, key)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 <= value <= most:
+        raise DataError(f"{where}  {key} is {shown(value)}. Give a number of 0 to {most:,.0f}.")
+    return float(value)
 
 
-def _seconds(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    is_legal = math.isfinite(value) and 0 <= value <= _MOST_S * 1e9
-    return float(value) if is_legal else None
-
-
-def _date_s(value: Any) -> float | None:
+def _date_s(where: str, row: Mapping[str, Any]) -> float:
+    value = _given(where, row, "TIMESTAMP")
     try:
         return datetime.fromisoformat(str(value).strip()).timestamp()
     except (ValueError, OverflowError, OSError):
-        return None
+        raise DataError(f"{where}  TIMESTAMP is {shown(value)}. Give a date and time.") from None
+
+
+def _given(where: str, row: Mapping[str, Any], key: str) -> Any:
+    if key not in row:
+        raise DataError(f"{where}  has no {key}.")
+    return row[key]
 
 
 def _refuse_tokens(where: str, key: str, value: list[Any], vocab: int | None) -> DataError:

@@ -22,10 +22,11 @@ from typing import Literal, cast
 from equipoise.base.errors import LayoutError, ModelError, SpecError
 from equipoise.base.nearest import nearest
 from equipoise.base.read import read_json, reason
+from equipoise.base.shown import shown
 from equipoise.spec.cluster.spec import MOST_DEVICES
 from equipoise.spec.layout import Layout
 from equipoise.spec.limits import MOST_SIZE
-from equipoise.spec.model.hf_config import model_from_hf_config
+from equipoise.spec.model.hf_config import MODEL_TYPES, model_from_hf_config
 from equipoise.spec.model.other_config import FORECAST, forecast_config
 from equipoise.spec.model.presets import PLANNED, ModelSpec
 
@@ -189,6 +190,12 @@ def read_model(text: str) -> ModelSpec:
         raise ModelError(
             f"model: {file} does not hold a table of sizes. Give the config.json that the model "
             f"was published with."
+        )
+    kind, known = config.get("model_type"), (*MODEL_TYPES, *FORECAST)
+    if isinstance(kind, str) and kind not in known:
+        raise ModelError(
+            f"config.json: model_type {shown(kind)} is not one of {', '.join(known)}. Nearest: "
+            f"{nearest(kind, known)}."
         )
     is_priced = _forecast_kind(config) is not None
     return _require_layers((forecast_config if is_priced else model_from_hf_config)(config))

@@ -321,6 +321,8 @@ def _whole(value: str | int) -> int:
 
 def _no_length(where: str, text: str, others: int) -> DataError:
     shown = repr(text[:40]) if text else "an empty cell"
+    if text.startswith("["):  # the tokens themselves, of whatever vocabulary
+        shown = "a list"
     more = f", and neither are {others:,} after it" if others else ""
     return DataError(
         f"{where}  {shown} is not a document length{more}. Give each document one whole number "

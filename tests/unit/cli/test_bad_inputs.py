@@ -55,6 +55,28 @@ BAD_RUNS = {
 }
 
 
+@pytest.mark.parametrize("verb", ["pack", "plan"])
+def test_a_corpus_of_more_tokens_than_the_vocabulary(
+    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokenizer = tmp_path / "tokenizer.json"
+    tokenizer.write_bytes(tokenizer_files(tmp_path / "theirs")["tokenizer.json"])
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus" / "a.txt").write_text("system user assistant")
+    (tmp_path / "run.toml").write_text(
+        "[model]\nvocab = 128\n"
+        '[data]\nsource = "text"\npath = "corpus"\ntokenizer = "tokenizer.json"\ncache = "cache"\n'
+    )
+    code, out, err = run(capsys, verb, tmp_path / "run.toml", "--quiet")
+    (made,) = (tmp_path / "cache").glob("tokens-*")
+    assert (code, out, err) == (
+        2,
+        "",
+        f"The tokenizer {made}/tokenizer.json has 270 tokens, but the model has only 128. Set "
+        "model.vocab = 320, or use the model's own tokenizer.\n",
+    )
+
+
 @pytest.mark.parametrize("case", BAD_RUNS)
 def test_a_run_that_nobody_means(
     case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

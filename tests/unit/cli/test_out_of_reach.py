@@ -48,6 +48,45 @@ def test_a_device_without_a_dtype(
     )
 
 
+MIXED = """\
+name = "mixed"
+between = "ethernet-100"
+[[nodes]]
+device = "h20"
+nodes = 1
+[[nodes]]
+device = "a100-80"
+nodes = 1
+"""
+
+
+@pytest.mark.parametrize("verb", ["simulate", "plan", "serve"])
+def test_every_device_of_a_cluster_needs_the_dtype(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, verb: str
+) -> None:
+    cluster = tmp_path / "cluster.toml"
+    cluster.write_text(MIXED)
+    words = ask(tmp_path, verb, str(cluster), "--precision", "fp8")
+    assert run(capsys, *words) == (
+        2,
+        "",
+        "a100-80 has no fp8; it multiplies bf16, fp16, tf32, fp32. Give precision bf16, which is "
+        "computed in fp16 where there is no bf16, or fp32.\n",
+    )
+
+
+@pytest.mark.parametrize("skew", ["1e+300", "inf", "nan", "0.5"])
+def test_a_skew_that_no_ranks_have(capsys: pytest.CaptureFixture[str], skew: str) -> None:
+    layout = ["--layout", "dp=8,ep=8", "--model", "mixtral-8x7b", "--cluster", "h100-sxm:8"]
+    sizes = ["--context-tokens", "4096", "--step-sequences", "8"]
+    assert run(capsys, "simulate", *layout, *sizes, "--expert-skew", skew) == (
+        2,
+        "",
+        f"expert_skew is {skew}. Give the rows of the expert rank that has most over the mean: 1 "
+        "is balanced, and 1,048,576 the most.\n",
+    )
+
+
 PROGRAMS = [
     (
         ["--program", "megatron-core", "--schedule", "zb-h2"],

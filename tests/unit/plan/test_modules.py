@@ -16,6 +16,7 @@ from equipoise.plan.bounds.kernels import Kernels
 from equipoise.plan.bounds.roofline import memory_bound_bytes, peak_bound_s
 from equipoise.plan.described import PlanRequest, read_inputs
 from equipoise.plan.request import plan
+from equipoise.plan.search.incumbent import SearchProgress
 from equipoise.plan.search.mixed import ClassSearch
 from equipoise.plan.search.search import Search
 from equipoise.plan.search.vast import VastSearch
@@ -143,9 +144,12 @@ def test_the_answer_is_that_of_pricing_every_row(fixed: dict[str, int | str], gi
         Search(MODEL, machine, space, gap=0.0),
         VastSearch(MODEL, machine, lattice, gap=0.0),
     ):
-        found = search.run()
+        noted: list[SearchProgress] = []
+        found = search.run(watch=noted.append)
         assert found.progress.best_s == found.fitting[0].step_s == truth
         assert found.progress.gap == 0
+        # Stopped at any moment, the gap that is printed would have been true.
+        assert noted and all(each.bound_s <= truth <= each.best_s for each in noted)
     assert min(known, key=lambda name: known[name]) in MODULE_SETS
 
 
@@ -179,6 +183,23 @@ def test_no_bound_exceeds_a_price(at: int, setting: str, precision: str) -> None
     rows = np.zeros(1, dtype=np.int64)
     bound = group_bound_s(MODEL, machine, one, rows, passes, {}, has_documents=False)
     assert bound[0] <= price.step_s
+
+
+@pytest.mark.parametrize("setting", ["layernorm", "moe_act", "layernorm+moe_act", "moe"])
+def test_a_bound_counts_what_modules_move_too(setting: str) -> None:
+    """Norms and activations have no products; a bound knows most of what they take."""
+    machine, bounds, times = Machine(find_cluster("h100-sxm:8")), [], []
+    fixed = {"tp": 1, "cp": 1, "pp": 1, "dp": 8, "ep": 8, "etp": 1, "zero": 1, "micro_batch": 1}
+    for recompute in ("none", setting):
+        lattice = list_lattice(MODEL, 8, BASE, fixed=fixed | {"recompute": recompute})
+        choice, one = lattice.choice(0), lattice.keep(np.array([0]))
+        passes = Kernels(MODEL, machine).group_passes(choice, sort_batches([[4096]]))
+        rows = np.zeros(1, dtype=np.int64)
+        found = group_bound_s(MODEL, machine, one, rows, passes, None, has_documents=False)
+        bounds.append(float(found[0]))
+        times.append(run_sites(MODEL, machine, choice.layout, choice.options).price.step_s)
+    more, counted = times[1] - times[0], bounds[1] - bounds[0]
+    assert 0.4 * more < counted <= more
 
 
 def test_more_modules_keep_less_and_take_longer() -> None:

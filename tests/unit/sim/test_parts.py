@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from equipoise.base.arrays import Floats
 from equipoise.cost.step.request import TERMS
 from equipoise.sim.attention import AttentionCore
 from equipoise.sim.parameters import Held, gather_s, held_by_layer, optimizer_s, reduce_s
@@ -56,6 +57,28 @@ def test_scores_that_are_written_cost_masked_pairs() -> None:
     fused = core(Layout(dp=16)).price([4096])
     written = core(Layout(dp=16), stack=stack(attention="unfused")).price([4096])
     assert written.forward_s > 1.5 * fused.forward_s
+
+
+@pytest.mark.parametrize("recompute", ["none", "attention", "selective", "full"])
+def test_a_layer_of_experts_takes_what_its_host_takes(recompute: str) -> None:
+    """Or what its device takes, whichever is longer; attention counts as the device's."""
+    layout, model = Layout(dp=8, ep=8), dataclasses.replace(SPARSE, dense_layers=1)
+
+    def passes(tokens: int, host_s: float) -> tuple[Floats, Floats]:
+        asked = options(recompute=recompute, stack=stack(host_experts_s=host_s))
+        batch = StepParts(model, h100(8), layout, asked).price([tokens])
+        return batch.layers[0].sum(axis=1), batch.layers[-1].sum(axis=1)
+
+    host_s, shares = 0.05, np.array([1.0, 1.2, 0.5]) / 2.7
+    free_dense, free = passes(512, 0.0)
+    dense, held = passes(512, host_s)
+    assert np.array_equal(dense, free_dense)
+    assert (free[[0, 2]] < host_s * shares[[0, 2]]).all()
+    assert held[[0, 2]] == pytest.approx(host_s * shares[[0, 2]])
+    again = {"none": 0.0, "attention": 0.0, "selective": 1.0, "full": 1.0}[recompute]
+    assert held[1] >= host_s * (shares[1] + again * shares[0]) * (1 - 1e-9)
+    _, busy = passes(262_144, 0.0)
+    assert (busy > host_s).all() and np.array_equal(passes(262_144, host_s)[1], busy)
 
 
 def test_weights_of_a_rank() -> None:

@@ -75,11 +75,15 @@ def test_apex_and_azure_read_like_ours(tmp_path: Path) -> None:
         ),
         (
             lines({"arrival_s": -1, "prompt_tokens": 1, "output_tokens": 1}),
-            ":1  arrival_s is -1. Give a number from 0.",
+            ":1  arrival_s is -1. Give a number of 0 to 10,000,000,000.",
+        ),
+        (
+            lines({"arrival_s": 1e12, "prompt_tokens": 1, "output_tokens": 1}),
+            ":1  arrival_s is 1000000000000.0. Give a number of 0 to 10,000,000,000.",
         ),
         (
             '{"arrival_s": NaN, "prompt_tokens": 1, "output_tokens": 1}',
-            ":1  arrival_s is NaN. Give a number from 0.",
+            ":1  arrival_s is NaN. Give a number of 0 to 10,000,000,000.",
         ),
         (
             lines({"arrival_s": 0, "prompt_tokens": 1, "output_tokens": True}),
@@ -141,6 +145,14 @@ def test_a_wrong_row_is_refused_by_its_line(tmp_path: Path, text: str, message: 
     with pytest.raises(DataError) as refusal:
         read_request_trace(file)
     assert str(refusal.value) == f"{file}{message}"
+
+
+def test_lines_of_json_are_told_by_their_name_too(tmp_path: Path) -> None:
+    file = tmp_path / "trace.jsonl"
+    file.write_text("null\n")
+    with pytest.raises(DataError) as refusal:
+        read_request_trace(file)
+    assert str(refusal.value) == f"{file}:1  is null. Each line must be an object in braces."
 
 
 @pytest.mark.parametrize(

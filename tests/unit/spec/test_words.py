@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from equipoise.base.errors import EquipoiseError, LayoutError
+from equipoise.base.errors import EquipoiseError, LayoutError, ModelError
 from equipoise.base.nearest import nearest
 from equipoise.spec.model.hf_config import hf_config
 from equipoise.spec.model.presets import PLANNED, preset
@@ -44,6 +44,18 @@ def test_a_file_without_a_table(tmp_path) -> None:
     assert str(caught.value) == (
         f"model: {tmp_path / 'config.json'} does not hold a table of sizes. Give the "
         "config.json that the model was published with."
+    )
+
+
+def test_a_model_type_that_nobody_knows(tmp_path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text('{"model_type": "deepseek_v4"}')
+    with pytest.raises(ModelError) as refusal:
+        read_model(str(file))
+    assert str(refusal.value) == (
+        'config.json: model_type "deepseek_v4" is not one of llama, mistral, mixtral, qwen2, '
+        "qwen2_moe, qwen3, qwen3_moe, phi3, ernie4_5, deepseek_v3, glm4_moe, gpt_oss, "
+        "llama4_text, llama4. Nearest: deepseek_v3."
     )
 
 

@@ -219,6 +219,11 @@ def test_ways_to_write_3_1_4(tmp_path, name, content):
             "3\n0\n4\n-1\nx\n",
             f":2  '0' is not a document length, and neither are 2 after it. {FIX}",
         ),
+        (
+            "a.jsonl",
+            '{"tokens": 3}\n{"tokens": [5, 200000]}\n{"tokens": [7]}\n',
+            f":2  a list is not a document length, and neither are 1 after it. {FIX}",
+        ),
         ("a.csv", "id,tokens\n7,3\n8,\n", f":3  an empty cell is not a document length. {FIX}"),
         ("a.csv", "id,tokens\n7,3\n8\n", f":3  an empty cell is not a document length. {FIX}"),
         ("a.csv", "id,tokens\n7,3\n8,0\n", f":3  '0' is not a document length. {FIX}"),
@@ -245,7 +250,7 @@ def test_ways_to_write_3_1_4(tmp_path, name, content):
         ("a.jsonl", '3\n{"tokens": null}\n', f":2  'null' is not a document length. {FIX}"),
         ("a.jsonl", '3\n{"tokens": NaN}\n', f":2  'NaN' is not a document length. {FIX}"),
         ("a.jsonl", '{"tokens": true}\n', f":1  'True' is not a document length. {FIX}"),
-        ("a.jsonl", "3\n[4]\n", f":2  '[4]' is not a document length. {FIX}"),
+        ("a.jsonl", "3\n[4]\n", f":2  a list is not a document length. {FIX}"),
         ("a.jsonl", '3\n{"tokens": 4\n', f":2  '{{\"tokens\": 4' is not a document length. {FIX}"),
         ("a.jsonl", f"3\n1{'0' * 400}\n", f":2  '1{'0' * 39}' is not a document length. {FIX}"),
         (

@@ -16,7 +16,7 @@ def print_serving(answer: ServingAnswer, title: str, *, is_quiet: bool) -> None:
     row = answer.as_row()
     console.print(
         f"{title}: {row['requests']:,} requests in {format_seconds(row['makespan_s'])}, "
-        f"{_rate(row['output_tokens_per_s'])} output tokens/s, "
+        f"{row['output_tokens_per_s'] or 0:,.0f} output tokens/s, "
         f"TTFT {_pair(row['ttft_s'])}, TPOT {_pair(row['tpot_s'])} (median, p99)"
         f"{_goodput(answer, row)}.",
         soft_wrap=True,

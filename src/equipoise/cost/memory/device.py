@@ -27,8 +27,12 @@ What it decides
     flight and, on the last stage, the logits of one micro-batch.
 
     States of a weight: 2 bytes to compute with, ``grad_bytes`` of gradient, and 12 of master
-    copy and Adam's moments, each divided as ZeRO's stage says. In fp32 every 2 above is 4, and
-    weights need no master copy beside them.
+    copy and Adam's moments, each divided as ZeRO's stage says. Some programs keep only the half of
+    the master that the narrow weight lacks, or no master and narrow moments (``Stack.master``). In
+    fp32 every 2 above is 4, and weights need no master copy beside them.
+
+    ZeRO 3 holds two layers gathered and the gradients of one on their way, or, where products are
+    gathered one by one, two products' weights and a bucket of gradients.
 
     What is offloaded is in host memory: master copies and moments, each with a gradient and a
     narrow weight that are copied from and to the device; activations of all layers but those that
@@ -47,6 +51,7 @@ import dataclasses
 
 from equipoise.cost.memory.share import StageShare
 from equipoise.cost.step.request import StepOptions, element_bytes
+from equipoise.cost.step.work import layer_work
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.offload import offloads_activations, offloads_optimizer, resident_layers
@@ -54,6 +59,11 @@ from equipoise.spec.recompute import Module, layer_recompute, modules_of, repeat
 
 _MOMENTS_BYTES = 8.0
 _MASTER_BYTES = 4.0
+_LIVE_WEIGHTS = 1e9
+"""Gathered weights that are kept until their next use, by products:
+``stage3_max_live_parameters``, deepspeed/runtime/zero/config.py."""
+_BUCKET_WEIGHTS = 5e8
+"""Gradients that are reduced together: ``reduce_bucket_size`` of the same file."""
 _ROUTE_BYTES = 8.0
 """Kept of a token's choice of an expert, to bring the row back."""
 
@@ -64,9 +74,13 @@ def weight_bytes(options: StepOptions) -> tuple[float, float, float]:
     >>> weight_bytes(StepOptions(8192, 1)), weight_bytes(StepOptions(8192, 1, precision="fp32"))
     ((2.0, 4.0, 12.0), (4.0, 4.0, 8.0))
     """
-    width = float(element_bytes(options.precision))
-    master = _MASTER_BYTES if width < _MASTER_BYTES else 0.0
-    return width, max(width, float(options.stack.grad_bytes)), _MOMENTS_BYTES + master
+    stack, width = options.stack, float(element_bytes(options.precision))
+    gradient = max(width, float(stack.grad_bytes))
+    if width == _MASTER_BYTES:
+        return width, gradient, _MOMENTS_BYTES
+    is_rest = stack.master == "rest" and options.precision == "bf16"
+    master = 0.0 if stack.master == "none" else _MASTER_BYTES - (width if is_rest else 0.0)
+    return width, gradient, stack.moment_bytes + master
 
 
 def hosted_bytes(options: StepOptions) -> float:
@@ -77,7 +91,8 @@ def hosted_bytes(options: StepOptions) -> float:
     """
     if not offloads_optimizer(options.offload):
         return 0.0
-    return weight_bytes(options)[2] if options.stack.offloads_master else _MOMENTS_BYTES
+    of_optimizer = weight_bytes(options)[2]
+    return of_optimizer if options.stack.offloads_master else min(_MOMENTS_BYTES, of_optimizer)
 
 
 def logit_bytes(options: StepOptions) -> float:
@@ -249,11 +264,12 @@ def rank_memory(
     alike = layout.edp
     states = dense / (sharers if layout.zero else 1) + experts / (alike if layout.zero else 1)
     own = dense + experts
-    moved = tables * model.hidden * model.vocab / layout.tp + 2 * largest
+    at_once, in_flight = _travelling(model, layout, options, largest)
+    moved = tables * model.hidden * model.vocab / layout.tp + at_once
     params = of_param * (own if layout.zero < 3 else moved)
     scattered = dense / sharers + experts / alike
     gradients = of_grad * (own if layout.zero < 2 else scattered)
-    reduced = of_grad * largest if layout.zero >= 2 else 0.0
+    reduced = of_grad * in_flight if layout.zero >= 2 else 0.0
     words = model.vocab / layout.tp if share.has_head else 0.0
     logits = logit_bytes(options) * tokens * words
     streams = (2.0 * width if share.has_head else 0.0) * tokens * model.hidden
@@ -268,6 +284,21 @@ def rank_memory(
         "communication": reduced,
         "allocator": stack.slack_share * passing,
     }
+
+
+def _travelling(
+    model: ModelSpec, layout: Layout, options: StepOptions, largest: float
+) -> tuple[float, float]:
+    """Weights that ZeRO gathers at once, and gradients on their way, of a layer's ``largest``."""
+    if options.stack.gathers == "layer":
+        return 2 * largest, largest
+    products = layer_work(model, layout, 1.0, sparse=False).products
+    if model.sparse_layers:
+        products += layer_work(model, layout, 1.0, sparse=True).products
+    # One runs and the next is fetched; a gradient waits for its bucket to fill.
+    product = max(each.weights for each in products)
+    live = max(2 * product, _LIVE_WEIGHTS)
+    return min(2 * largest, live), min(largest, product + _BUCKET_WEIGHTS)
 
 
 def _copies_bytes(model: ModelSpec, layout: Layout, options: StepOptions) -> float:

@@ -13,8 +13,13 @@ What it decides
     two all-reduces without sequence parallelism; the stack's overlap hides its share behind
     products.
 
-Kept true (tests/unit/cost/step/test_layer.py)
-    No term is negative; recomputation adds exactly a forward; more overlap never costs.
+    A host that launches more slowly than the device computes is a floor under each pass: so much a
+    kernel, or for a layer of experts, which has hundreds, so much a layer. The attention core
+    counts as what the device computes meanwhile.
+
+Kept true (tests/unit/cost/step/test_layer.py, tests/unit/sim/test_parts.py)
+    No term is negative; recomputation adds exactly a forward; more overlap never costs; a layer
+    takes what its host does, or what its device does.
 
 Sources
     Collectives of a layer: Korthikanti et al., arXiv:2205.05198, section 4. Element-wise
@@ -183,7 +188,6 @@ def price_layer(
         seconds = _halves_s(traffic.within, whole) * residuals.traffic
         add(parts, 0, "expert traffic", seconds)
         add(parts, 1, "expert traffic", seconds)
-    _wait_for_host(parts, work.kernels, stack.host_launch_s)
     if layout.zero < 3:
         summed = work.weights * stack.sum_bytes / rates.bytes_per_s
     else:
@@ -264,11 +268,35 @@ def _exposed_by_shortcut(seconds: float, parts: Floats, work: LayerWork, core_s:
     return max(0.0, seconds / 2 - attention_s) + max(0.0, seconds / 2 - shared_s)
 
 
-def _wait_for_host(parts: Floats, kernels: int, launch_s: float) -> None:
-    """Where the host launches more slowly than the device computes, the device waits."""
-    for row, share in enumerate(_LAUNCHES):
-        missing = share * kernels * launch_s - float(parts[row].sum())
-        add(parts, row, "launches", max(0.0, missing))
+def wait_for_host(
+    parts: Floats,
+    work: LayerWork,
+    options: StepOptions,
+    core_s: tuple[float, float],
+    *,
+    repeats_core: bool,
+) -> Floats:
+    """Where the host launches more slowly than the device computes, the device waits.
+
+    Args:
+        parts: Of the layer without its core, float64 [PASSES, TERMS] [s]; is added to.
+        work: Of the layer.
+        options: The stack.
+        core_s: The attention core in forward and backward, with what it waits for [s].
+        repeats_core: Whether the layer, if it is computed again, attends again.
+
+    Returns:
+        What the forward takes by term if it is computed again, without its core, float64 [TERMS].
+    """
+    stack, passes, term = options.stack, np.array(_LAUNCHES), TERMS.index("launches")
+    host = passes * work.kernels * stack.host_launch_s
+    if work.routed_rows:
+        host = np.maximum(host, passes / passes.sum() * stack.host_experts_s)
+    device = parts.sum(axis=1)
+    again: Floats = parts[0].copy()
+    again[term] += max(0.0, host[0] - device[0] - repeats_core * core_s[0])
+    parts[:, term] += np.maximum(host - device - (*core_s, 0.0), 0.0)
+    return again
 
 
 def _halves_s(collective: Collective, whole_bytes: float) -> float:

@@ -22,7 +22,7 @@ import numpy as np
 from equipoise.base.arrays import Floats
 from equipoise.cost.step.fp8 import cast_bytes
 from equipoise.cost.step.layer import LAUNCH_S, Rates, product_passes
-from equipoise.cost.step.request import TERMS, StepOptions
+from equipoise.cost.step.request import TERMS, StepOptions, element_bytes
 from equipoise.cost.step.work import LayerWork, Product, layer_work
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
@@ -71,24 +71,41 @@ def module_forward(
     return parts
 
 
-def module_flop(modules: frozenset[Module], model: ModelSpec) -> float:
-    """FLOP of modules' products for a token, all layers together.
+def module_counts(
+    modules: frozenset[Module], model: ModelSpec, options: StepOptions
+) -> tuple[float, float]:
+    """FLOP of modules' products and bytes that they move for a token, all layers together.
+
+    No layout computes or moves less over all its ranks.
 
     >>> from equipoise.spec.model.presets import PLANNED
     >>> model = PLANNED["llama3-8b"]
-    >>> module_flop(frozenset({"mlp"}), model) == 2 * 3 * model.hidden * model.ffn * model.layers
+    >>> flop, moved = module_counts(frozenset({"mlp"}), model, StepOptions(8192, 1))
+    >>> flop == 2 * 3 * model.hidden * model.ffn * model.layers
+    True
+    >>> moved == (2 * 3 * model.ffn + 4 * model.hidden) * model.layers
     True
     """
-    total = 0.0
+    flop = moved = 0.0
+    stack, width = options.stack, element_bytes(options.precision)
     for sparse, layers in (
         (False, model.layers - model.sparse_layers),
         (True, model.sparse_layers),
     ):
         if layers:
-            work = layer_work(model, Layout(), 1.0, sparse=sparse)
-            named = (_repeated(each, work, model, sparse=sparse)[0] for each in modules)
-            total += layers * sum(product.flop for some in named for product in some)
-    return total
+            work = layer_work(
+                *(model, Layout(), 1.0),
+                sparse=sparse,
+                fused=stack.fused,
+                norm_bytes=stack.norm_bytes,
+                rotation_bytes=stack.rotation_bytes,
+                width=width,
+            )
+            for each in modules:
+                products, size, _, _ = _repeated(each, work, model, sparse=sparse)
+                flop += layers * sum(product.flop for product in products)
+                moved += layers * size
+    return flop, moved
 
 
 def _repeated(

@@ -12,8 +12,8 @@ What it relaxes (proofs: docs/predict/search.md)
     follow each other. Passes that hide traffic are left out, and what they hide counts whole, so it
     does not matter how long they really are.
 
-    Modules that are computed again count with their FLOP at the devices' peak, shared out evenly,
-    and the core with its kernels; the fullest rank's count nothing.
+    Modules that are computed again count with their FLOP at the devices' peak and the bytes that
+    they move, shared out evenly, and the core with its kernels; the fullest rank's count nothing.
 
     Where layers are alike, no stage has more than ``q = ceil(layers / stages)``, D places are
     empty, and some rank holds v q layers with at least q (p - 1 - D) forwards before it. With each

@@ -33,7 +33,7 @@ from equipoise.cost.memory.device import (
     logit_bytes,
     weight_bytes,
 )
-from equipoise.cost.step.modules import module_flop
+from equipoise.cost.step.modules import module_counts
 from equipoise.cost.step.request import StepOptions, element_bytes
 from equipoise.cost.work import causal_pairs, pair_flop
 from equipoise.plan.space.columns import (
@@ -295,7 +295,7 @@ def _flops(model: ModelSpec, base: StepOptions, *, has_documents: bool) -> Float
     plain = 3.0 * (linear + core + 2.0 * head * tokens)
     linear_share, core_share = _repeated_shares(layers)
     again = linear_share * linear + core_share * core
-    return np.asarray(plain + again + tokens * _module_flop(model))
+    return np.asarray(plain + again + tokens * _module_counts(model, base)[0])
 
 
 @functools.cache
@@ -306,20 +306,29 @@ def _repeated_shares(layers: int) -> tuple[Floats, Floats]:
     return np.array(linear), np.array(core)
 
 
+def _module_counts(model: ModelSpec, base: StepOptions) -> Floats:
+    """FLOP and bytes of what modules compute again of a token, float64 [2, RECOMPUTES]."""
+    return _known_counts(model, StepOptions(1, 1, precision=base.precision, stack=base.stack))
+
+
 @functools.cache
-def _module_flop(model: ModelSpec) -> Floats:
-    """FLOP that modules compute again of a token, all layers together, float64 [RECOMPUTES]."""
-    return np.array([module_flop(modules_of(each), model) for each in RECOMPUTES])
+def _known_counts(model: ModelSpec, options: StepOptions) -> Floats:
+    return np.array([module_counts(modules_of(each), model, options) for each in RECOMPUTES]).T
 
 
 def module_bound_s(model: ModelSpec, machine: Machine, space: Space, rows: Ints) -> Floats:
-    """Seconds of the mean device for what modules compute again, at least, float64 [rows] [s]."""
+    """Seconds of the mean device for what modules compute again, at least, float64 [rows] [s].
+
+    Products at the device's peak, and then what is moved at the bandwidth that kernels reach.
+    """
     recompute, base = space["recompute"][rows], space.base
     if (recompute < len(WHOLE_LAYERS)).all():
         return np.zeros(len(rows))
     devices = math.prod(space[axis][rows] for axis in ("tp", "cp", "pp", "dp"))
-    flop = _module_flop(model)[recompute] * base.context_tokens * base.step_sequences
-    return np.asarray(_ROUNDING * flop / devices / machine.peak_flop_per_s(base.precision))
+    flop, moved = _module_counts(model, base)[:, recompute]
+    seconds = flop / machine.peak_flop_per_s(base.precision)
+    seconds = seconds + moved * base.residuals.moves / machine.bytes_per_s
+    return np.asarray(_ROUNDING * seconds * base.context_tokens * base.step_sequences / devices)
 
 
 def bubble(stages: npt.ArrayLike, micro_batches: npt.ArrayLike) -> Floats:

@@ -288,7 +288,7 @@ def open_site(
     if expert_skew > 1.0 and not model.experts:
         raise SpecError("expert_skew changes nothing for a model without experts. Leave it out.")
     machine = Machine(read_cluster(cluster) if isinstance(cluster, str) else cluster)
-    machine.device.require_precision(precision)
+    machine.require_precision(precision)
     return ServingSite(model, machine, precision, settings, expert_skew, requests + 1)
 
 

@@ -48,7 +48,8 @@ _LIMITS: dict[str, Any] = {
     "tensor_overlap": _Share,
     "rails": Annotated[float, Field(gt=0, le=1)],
     "slack_share": _Share,
-    "host_launch_s": Annotated[float, Field(ge=0, le=1)],
+    "host_launch_s": _Share,
+    "host_experts_s": _Share,
     "grad_bytes": Literal[2, 4],
     **dict.fromkeys(_MOVED, _Bytes),
 }

@@ -51,6 +51,13 @@ class Stack:
     own first forward, not only beside the last and the first micro-batch of the rank."""
     grad_bytes: int = 4
     """Bytes of a gradient's element as it is reduced."""
+    master: Literal["whole", "rest", "none"] = "whole"
+    """What the optimizer keeps beside a weight in 16 bits: the weight in fp32, or under bf16 only
+    the 16 bits that the narrow one lacks, or nothing, so that it updates the narrow one."""
+    moment_bytes: Literal[4, 8] = 8
+    """Bytes of Adam's two moments of a weight; in fp32 they are 8."""
+    gathers: Literal["layer", "product"] = "layer"
+    """What ZeRO 3 gathers, and reduces, at once: a layer, or the weights of one product."""
     sum_bytes: float = 8.0
     """Bytes moved per weight to accumulate a micro-batch's gradient: a sum in fp32 read and
     written, or one in 16 bits plus a gradient written separately; 0 if the product adds to the sum
@@ -86,6 +93,8 @@ class Stack:
     output, and of each of the three gradients."""
     host_launch_s: float = 0.0
     """What the host takes to launch a kernel, where it does not run ahead of the device [s]."""
+    host_experts_s: float = 0.0
+    """What the host takes to launch forward and backward of a layer of experts, likewise [s]."""
     rails: float = 1.0
     """Share of a node's network ports that carry ZeRO 3's parameters."""
     dropout: bool = False

@@ -49,6 +49,19 @@ def test_a_document(capsys: pytest.CaptureFixture[str], trace: Path) -> None:
     assert again[1] == out
 
 
+def test_a_trace_of_which_nothing_can_be_served(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "trace.jsonl"
+    file.write_text('{"arrival_s": 0, "prompt_tokens": 99999999, "output_tokens": 1}')
+    code, out, _ = run(capsys, *asked(file, "--quiet"))
+    assert (code, out) == (
+        0,
+        "llama3-8b on h100-sxm:2, tp=1,dp=2: 0 requests in 0.0 ms, 0 output tokens/s, TTFT none, "
+        "TPOT none (median, p99).\n",
+    )
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [

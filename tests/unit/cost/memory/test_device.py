@@ -4,11 +4,13 @@ import dataclasses
 
 import pytest
 
-from equipoise.cost.memory.device import kept_bytes, rank_memory
+from equipoise.cost.memory.device import hosted_bytes, kept_bytes, rank_memory, weight_bytes
 from equipoise.cost.memory.share import StageShare
-from equipoise.cost.step.request import Stack, StepOptions
+from equipoise.cost.step.request import Precision, Stack, StepOptions
+from equipoise.spec.device.by_name import find_device
 from equipoise.spec.layout import Layout
-from equipoise.spec.model.presets import PLANNED, preset
+from equipoise.spec.model.presets import PLANNED, ModelSpec, preset
+from equipoise.spec.program.file import read_program
 from equipoise.spec.run.spec import Recompute
 
 GPT = PLANNED["gpt3-175b"]
@@ -109,6 +111,97 @@ def test_states_of_a_weight() -> None:
     assert more["parameters"] == gathered["parameters"]
     copies = rank_memory(model, Layout(dp=8, zero=1, replicas=4), options, SHARE, TOKENS)
     assert copies["optimizer"] == 4 * shard["optimizer"]
+
+
+def test_a_program_may_keep_the_rest_of_a_master_or_none() -> None:
+    def states(stack: Stack, precision: Precision = "bf16") -> tuple[float, float, float]:
+        return weight_bytes(StepOptions(4096, 8, precision=precision, stack=stack))
+
+    assert states(Stack(master="rest")) == (2, 4, 10)
+    assert states(Stack(master="rest"), "fp8") == (2, 4, 12)
+    assert states(Stack(master="none", moment_bytes=4, grad_bytes=2)) == (2, 2, 4)
+    for stack in (Stack(master="rest"), Stack(master="none", moment_bytes=4, grad_bytes=2)):
+        assert states(stack, "fp32") == (4, 4, 8)
+    # No more leaves the device than is kept.
+    moments = Stack(master="none", moment_bytes=4, offloads_master=False)
+    assert hosted_bytes(StepOptions(4096, 8, offload="optimizer", stack=moments)) == 4
+
+
+def test_products_gathered_one_by_one_need_less_than_layers() -> None:
+    model = dataclasses.replace(GPT, hidden=20_480, ffn=81_920, heads=128, kv_heads=128)
+    layout = Layout(dp=64, zero=3)
+    product, layer = 20_480 * 81_920, model.count_layer(sparse=False, active=False)
+    tables = model.hidden * model.vocab
+    by_layer, by_product = (
+        rank_memory(model, layout, StepOptions(2048, 64, stack=Stack(gathers=what)), SHARE, TOKENS)
+        for what in ("layer", "product")
+    )
+    assert by_layer["parameters"] == 2 * (tables + 2 * layer)
+    assert by_product["parameters"] == 2 * (tables + 2 * product)
+    assert by_layer["communication"] == 4 * layer
+    assert by_product["communication"] == 4 * (product + 5e8)
+    # Small layers fit into the bucket whole, and two of them into what may stay gathered.
+    small = preset("llama3-8b")
+    alike = [
+        rank_memory(small, layout, StepOptions(2048, 64, stack=Stack(gathers=what)), SHARE, TOKENS)
+        for what in ("layer", "product")
+    ]
+    assert alike[0] == alike[1]
+
+
+@pytest.mark.parametrize(
+    ("program", "model", "layout", "options", "device", "share"),
+    [
+        pytest.param(
+            "deepspeed-2021",
+            dataclasses.replace(GPT, hidden=20_480, ffn=81_920, layers=105),
+            Layout(dp=640, zero=3),
+            StepOptions(2048, 2560, micro_batch=4, recompute="full"),
+            "a100-80",
+            StageShare(tuple(range(105))),
+            id="530B on 640 A100, arXiv:2104.04473, table 2",
+        ),
+        pytest.param(
+            "megatron-bridge",
+            PLANNED["gpt-oss-120b"],
+            Layout(dp=16, pp=4, ep=8, zero=1),
+            StepOptions(4096, 512, recompute="layernorm+moe_act"),
+            "h100-sxm",
+            StageShare(tuple(range(9)), has_head=False, kept_micro_batches=4),
+            id="GPT-OSS-120B on 64 H100, Megatron-Bridge 25.11, first stage",
+        ),
+        pytest.param(
+            "nemo-automodel",
+            PLANNED["gpt-oss-120b"],
+            Layout(dp=64, ep=64, zero=3),
+            StepOptions(4096, 512, micro_batch=2),
+            "h100-sxm",
+            StageShare(tuple(range(36))),
+            id="GPT-OSS-120B on 64 H100, NeMo AutoModel",
+        ),
+        pytest.param(
+            "nemo-automodel",
+            PLANNED["qwen3-30b-a3b"],
+            Layout(dp=8, ep=8, zero=3),
+            StepOptions(4096, 512, micro_batch=4, recompute="full"),
+            "h100-sxm",
+            StageShare(tuple(range(48))),
+            id="Qwen3-30B on 8 H100, NeMo AutoModel",
+        ),
+    ],
+)
+def test_published_steps_that_ran_fit(
+    program: str,
+    model: ModelSpec,
+    layout: Layout,
+    options: StepOptions,
+    device: str,
+    share: StageShare,
+) -> None:
+    options = dataclasses.replace(options, stack=read_program(program).stack)
+    tokens = float(options.micro_batch * options.context_tokens)
+    needs = sum(rank_memory(model, layout, options, share, tokens).values())
+    assert needs <= find_device(device).usable_bytes
 
 
 def test_terms_shrink_with_ranks_and_grow_with_tokens() -> None:

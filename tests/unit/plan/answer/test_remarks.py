@@ -20,7 +20,8 @@ from equipoise.plan.search.incumbent import Outcome, SearchProgress
 from equipoise.plan.search.search import SPLIT, Search
 from equipoise.plan.search.vast import LOOK
 from equipoise.plan.space.choice import Choice
-from equipoise.plan.space.listing import list_lattice
+from equipoise.plan.space.columns import WHOLE_LAYERS
+from equipoise.plan.space.listing import list_lattice, list_runnable
 from equipoise.sim.machine import Machine
 from equipoise.sim.step import price_step
 from equipoise.spec.catalog import SCHEDULES
@@ -67,10 +68,11 @@ def test_a_schedule_that_few_run_is_marked() -> None:
 
 def test_a_published_recipe_is_priced_and_is_never_faster_than_the_plan() -> None:
     model, machine = PLANNED["gpt-oss-120b"], Machine(find_cluster("h100-sxm:64"))
-    base = StepOptions(4096, 512, stack=read_program("megatron-core").stack)
-    fixed = {"tp": 1, "cp": 1, "zero": 1, "micro_batch": 4, "ep": 8, "etp": 1, "order": "pp-dp"}
-    lattice = list_lattice(model, 64, base, fixed=fixed | {"schedule": "1f1b"})
-    every = lattice.keep(lattice.find({"recompute": [6]}))
+    program = read_program("megatron-core")
+    base = StepOptions(4096, 512, stack=program.stack)
+    fixed = {"tp": 1, "cp": 1, "zero": 1, "micro_batch": 1, "ep": 8, "etp": 1, "order": "pp-dp"}
+    lattice = list_runnable(program, model, 64, base, fixed=fixed | {"schedule": "1f1b"})
+    every = lattice.keep(lattice.find({"recompute": [WHOLE_LAYERS.index("full")]}))
     search = Search(model, machine, every)
     finalists = price_finalists(search, search.run())
     published = price_published(search, lattice, "gpt-oss-120b", NEVER)
@@ -82,7 +84,7 @@ def test_a_published_recipe_is_priced_and_is_never_faster_than_the_plan() -> Non
     assert chosen[0].run.price.step_s <= price.step_s
     assert with_published(finalists, []) == finalists
     (said,) = remarks_of(search, lattice, published, chosen, named=False)
-    assert said.startswith("As published: pp=4,dp=16,ep=8,zero=1 1f1b recompute ")
+    assert said.startswith("As published: pp=4,dp=16,ep=8,zero=1 1f1b recompute layernorm+moe_act")
     assert "published 5,630" in said and recipe.source in said
     assert with_published([theirs], published) == [theirs]
 

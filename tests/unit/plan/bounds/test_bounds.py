@@ -25,6 +25,7 @@ from support.drawn_batches import batches_of, packer_of
 
 STACKS = {
     "ours": Stack(),
+    "hosted": Stack(host_launch_s=2e-5, host_experts_s=2e-3),
     "theirs": Stack(attention="unfused", sequence_parallel=False, split="equal", dropout=True),
     **{name: read_program(name).stack for name in ("megatron-core", "torchtitan-eager")},
 }

@@ -137,6 +137,29 @@ def test_a_rate_that_no_link_has(rate: str, fault: str, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("line", "fault"),
+    [
+        ("nodes = true", "nodes: needs a list, got true (true or false)."),
+        ("nodes = [true]", "nodes: needs a table, got true (true or false)."),
+        ("nodes = [['a']]", "nodes: needs a table, got a list."),
+        ("nodes = [{device = ['a'], nodes = 1}]", "nodes.device: needs text, got a list."),
+        (
+            "nodes = [{device = 'h200', nodes = true}]",
+            "nodes.nodes: needs a whole number, got true (true or false).",
+        ),
+        ("links = 2020-01-01", "links: needs a table, got 2020-01-01 (a date or a time)."),
+        ("node_gbyte_per_s = [inf]", "node_gbyte_per_s: needs a list, got inf (a number)."),
+        ("node_gbyte_per_s = [['x']]", 'node_gbyte_per_s: needs a number, got "x" (text).'),
+        ("links = {lab = 'x'}", 'links.lab: needs a table, got "x" (text).'),
+        ("trunk_gbit_per_s = [1]", "trunk_gbit_per_s: needs a number, got a list."),
+    ],
+)
+def test_values_are_shown_as_toml_writes_them(line: str, fault: str, tmp_path: Path) -> None:
+    nodes = "" if line.startswith("nodes") else '[[nodes]]\ndevice = "h100-sxm"\nnodes = 2\n'
+    _refused(tmp_path, f'name = "x"\n{line}\n{nodes}', f"cluster.toml:2  {fault}")
+
+
 def test_files_that_are_missing_or_wrong_altogether(tmp_path: Path) -> None:
     file = tmp_path / "none.toml"
     message = (
@@ -158,7 +181,7 @@ def test_files_that_are_missing_or_wrong_altogether(tmp_path: Path) -> None:
     _refused(
         tmp_path,
         'name = "x"\nnodes = 4\n',
-        "cluster.toml:2  nodes: needs a list, got 4.",
+        "cluster.toml:2  nodes: needs a list, got 4 (a whole number).",
     )
     _refused(
         tmp_path,

@@ -75,6 +75,18 @@ FAULTS = {
         'title = "x"\n[runs]\nprecision = ["bf16", "int8"]\n',
         'bad.toml:3  runs.precision: "int8" is not one of "bf16", "fp8" or "fp32".',
     ),
+    "true": (
+        'title = "x"\n[stack]\nmaster = true\n',
+        'bad.toml:3  stack.master: true is not one of "whole", "rest" or "none".',
+    ),
+    "list": (
+        'title = "x"\n[runs]\nsharding = ["mixed"]\n',
+        'bad.toml:3  runs.sharding: a list is not one of "mixed" or "head-tail".',
+    ),
+    "text": (
+        'title = "x"\n[runs]\nschedules = "1f1b"\n',
+        'bad.toml:3  runs.schedules: needs a list, got "1f1b" (text).',
+    ),
     "title": ("like = 'nemo'\n", "bad.toml:1  title: is missing. Every program needs a title."),
     "toml": ("title = \n", None),
 }
