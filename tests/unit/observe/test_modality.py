@@ -19,6 +19,7 @@ def test_shares_and_skews_are_means_of_steps() -> None:
     assert (record.skew, record.skew_in_turn) == (1.5, 1.75)
     assert record.gap == pytest.approx(1 / 6)
     assert record.encode_s.tolist() == pytest.approx([0.2, 0.1])
+    assert (record.step.tolist(), record.fullest_s.tolist()) == ([1, 2], [0.2, 0.3])
 
 
 def test_steps_on_other_ranks_than_the_last_are_left_out() -> None:

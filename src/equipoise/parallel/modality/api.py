@@ -32,6 +32,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from equipoise.balance.modality.step import ModalityStep, plan_step
 from equipoise.base.arrays import Ints
 from equipoise.comm.group import Ranks
 from equipoise.comm.mail import Ledger
@@ -39,9 +40,9 @@ from equipoise.nn.device.send import send
 from equipoise.nn.modality.encoder import ItemEncoder
 from equipoise.nn.modality.insert import Inserted
 from equipoise.parallel.modality.executor import carry, carry_back
-from equipoise.parallel.modality.program import ModalityStep, plan_step, require_one_bridge
+from equipoise.parallel.modality.program import require_one_bridge
 from equipoise.schedule.modality.readers import Embeds
-from equipoise.spec.modality.encoder import KINDS
+from equipoise.spec.modality.encoder import KINDS, EncoderSpec
 from equipoise.spec.modality.items import Items
 from equipoise.spec.pack import PackedStep
 
@@ -93,9 +94,10 @@ class Modality:
             self.items,
             self.documents,
             embeds,
-            self._work,
+            self.specs,
             ranks=self.ranks.world,
-            row_bytes=self._width * next(self.encoders.parameters()).element_size(),
+            width=self._width,
+            element_bytes=next(self.encoders.parameters()).element_size(),
         )
         require_one_bridge(planned.plan, step, self.ranks)
         return planned
@@ -152,19 +154,13 @@ class Modality:
             grad.copy_(part.view_as(grad))
 
     @property
+    def specs(self) -> tuple[EncoderSpec, ...]:
+        """Sizes of the encoders."""
+        return tuple(cast(ItemEncoder, each).spec for each in self.encoders.values())
+
+    @property
     def _width(self) -> int:
         return int(cast(ItemEncoder, next(iter(self.encoders.values()))).width)
-
-    def _work(self, chosen: Ints) -> Ints:
-        """Operations of items of the corpus."""
-        work = np.zeros(len(chosen), dtype=np.int64)
-        patches = self.items.patches[chosen]
-        for kind, name in enumerate(KINDS):
-            if name in self.encoders:
-                encoder = cast(ItemEncoder, self.encoders[name])
-                is_kind = self.items.kind[chosen] == kind
-                work[is_kind] = encoder.spec.multiplications(patches[is_kind], self._width)
-        return work
 
     def _forward(self, own: Ints) -> tuple[Tensor, Ints]:
         """Rows of items of the corpus, kind by kind, and where each item's begin."""

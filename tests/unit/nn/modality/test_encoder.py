@@ -1,10 +1,13 @@
 """Encoders: packed items equal each alone, and their rows stand among a decoder's."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
+from equipoise.cost.modality import encoder_params, kept_bytes
 from equipoise.nn.decoder import Decoder, initialize
 from equipoise.nn.loss import IGNORED
 from equipoise.nn.modality.attach import make_encoders
@@ -131,3 +134,24 @@ def test_rows_replace_tokens_whose_embedding_gets_no_gradient() -> None:
         moved = decoder(tokens, (5,), labels_T=labels, inserted=Inserted(inserted.places_N, nudged))
     slope = float(moved - loss.detach()) / 1e-6
     np.testing.assert_allclose(slope, float(rows.grad[0, 3]), rtol=1e-4)
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+def test_weights_and_what_autograd_keeps_are_as_counted(layers: int) -> None:
+    spec = dataclasses.replace(VISION, layers=layers).encoder
+    encoder = ItemEncoder(spec, 12)
+    weights = {each.untyped_storage().data_ptr() for each in encoder.parameters()}
+    assert sum(each.numel() for each in encoder.parameters()) == encoder_params(spec, 12)
+    kept: dict[int, Tensor] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        if tensor.untyped_storage().data_ptr() not in weights:
+            kept[tensor.untyped_storage().data_ptr()] = tensor  # alive, so no address comes twice
+        return tensor
+
+    patches = torch.cat([each.float() for each in _patches(encoder, GRIDS)])
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        encoder(patches, GRIDS)
+    held = sum(each.untyped_storage().nbytes() for each in kept.values())
+    counted = kept_bytes(spec, np.array([rows * columns for rows, columns in GRIDS]))
+    assert held == counted
