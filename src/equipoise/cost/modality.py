@@ -21,6 +21,7 @@ import numpy as np
 
 from equipoise.base.arrays import Ints
 from equipoise.cost.step.layer import LAUNCH_S, Rates
+from equipoise.spec.device.parts import EncoderPoint
 from equipoise.spec.modality.encoder import EncoderSpec
 
 ELEMENT_BYTES = 4
@@ -91,6 +92,22 @@ def encode_passes(
     return EncodePasses(
         forward + spec.layers * core + moved + launched,
         backward + spec.layers * core_back + _MOVES_BACKWARD * moved + _BACKWARD_KERNELS * launched,
+    )
+
+
+def timed_passes(point: EncoderPoint, spec: EncoderSpec, patches: Ints, width: int) -> EncodePasses:
+    """The same as it was timed on this machine, with the reading of items in the forward.
+
+    Args:
+        point: What was timed.
+        spec: Sizes.
+        patches: Patches of each item, int64 [items].
+        width: Hidden width of the decoder.
+    """
+    items, work = len(patches), float(spec.multiplications(patches, width).sum())
+    read_s = point.reading.seconds(items, float(patches.sum()))
+    return EncodePasses(
+        read_s + point.forward.seconds(items, work), point.backward.seconds(items, work)
     )
 
 

@@ -128,7 +128,7 @@ class RunInputs:
 
     def interval(self, price: StepPrice) -> Interval | None:
         """Where 80% of such steps lie; None where nothing was timed, or encoders were not."""
-        is_whole = self.is_timed and self.encoders is None
+        is_whole = self.is_timed and (self.encoders is None or self.encoders.is_timed)
         return own_interval(price.step_s) if is_whole else None
 
     def beside_s(self, best: Finalist) -> float:
@@ -227,7 +227,8 @@ def read_run_inputs(request: RunPlanRequest, *, progress: Progress | None = None
         gap=_EVERY,
     )
     read = digest_run(run, store, cluster)
-    doubt = _doubt(request, machine, timed=len(timed), listed=len(space))
+    encoders = run_encoders(run, store, machine, steps)
+    doubt = _doubt(request, machine, encoders, timed=len(timed), listed=len(space))
     return RunInputs(
         run,
         request.asked(ranks),
@@ -237,7 +238,7 @@ def read_run_inputs(request: RunPlanRequest, *, progress: Progress | None = None
         policies,
         doubt,
         is_timed=len(timed) > 0,
-        encoders=run_encoders(run, store, machine, steps),
+        encoders=encoders,
     )
 
 
@@ -307,25 +308,26 @@ def guess_sentence(cluster: ClusterSpec) -> str:
     )
 
 
-def _doubt(request: RunPlanRequest, machine: Machine, *, timed: int, listed: int) -> str:
+def _doubt(
+    request: RunPlanRequest,
+    machine: Machine,
+    encoders: RunEncoders | None,
+    *,
+    timed: int,
+    listed: int,
+) -> str:
     """What to say of prices that were not measured; nothing where all were."""
-    run = request.run
-    if guess := guess_sentence(machine.cluster):
-        return guess
-    encoded = ""
-    if run.spec.encoders:
-        encoded = (
-            "Encoders of images and sound are priced from kernels alone, which miss the host's "
-            "time and the reading of files: nothing times them before a run."
-        )
-    return " ".join(each for each in (encoded, _timing_doubt(request, timed, listed)) if each)
-
-
-def _timing_doubt(request: RunPlanRequest, timed: int, listed: int) -> str:
-    """What to say of a decoder's parts that nobody timed; nothing where all were."""
     run = request.run
     flags = "".join(f" --{name} {value}" for name, value in request.keys)
     command = f'"equipoise calibrate {request.file}{flags}"'
+    if guess := guess_sentence(machine.cluster):
+        return guess
+    if timed and encoders is not None and not encoders.is_timed:
+        return (
+            f"The encoders of images and sound were never timed here, so they are priced from "
+            f"kernels alone, which miss the host's time and the reading of files. {command} times "
+            f"them; then plan again."
+        )
     if timed == 0 and run.model.experts:
         return (
             "Steps of models with experts are priced from kernels alone, which miss the host's "

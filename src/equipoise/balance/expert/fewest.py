@@ -1,8 +1,8 @@
 """The copies that every plan needs whose fullest rank is as low, whatever writes it.
 
 What it decides
-    Ranks above the target are *givers*, with an excess; a rank below it has a room, and fills no more
-    of it than its slots hold of the largest expert.
+    Ranks above the target are *givers*, with an excess; a rank below it has a room, and fills no
+    more of it than its slots hold of the largest expert.
 
     *By receivers*: each copy adds at most the largest expert's rows, up to the target. So there are
     at least n copies, where the n largest such additions hold all excess.

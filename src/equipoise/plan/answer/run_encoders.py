@@ -21,6 +21,7 @@ import numpy as np
 from equipoise.balance.context.plan import plan_context
 from equipoise.balance.modality.step import ModalityStep, plan_step
 from equipoise.base.arrays import Ints
+from equipoise.cost.curves.parts import encoder_points
 from equipoise.cost.modality import ELEMENT_BYTES
 from equipoise.plan.answer.final import Finalist
 from equipoise.plan.answer.run_steps import RunSteps
@@ -30,6 +31,7 @@ from equipoise.schedule.pipeline.strategies import place_stages
 from equipoise.sim.machine import Machine
 from equipoise.sim.modality.price import EncoderPrice, price_encoders
 from equipoise.sim.settle.sharding import auto_price
+from equipoise.spec.device.parts import encoder_name
 from equipoise.spec.modality.encoder import EncoderSpec
 from equipoise.spec.modality.items import Items
 from equipoise.spec.model.presets import ModelSpec
@@ -46,6 +48,13 @@ class RunEncoders:
     model: ModelSpec
     machine: Machine
     steps: RunSteps
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether every encoder was timed on as many ranks of this machine."""
+        cluster = self.machine.cluster
+        timed = encoder_points(self.machine.device, cluster.devices)
+        return all(encoder_name(each, self.model.hidden) in timed for each in self.encoders)
 
     def added_to(self, finalist: Finalist) -> Finalist:
         """A priced choice with what encoders add to its step and its memory."""

@@ -10,8 +10,10 @@ What it decides
         encode | rows cross | decoder's step | gradients cross | encoders' backward | sum | update
         max     bridge                          bridge            max                  all ranks
 
-    Nothing hides any of them. The bridge is priced in its own rounds, each an exchange among all
-    ranks at the pace of the one that sends or receives most.
+    Nothing hides any of them. Where ``equipoise calibrate RUN.toml`` timed an encoder on as many
+    ranks of this machine, its times answer, with the reading of files; else the kernels do. The
+    bridge is priced in its own rounds, each an exchange among all ranks at the pace of the one that
+    sends or receives most.
 
 Kept true (tests/unit/sim/modality/test_price.py)
     Terms add up to what the step takes longer; nothing is added by a step without items but sums
@@ -26,17 +28,20 @@ import numpy as np
 
 from equipoise.balance.modality.step import ModalityStep
 from equipoise.base.arrays import Floats, Ints
+from equipoise.cost.curves.parts import encoder_points
 from equipoise.cost.modality import (
     ELEMENT_BYTES,
     EncodePasses,
     encode_passes,
     encoder_params,
     held_bytes,
+    timed_passes,
 )
 from equipoise.cost.offload import ADAM_BYTES
 from equipoise.cost.step.request import Residuals, StepPrice
 from equipoise.schedule.modality.bridge import BridgePlan
 from equipoise.sim.machine import Machine
+from equipoise.spec.device.parts import encoder_name
 from equipoise.spec.modality.encoder import KINDS, EncoderSpec
 from equipoise.spec.modality.items import Items
 
@@ -118,13 +123,19 @@ def price_encoders(
         residuals: Of kernels in whole steps.
     """
     machine, ranks, sent = machine.at("fp32"), step.plan.ranks, step.plan.sent
-    passes, held = [], []
+    timed, passes, held = encoder_points(machine.device, ranks), [], []
+
+    def passes_of(spec: EncoderSpec, patches: Ints) -> EncodePasses:
+        point = timed.get(encoder_name(spec, width))
+        if point is not None:
+            return timed_passes(point, spec, patches, width)
+        return encode_passes(spec, patches, width, machine, moves=residuals.moves)
+
     for rank in range(ranks):
         own = step.own(rank)
         kind, patches = items.kind[own], items.patches[own]
         shares = [(each, patches[kind == KINDS.index(each.kind)]) for each in encoders]
-        each_s = [encode_passes(*each, width, machine, moves=residuals.moves) for each in shares]
-        passes.append(sum(each_s, EncodePasses(0.0, 0.0)))
+        passes.append(sum((passes_of(*each) for each in shares), EncodePasses(0.0, 0.0)))
         rows = {"sent_rows": int(sent[rank].sum()), "read_rows": int(sent[:, rank].sum())}
         held.append(held_bytes(shares, width, **rows))
     params = sum(encoder_params(each, width) for each in encoders)

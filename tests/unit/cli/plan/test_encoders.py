@@ -12,6 +12,7 @@ from equipoise.observe.machine import usable_cores
 from equipoise.plan.run import read_obeyed
 from equipoise.spec.device.file import write_device_file
 from equipoise.spec.device.here import cpu_model, device_file
+from equipoise.spec.device.parts import EncoderPoint, PassCost, encoder_name
 from equipoise.spec.plan import read_plan
 from equipoise.spec.run.load import read_run
 from support.device_files import A_FILE
@@ -64,22 +65,36 @@ def test_a_plan_prices_encoders_and_goes_stale_with_them(
     )
 
 
-def test_it_is_said_that_nothing_timed_the_encoders(
+def test_what_was_timed_of_encoders_is_priced(
     capsys: pytest.CaptureFixture[str], run_toml: Path
 ) -> None:
+    resolved = read_run(run_toml)
+    of_decoder = parts(resolved.model)
+    timed = dataclasses.replace(A_FILE, machine=cpu_model(), parts=(of_decoder,))
     device_file().parent.mkdir(parents=True)
-    timed = dataclasses.replace(
-        A_FILE, machine=cpu_model(), parts=(parts(read_run(run_toml).model),)
-    )
     write_device_file(device_file(), timed)
-    code, out, err = plan(capsys, run_toml, "--ranks", min(2, len(usable_cores())), "--json")
+    flags = [run_toml, "--ranks", 2, "--layout.dp", 2, "--json"]
+    if len(usable_cores()) < 2:
+        pytest.skip("needs two cores")
+    code, out, err = plan(capsys, *flags)
     assert code == 0
     assert (
-        "Encoders of images and sound are priced from kernels alone, which miss the host's time "
-        "and the reading of files: nothing times them before a run."
+        "The encoders of images and sound were never timed here, so they are priced from kernels "
+        "alone, which miss the host's time and the reading of files. \"equipoise calibrate "
+        f'{run_toml} --layout.dp 2" times them; then plan again.\n'
     ) in err
+    assert "interval" not in json.loads(out)["best"]["price"]
+    (spec,) = resolved.spec.encoders
+    call = PassCost(0.5, 0.0, 0.0)
+    point = EncoderPoint(encoder_name(spec, resolved.model.hidden), "image", call, call, call)
+    of_both = dataclasses.replace(of_decoder, encoders=(point,))
+    write_device_file(device_file(), dataclasses.replace(timed, parts=(of_both,)))
+    code, out, err = plan(capsys, *flags)
+    assert code == 0 and "never timed" not in err
     price = json.loads(out)["best"]["price"]
-    assert price["terms"]["host"] > 0 and "interval" not in price
+    # Reading and the forward of the slowest rank, and the backward of the slowest.
+    assert price["terms"]["encoders"] == pytest.approx(1.5)
+    assert price["interval"]["low_s"] < price["step_s"] < price["interval"]["high_s"]
 
 
 def test_pack_says_how_evenly_ranks_encode(
