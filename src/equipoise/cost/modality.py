@@ -4,7 +4,7 @@ What it decides
     Products run over all patches of a rank, attention over one item at a time. An item attends to
     all of itself, so its core is priced as a causal document of as many pairs. Each product has two
     in the backward, but for the first, whose input is data. Everything between products moves a
-    counted number of bytes and is launched, one attention for each item.
+    counted number of bytes and is launched, one attention for each size of items.
 
     What a rank keeps until the backward is what ``nn.modality.encoder`` saves for it, counted. It
     keeps that for the whole step, since the decoder's micro-batches lie between.
@@ -62,7 +62,7 @@ def encode_passes(
         rates: Kernels of the device.
         moves: Time of moved bytes over what bandwidth says.
     """
-    total, items = int(patches.sum()), len(patches)
+    total, sizes = int(patches.sum()), len(np.unique(patches))
     if not total:
         return EncodePasses(0.0, 0.0)
     hidden, joined, rows = spec.hidden, spec.merged * spec.hidden, total // spec.merged
@@ -88,7 +88,7 @@ def encode_passes(
         float(rates.attention_s(lengths, *of_heads, backward=back).sum()) for back in (False, True)
     )
     moved = spec.layers * total * _MOVED * hidden * ELEMENT_BYTES / rates.bytes_per_s * moves
-    launched = LAUNCH_S * (spec.layers * (_KERNELS + items) + _END_KERNELS)
+    launched = LAUNCH_S * (spec.layers * (_KERNELS + sizes) + _END_KERNELS)
     return EncodePasses(
         forward + spec.layers * core + moved + launched,
         backward + spec.layers * core_back + _MOVES_BACKWARD * moved + _BACKWARD_KERNELS * launched,
@@ -104,10 +104,10 @@ def timed_passes(point: EncoderPoint, spec: EncoderSpec, patches: Ints, width: i
         patches: Patches of each item, int64 [items].
         width: Hidden width of the decoder.
     """
-    items, work = len(patches), float(spec.multiplications(patches, width).sum())
-    read_s = point.reading.seconds(items, float(patches.sum()))
+    sizes, work = len(np.unique(patches)), float(spec.multiplications(patches, width).sum())
+    read_s = point.reading.seconds(len(patches), float(patches.sum()))
     return EncodePasses(
-        read_s + point.forward.seconds(items, work), point.backward.seconds(items, work)
+        read_s + point.forward.seconds(sizes, work), point.backward.seconds(sizes, work)
     )
 
 

@@ -170,6 +170,8 @@ class Modality:
             these = np.flatnonzero(self.items.kind[own] == kind)
             if not len(these):
                 continue
+            # By size, so that items of one size are one call of attention.
+            these = these[np.argsort(self.items.patches[own[these]], kind="stable")]
             chosen = own[these]
             patches = np.concatenate([self.items.load(item) for item in chosen.tolist()])
             patches_PC = send(torch.from_numpy(patches), like.device).to(like.dtype)

@@ -98,16 +98,19 @@ class ContextPoint:
 
 @dataclass(frozen=True, slots=True)
 class PassCost:
-    """Seconds of one pass over the items of a rank: what a call, an item and its work cost."""
+    """Seconds of one pass over the items of a rank: what a call, each part and the work cost.
+
+    Parts are the sizes of items, each of which is one call of attention; of reading, the items.
+    Work is the multiplications of a forward; of reading, the patches.
+    """
 
     call_s: float
-    item_s: float
+    part_s: float
     work_s: float
-    """Of a multiplication of the forward; of reading, of a patch."""
 
-    def seconds(self, items: int, work: float) -> float:
-        """Of these many items, and of all their work; none take no time."""
-        return self.call_s + self.item_s * items + self.work_s * work if items else 0.0
+    def seconds(self, parts: int, work: float) -> float:
+        """What so much takes; nothing takes no time."""
+        return self.call_s + self.part_s * parts + self.work_s * work if parts else 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,10 @@ Why
     and files are decoded by the same core. No curve of kernels knows either.
 
 What it decides
-    Groups of one, some and many items, the smallest and the largest of the corpus. A pass is fitted
-    by what a call, an item and a multiplication cost, none of them below nothing, and so is
-    reading, by patches. Groups take turns, so that a passing disturbance hits all alike.
+    Groups of one, some and many items of the corpus: the smallest, the largest and all sizes
+    between. A pass is fitted by what a call, a size of items and a multiplication cost, none of
+    them below nothing, and reading by what an item and a patch cost. Groups take turns, so that a
+    passing disturbance hits all alike.
 
 Kept true (tests/unit/train/calibrate/test_items.py)
     Seconds made from known costs give those costs back.
@@ -102,6 +103,7 @@ def encoder_points(plan: PartsPlan, samples: Samples) -> tuple[EncoderPoint, ...
             continue
         counts = np.array([len(each.items) for each in groups.values()], dtype=np.float64)
         patches = [each.patches for each in groups.values()]
+        sizes = np.array([len(np.unique(each)) for each in patches], dtype=np.float64)
         work = np.array([spec.multiplications(each, width).sum() for each in patches])
         read = np.array([each.sum() for each in patches])
         seconds = {
@@ -113,22 +115,22 @@ def encoder_points(plan: PartsPlan, samples: Samples) -> tuple[EncoderPoint, ...
                 encoder_name(spec, width),
                 f"{spec.kind}, {spec.layers} layers of {spec.hidden:,}",
                 fit_pass(counts, read.astype(np.float64), seconds[_READING]),
-                fit_pass(counts, work.astype(np.float64), seconds[_FORWARD]),
-                fit_pass(counts, work.astype(np.float64), seconds[_BACKWARD]),
+                fit_pass(sizes, work.astype(np.float64), seconds[_FORWARD]),
+                fit_pass(sizes, work.astype(np.float64), seconds[_BACKWARD]),
             )
         )
     return tuple(points)
 
 
-def fit_pass(counts: Floats, work: Floats, seconds: Floats) -> PassCost:
-    """What a call, an item and its work cost, each relative error weighing alike.
+def fit_pass(parts: Floats, work: Floats, seconds: Floats) -> PassCost:
+    """What a call, a part and the work cost, each relative error weighing alike.
 
     Args:
-        counts: Items of each group, float64 [groups].
+        parts: Sizes of items, or items, of each group, float64 [groups].
         work: Work of each group, float64 [groups].
         seconds: Of each group, above 0, float64 [groups].
     """
-    table = np.stack((np.ones_like(counts), counts, work / work.max())) / seconds
+    table = np.stack((np.ones_like(parts), parts, work / work.max())) / seconds
     costs, _ = nnls(table.T, np.ones_like(seconds))
-    call, item, whole = costs.tolist()
-    return PassCost(call, item, whole / float(work.max()))
+    call, part, whole = costs.tolist()
+    return PassCost(call, part, whole / float(work.max()))

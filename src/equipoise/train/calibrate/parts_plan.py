@@ -118,7 +118,9 @@ class PartsPlan:
 
 
 def choose_groups(items: Items, encoders: Sequence[EncoderSpec]) -> tuple[ItemGroup, ...]:
-    """Groups of a corpus's items: one, some and many, the smallest of each kind and the largest.
+    """Groups of a corpus's items: one, some and many of each kind.
+
+    They are the smallest, the largest, and as far apart as can be.
 
     Args:
         items: Those of the corpus.
@@ -129,9 +131,12 @@ def choose_groups(items: Items, encoders: Sequence[EncoderSpec]) -> tuple[ItemGr
         (of_kind,) = np.nonzero(items.kind == KINDS.index(encoder.kind))
         ascending = of_kind[np.argsort(items.patches[of_kind], kind="stable")]
         for count in _GROUP_ITEMS:
-            for chosen in (ascending[:count], ascending[len(ascending) - count :]):
+            if len(ascending) < count:
+                continue
+            spread = np.linspace(0, len(ascending) - 1, count).astype(np.int64)
+            for chosen in (ascending[:count], ascending[spread], ascending[-count:]):
                 numbers = tuple(chosen.tolist())
-                if len(numbers) == count and all(each.items != numbers for each in groups):
+                if all(each.items != numbers for each in groups):
                     grids = tuple((a, b) for a, b in items.grid[chosen].tolist())
                     groups.append(ItemGroup(encoder.kind, numbers, grids))
     return tuple(groups)

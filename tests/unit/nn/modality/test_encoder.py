@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from equipoise.cost.modality import encoder_params, kept_bytes
 from equipoise.nn.decoder import Decoder, initialize
 from equipoise.nn.loss import IGNORED
+from equipoise.nn.modality import encoder as encoder_module
 from equipoise.nn.modality.attach import make_encoders
 from equipoise.nn.modality.encoder import ItemEncoder
 from equipoise.nn.modality.insert import Inserted
@@ -81,7 +82,7 @@ def test_attention_is_that_of_a_masked_softmax_with_turned_heads() -> None:
     grids = [(2, 4), (4, 2)]
     x = torch.randn(16, 16, dtype=torch.float64)
     table = encoder._table(grids, x)
-    out = layer(x, table, [8, 8])
+    out = layer(x, table, [(2, 8)])
     q, k, v = layer.query_key_value(layer.attention_norm(x)).unflatten(1, (3, 2, 8)).unbind(1)
     quarter = torch.arange(2, dtype=torch.float64)
     rows, columns = (torch.tensor([0, 0, 1, 1, 0, 0, 1, 1, 0, 0, 1, 1, 2, 2, 3, 3]),
@@ -134,6 +135,23 @@ def test_rows_replace_tokens_whose_embedding_gets_no_gradient() -> None:
         moved = decoder(tokens, (5,), labels_T=labels, inserted=Inserted(inserted.places_N, nudged))
     slope = float(moved - loss.detach()) / 1e-6
     np.testing.assert_allclose(slope, float(rows.grad[0, 3]), rtol=1e-4)
+
+
+def test_neighbours_of_one_size_are_one_call_of_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder, calls = _encoder(), list[tuple[int, ...]]()
+    attend = encoder_module.scaled_dot_product_attention
+
+    def counted(*qkv: Tensor) -> Tensor:
+        calls.append(tuple(qkv[0].shape))
+        return attend(*qkv)
+
+    monkeypatch.setattr(encoder_module, "scaled_dot_product_attention", counted)
+    grids = [(2, 2), (2, 2), (2, 2), (4, 6), (6, 4), (2, 2)]
+    patches = _patches(encoder, grids)
+    packed = encoder(torch.cat(patches), grids)
+    assert calls == [(3, 2, 4, 8), (2, 2, 24, 8), (1, 2, 4, 8)] * VISION.layers
+    alone = [encoder(each, [grid]) for each, grid in zip(patches, grids, strict=True)]
+    torch.testing.assert_close(packed, torch.cat(alone), rtol=0, atol=1e-13)
 
 
 @pytest.mark.parametrize("layers", [1, 3])

@@ -24,14 +24,14 @@ def _plan() -> PartsPlan:
     return PartsPlan(MODEL, "fp32", 1024, 512, encoders=encoders, groups=groups)
 
 
-def test_groups_are_of_one_kind_the_smallest_and_the_largest() -> None:
+def test_groups_are_of_one_kind_the_smallest_the_largest_and_between() -> None:
     groups = _plan().groups
     assert [(each.kind, len(each.items)) for each in groups] == [
-        *(("image", count) for count in (1, 1, 4, 4, 24, 24)),
+        *(("image", count) for count in (1, 1, 4, 4, 4, 24, 24, 24)),
         ("audio", 1),
     ]
     assert groups[0].items == (0,) and groups[1].items == (29,) and groups[-1].items == (30,)
-    assert groups[3].patches.tolist() == ITEMS.patches[26:30].tolist()
+    assert groups[4].patches.tolist() == ITEMS.patches[26:30].tolist()
     assert choose_groups(make_items([[]]), [VISION]) == ()
 
 
@@ -41,9 +41,9 @@ def test_known_costs_are_found_again(call: float, item: float, work: float) -> N
     counts, numbers = np.array([1.0, 1, 4, 4, 24, 24]), np.array([1e4, 9e6, 7e5, 4e7, 9e6, 3e8])
     seconds = call + item * counts + work * numbers
     cost = fit_pass(counts, numbers, seconds)
-    found = cost.call_s + cost.item_s * counts + cost.work_s * numbers
+    found = cost.call_s + cost.part_s * counts + cost.work_s * numbers
     assert found == pytest.approx(seconds, rel=1e-6)
-    assert min(cost.call_s, cost.item_s, cost.work_s) >= 0
+    assert min(cost.call_s, cost.part_s, cost.work_s) >= 0
 
 
 def test_a_point_prices_what_was_timed_with_reading_in_the_forward() -> None:
