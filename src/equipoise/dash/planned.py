@@ -7,9 +7,9 @@ Why
 What it decides
     Medians over the run's steps, the first of each session left out. Terms of a price that only
     computing has are one part, *computing*, held against the processor time of the rank that
-    computed most; encoders of images and sound are held against the rank that encoded longest, the
-    optimizer against its spans; messages, bubbles and waiting are what is left of the step. A run
-    whose newest session did not obey a plan has none, whatever lies in its folder.
+    computed most; encoders of images and sound against the rank whose encoders had its core
+    longest, the optimizer against its spans; messages, bubbles and waiting are what is left of the
+    step. A run whose newest session did not obey a plan has none, whatever lies in its folder.
 
 Kept true (tests/unit/dash/test_planned.py)
     Planned parts and measured parts each add up to their step, to a median's rounding.
@@ -200,7 +200,7 @@ def planned_sentence(planned: Planned) -> str:
 
 
 def _encode_s(record: RunRecord) -> Floats:
-    """Seconds of the rank that encoded longest in each step; 0 where nothing was to encode."""
+    """Seconds that the longest encoder had its core for in each step; 0 without items."""
     seconds = np.zeros(len(record.step))
     if record.encoders is not None:
         both = np.intersect1d(record.step, record.encoders.step, return_indices=True)

@@ -36,7 +36,7 @@ class EncoderRecord:
     step: Ints
     """Numbers of the steps with items, int64 [steps]."""
     fullest_s: Floats
-    """Seconds of the rank that encoded longest in each of them, float64 [steps]."""
+    """Seconds that the longest encoder had its core for in each of them, float64 [steps]."""
 
 
 def read_encoders(events: Mapping[int, Event]) -> EncoderRecord | None:
@@ -68,7 +68,7 @@ def read_encoders(events: Mapping[int, Event]) -> EncoderRecord | None:
         encode_s=encode_s[has_work].mean(axis=0),
         bridge_bytes=float(np.mean([_number(each.get("bridge_bytes")) for each in rows])),
         step=steps[has_work],
-        fullest_s=encode_s[has_work].max(axis=1),
+        fullest_s=np.array([_fullest_s(each) for each in rows])[has_work],
     )
 
 
@@ -81,6 +81,13 @@ def _table(event: Event) -> Floats | None:
         return None
     is_whole = table.ndim == 2 and table.size > 0 and np.isfinite(table).all()
     return table if is_whole and (table >= 0).all() else None
+
+
+def _fullest_s(event: Event) -> float:
+    """Seconds of the rank that encoded longest, without those in which others had its core."""
+    known = event.get("encode_core_s", event.get("encode_s"))
+    seconds = [_number(each) for each in known] if isinstance(known, list) else []
+    return max(seconds, default=0.0)
 
 
 def _number(value: object) -> float:

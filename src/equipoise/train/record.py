@@ -243,6 +243,7 @@ class RunRecorder:
             work=encoders.work,
             work_in_turn=encoders.work_in_turn,
             encode_s=encoders.encode_s,
+            encode_core_s=encoders.encode_core_s,
             bridge_s=encoders.bridge_s,
             bridge_bytes=encoders.bytes,
             bridge_messages=encoders.messages,

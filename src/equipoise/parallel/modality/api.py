@@ -24,6 +24,7 @@ Sources
     Modality-decoupled parallelism: LongCat-Flash-Omni, arXiv:2511.00279.
 """
 
+import math
 import time
 from dataclasses import dataclass
 from typing import cast
@@ -39,12 +40,19 @@ from equipoise.comm.mail import Ledger
 from equipoise.nn.device.send import send
 from equipoise.nn.modality.encoder import ItemEncoder
 from equipoise.nn.modality.insert import Inserted
+from equipoise.observe.machine import run_delay_s
 from equipoise.parallel.modality.executor import carry, carry_back
 from equipoise.parallel.modality.program import require_one_bridge
 from equipoise.schedule.modality.readers import Embeds
 from equipoise.spec.modality.encoder import KINDS, EncoderSpec
 from equipoise.spec.modality.items import Items
 from equipoise.spec.pack import PackedStep
+
+
+def _core_s() -> float:
+    """A clock that stands still while other programs have this rank's core, where that is known."""
+    delay_s = run_delay_s()
+    return time.perf_counter() - (0.0 if math.isnan(delay_s) else delay_s)
 
 
 @dataclass(slots=True, eq=False)
@@ -62,6 +70,8 @@ class EncodedStep:
     """Rows that this rank reads."""
     encode_s: float
     """Seconds of its encoders, forward and later backward."""
+    core_s: float
+    """Those of them in which it had its core."""
     bridge_s: float = 0.0
     """Seconds of the bridge, both ways, its waits included."""
 
@@ -105,14 +115,14 @@ class Modality:
     def encode(self, step: ModalityStep) -> EncodedStep:
         """Encode this rank's items and send their rows to whoever reads them."""
         rank, plan, readers = self.ranks.rank, step.plan, step.plan.readers
-        began = time.perf_counter()
+        began, had = time.perf_counter(), _core_s()
         rows_ND, starts = self._forward(step.own(rank))
         mine = np.flatnonzero(plan.owner[readers.item] == rank)
         first = np.zeros(len(plan.owner), dtype=np.int64)
         first[plan.items_of(rank)] = starts
         at = first[readers.item[mine]] + readers.item_row[mine]
         sent_MD = rows_ND[self._send(at)]
-        encode_s = time.perf_counter() - began
+        encode_s, core_s = time.perf_counter() - began, _core_s() - had
         began = time.perf_counter()
         arrived_KD = carry(sent_MD.detach(), plan, rank, self.ledger)
         bridge_s = time.perf_counter() - began
@@ -124,7 +134,7 @@ class Modality:
             order[turn] = self._send(these)
             leaf_ND = arrived_KD[order[turn]].requires_grad_(torch.is_grad_enabled())
             inserted[turn] = Inserted(self._send(readers.row[here][these]), leaf_ND)
-        return EncodedStep(step, sent_MD, order, inserted, len(here), encode_s, bridge_s)
+        return EncodedStep(step, sent_MD, order, inserted, len(here), encode_s, core_s, bridge_s)
 
     def return_gradients(self, encoded: EncodedStep) -> None:
         """Send the gradients of all rows back, and add the encoders' gradients to their own."""
@@ -136,10 +146,11 @@ class Modality:
         began = time.perf_counter()
         back_MD = carry_back(grads_KD, plan, rank, self.ledger)
         encoded.bridge_s += time.perf_counter() - began
-        began = time.perf_counter()
+        began, had = time.perf_counter(), _core_s()
         if encoded.sent_MD.requires_grad:
             encoded.sent_MD.backward(back_MD)
         encoded.encode_s += time.perf_counter() - began
+        encoded.core_s += _core_s() - had
 
     def sum_gradients(self) -> None:
         """Sum the encoders' gradients over all ranks; every rank calls it."""

@@ -122,7 +122,7 @@ class EncoderPoint:
     title: str
     """Its kind and sizes, for people."""
     reading: PassCost
-    """Of items from their files to patches, by patches."""
+    """From files to patches."""
     forward: PassCost
     backward: PassCost
 

@@ -47,6 +47,8 @@ class EncoderLoads:
     """The messages that these were in."""
     encode_s: list[float]
     """Seconds of each rank's encoders, forward and backward."""
+    encode_core_s: list[float]
+    """Those of them in which the rank had its core."""
     bridge_s: list[float]
     """Seconds of each rank in the bridge, waits included."""
     held_bytes: int
@@ -105,7 +107,8 @@ class ModalityRunner:
         with self.journal.span("encode-backward", step=step):
             self.modality.return_gradients(encoded)
         self.encoded = None
-        took = self.modality.ranks.gather_floats([encoded.encode_s, encoded.bridge_s])
+        own = [encoded.encode_s, encoded.core_s, encoded.bridge_s]
+        took = self.modality.ranks.gather_floats(own)
         return _loads(self.modality, encoded, took.numpy())
 
 
@@ -125,7 +128,8 @@ def _loads(modality: Modality, encoded: EncodedStep, took_s: Floats) -> EncoderL
         bytes=int(np.sum(sent)),
         messages=planned.plan.messages,
         encode_s=took_s[:, 0].tolist(),
-        bridge_s=took_s[:, 1].tolist(),
+        encode_core_s=took_s[:, 1].tolist(),
+        bridge_s=took_s[:, 2].tolist(),
         held_bytes=held_bytes(
             shares,
             encoded.sent_MD.shape[1],
