@@ -225,4 +225,5 @@ def join_groups(
             if part == 0:
                 break
             part = (part - 1) & rest
-    return fewest[len(costs) - 1]
+    copies: int = fewest[len(costs) - 1]
+    return copies

@@ -126,7 +126,7 @@ def choose_groups(items: Items, encoders: Sequence[EncoderSpec]) -> tuple[ItemGr
         items: Those of the corpus.
         encoders: Each of another kind.
     """
-    groups = []
+    groups: list[ItemGroup] = []
     for encoder in encoders:
         (of_kind,) = np.nonzero(items.kind == KINDS.index(encoder.kind))
         ascending = of_kind[np.argsort(items.patches[of_kind], kind="stable")]
