@@ -16,7 +16,8 @@ import time
 import numpy as np
 
 from bench.lib.stamp import LoadStamp, environment
-from equipoise.balance.expert.bound import fewest_copies, lower_bound
+from equipoise.balance.expert.bound import lower_bound
+from equipoise.balance.expert.fewest import fewest_copies
 from equipoise.balance.expert.loops import fill, level, share
 from equipoise.balance.expert.policies import EXPERT_POLICIES, plan_experts
 from equipoise.balance.expert.request import ExpertRequest

@@ -1,9 +1,9 @@
 """The fewest copies of any plan as even, proven by an integer program, beside those of ``exact``.
 
-``balance.expert.bound.fewest_copies`` takes no time, and is low where no set of experts fills the
-rooms of ranks exactly. Here an integer program has a variable for each expert and rank: whether the
-rank holds a copy, and of how many rows. What HiGHS proves within its time is a bound of every plan;
-``best`` is the fewest that it found, where it found any.
+``balance.expert.fewest`` knows nothing of single experts but the largest. Here an integer program
+has a variable for each expert and rank: whether the rank holds a copy, and of how many rows. What
+HiGHS proves within its time is a bound of every plan; ``best`` is the fewest that it found, where
+it found any. The larger of both bounds is ``proven``.
 """
 
 import json
@@ -16,7 +16,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array
 
 from bench.lib.stamp import environment
-from equipoise.balance.expert.bound import fewest_copies
+from equipoise.balance.expert.fewest import fewest_copies
 from equipoise.balance.expert.policies import plan_experts
 from equipoise.balance.expert.request import ExpertRequest
 from equipoise.balance.expert.workload import workload

@@ -8,6 +8,7 @@ from equipoise.cli.console import make_progress
 
 if TYPE_CHECKING:
     from equipoise.data.mixture import Mixture
+    from equipoise.spec.modality.items import Items
     from equipoise.spec.run.resolve import ResolvedRun
     from equipoise.spec.workload import Lengths
 
@@ -23,6 +24,8 @@ class DocumentLengths:
     origin: str
     mixture: "Mixture | None" = None
     """How they are mixed, if they are of several sources of a corpus."""
+    items: "Items | None" = None
+    """Images and sound within the documents of a corpus."""
 
 
 def document_lengths(
@@ -84,9 +87,11 @@ def _corpus_lengths(run: "ResolvedRun", is_quiet: bool) -> DocumentLengths:
         mixture = Mixture(names, tuple(row.weight for row in data.mix), counts)
         return DocumentLengths(lengths, origin, mixture)
     from equipoise.data.cache.store import check_vocabulary, prepare
+    from equipoise.data.modality.rules import ItemRules
 
-    store = prepare(run.spec.data, run.base, progress=make_progress(is_quiet))
+    rules = ItemRules.of(run.spec)
+    store = prepare(run.spec.data, run.base, progress=make_progress(is_quiet), rules=rules)
     check_vocabulary(store, run.model.vocab)
     left_out = f"; {store.left_out}" if store.left_out else ""
     origin = f"{store.source_name} (counted{left_out})"
-    return DocumentLengths(store.doc_tokens, origin, store.mixture)
+    return DocumentLengths(store.doc_tokens, origin, store.mixture, store.items)

@@ -7,9 +7,9 @@ Why
 What it decides
     Medians over the run's steps, the first of each session left out. Terms of a price that only
     computing has are one part, *computing*, held against the processor time of the rank that
-    computed most; the optimizer is held against its spans; messages, bubbles and waiting are what
-    is left of the step. A run whose newest session did not obey a plan has none, whatever lies in
-    its folder.
+    computed most; encoders of images and sound against the rank whose encoders had its core
+    longest, the optimizer against its spans; messages, bubbles and waiting are what is left of the
+    step. A run whose newest session did not obey a plan has none, whatever lies in its folder.
 
 Kept true (tests/unit/dash/test_planned.py)
     Planned parts and measured parts each add up to their step, to a median's rounding.
@@ -68,7 +68,7 @@ class Planned:
     interval_s: tuple[float, float] | None
     """Where 80% of such steps were expected [s]; None if the plan does not say."""
     parts: tuple[Beside, ...]
-    """Seconds of computing, optimizer, and messages and waiting."""
+    """Seconds of computing, encoders if there are any, optimizer, and messages and waiting."""
     terms: dict[str, float]
     """Terms of the planned seconds, largest first."""
     memory_bytes: Beside
@@ -143,6 +143,8 @@ def hold(plan: Plan, record: RunRecord) -> Planned:
     steps = record.step_s[steady]
     busy = _fullest(record.busy_s[steady])
     update = _fullest(optimizer_s(record)[steady])
+    encode, encoded = _encode_s(record)[steady], float(terms.get("encoders", 0.0))
+    has_encoders = record.encoders is not None or encoded > 0
     return Planned(
         keys=plan.best.keys,
         steps=int((~np.isnan(steps)).sum()),
@@ -150,11 +152,12 @@ def hold(plan: Plan, record: RunRecord) -> Planned:
         interval_s=None if sure is None else (float(sure["low_s"]), float(sure["high_s"])),
         parts=(
             Beside("computing", computing, _median(busy)),
+            *([Beside("encoders", encoded, _median(encode))] * has_encoders),
             Beside("optimizer", optimizer, _median(update)),
             Beside(
                 "messages and waiting",
-                step_s - computing - optimizer,
-                _median(steps - busy - update),
+                step_s - computing - encoded - optimizer,
+                _median(steps - busy - encode - update),
             ),
         ),
         terms=terms,
@@ -194,6 +197,15 @@ def planned_sentence(planned: Planned) -> str:
             f"{format_bytes(memory.measured)} (plan {memory.error:+.1%})"
         )
     return f"{said}.".replace("(plan -", "(plan −")
+
+
+def _encode_s(record: RunRecord) -> Floats:
+    """Seconds that the longest encoder had its core for in each step; 0 without items."""
+    seconds = np.zeros(len(record.step))
+    if record.encoders is not None:
+        both = np.intersect1d(record.step, record.encoders.step, return_indices=True)
+        seconds[both[1]] = record.encoders.fullest_s[both[2]]
+    return seconds
 
 
 def _fullest(seconds: Floats) -> Floats:

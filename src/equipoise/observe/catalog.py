@@ -96,7 +96,7 @@ EVENTS: tuple[EventKind, ...] = (
         "encoders",
         _fields(
             "step items patches rows gap bridge_bytes bridge_messages",
-            lists="work work_in_turn encode_s bridge_s",
+            lists="work work_in_turn encode_s encode_core_s bridge_s",
         ),
         is_per_step=True,
     ),

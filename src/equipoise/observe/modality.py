@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from equipoise.base.arrays import Floats
+from equipoise.base.arrays import Floats, Ints
 from equipoise.observe.journal_lines import Event
 
 
@@ -33,6 +33,10 @@ class EncoderRecord:
     """Seconds of each rank's encoders, mean of steps, float64 [ranks]."""
     bridge_bytes: float
     """Bytes over the bridge, all ranks, mean of steps."""
+    step: Ints
+    """Numbers of the steps with items, int64 [steps]."""
+    fullest_s: Floats
+    """Seconds that the longest encoder had its core for in each of them, float64 [steps]."""
 
 
 def read_encoders(events: Mapping[int, Event]) -> EncoderRecord | None:
@@ -41,13 +45,14 @@ def read_encoders(events: Mapping[int, Event]) -> EncoderRecord | None:
     Args:
         events: The journal's, by step.
     """
-    read = [(each, _table(each)) for _, each in sorted(events.items())]
-    known = [(each, table) for each, table in read if table is not None]
+    read = [(step, each, _table(each)) for step, each in sorted(events.items())]
+    known = [(step, each, table) for step, each, table in read if table is not None]
     if not known:
         return None
-    last = known[-1][1].shape  # a run may have gone on with other ranks
-    rows = [each for each, table in known if table.shape == last]
-    tables = [table for _, table in known if table.shape == last]
+    last = known[-1][2].shape  # a run may have gone on with other ranks
+    rows = [each for _, each, table in known if table.shape == last]
+    tables = [table for *_, table in known if table.shape == last]
+    steps = np.array([step for step, _, table in known if table.shape == last], dtype=np.int64)
     work, in_turn, encode_s = np.stack(tables).swapaxes(0, 1)
     has_work = work.sum(axis=1) > 0
     if not has_work.any():
@@ -62,6 +67,8 @@ def read_encoders(events: Mapping[int, Event]) -> EncoderRecord | None:
         gap=float(np.mean([_number(each.get("gap")) for each in rows])),
         encode_s=encode_s[has_work].mean(axis=0),
         bridge_bytes=float(np.mean([_number(each.get("bridge_bytes")) for each in rows])),
+        step=steps[has_work],
+        fullest_s=np.array([_fullest_s(each) for each in rows])[has_work],
     )
 
 
@@ -74,6 +81,13 @@ def _table(event: Event) -> Floats | None:
         return None
     is_whole = table.ndim == 2 and table.size > 0 and np.isfinite(table).all()
     return table if is_whole and (table >= 0).all() else None
+
+
+def _fullest_s(event: Event) -> float:
+    """Seconds of the rank that encoded longest, without those in which others had its core."""
+    known = event.get("encode_core_s", event.get("encode_s"))
+    seconds = [_number(each) for each in known] if isinstance(known, list) else []
+    return max(seconds, default=0.0)
 
 
 def _number(value: object) -> float:

@@ -194,7 +194,10 @@ def decide(inputs: Inputs, outcome: Outcome, finalists: list[Finalist], due: Dea
     if len(finalists) > 1:
         second = finalists[1]
         flip = find_flip(best.terms, second.run.price.terms, second.choice.words()["layout"])
-    bound = min(outcome.progress.bound_s, best.step_s, inputs.unlisted_s)
+    bound = outcome.progress.bound_s
+    if isinstance(inputs, RunInputs) and bound:  # 0 where nothing is bounded
+        bound += inputs.beside_s(finalists[0])
+    bound = min(bound, best.step_s, inputs.unlisted_s)
     gap = best.step_s / bound - 1.0 if bound > 0.0 else None
     doubt = gap_remark(outcome, gap) if math.isinf(inputs.unlisted_s) else None
     without = None

@@ -26,6 +26,7 @@ from equipoise.data.modality.rules import ItemRules
 from equipoise.data.progress import Progress, SilentProgress
 from equipoise.observe.machine import own_ranks
 from equipoise.plan.answer.final import Finalist
+from equipoise.plan.answer.run_encoders import RunEncoders
 from equipoise.plan.answer.run_price import find_window_wall, packer_of, price_run
 from equipoise.plan.answer.run_stages import require_stages
 from equipoise.plan.answer.run_steps import RunSteps, policies_of
@@ -107,6 +108,8 @@ class RunInputs:
     """A sentence on prices that were not measured; empty where all were."""
     is_timed: bool
     """Whether the parts of the run's steps were timed here."""
+    encoders: RunEncoders | None = None
+    """What encodes images and sound, if the run has any."""
 
     @property
     def name(self) -> str:
@@ -124,8 +127,13 @@ class RunInputs:
         return calibration_doubts(self.search.machine.cluster)
 
     def interval(self, price: StepPrice) -> Interval | None:
-        """Where 80% of such steps lie; None where nothing was timed."""
-        return own_interval(price.step_s) if self.is_timed else None
+        """Where 80% of such steps lie; None where nothing was timed, or encoders were not."""
+        is_whole = self.is_timed and (self.encoders is None or self.encoders.is_timed)
+        return own_interval(price.step_s) if is_whole else None
+
+    def beside_s(self, best: Finalist) -> float:
+        """What every choice takes beside its decoder: encoders, without what the layout decides."""
+        return 0.0 if self.encoders is None else self.encoders.price(best.choice).least_s
 
     def remarks(self, _finalists: list[Finalist], _due: Deadline) -> tuple[str, ...]:
         """None: the run's program is equipoise, and its model its own."""
@@ -153,6 +161,7 @@ class RunInputs:
             self.steps,
             policies=self.policies,
             precision=self.run.spec.train.precision,
+            encoders=self.encoders,
             due=due,
         )
 
@@ -218,26 +227,40 @@ def read_run_inputs(request: RunPlanRequest, *, progress: Progress | None = None
         gap=_EVERY,
     )
     read = digest_run(run, store, cluster)
-    doubt = _doubt(request, machine, timed=len(timed), listed=len(space))
+    encoders = run_encoders(run, store, machine, steps)
+    doubt = _doubt(request, machine, encoders, timed=len(timed), listed=len(space))
     return RunInputs(
-        run, request.asked(ranks), read, search, steps, policies, doubt, is_timed=len(timed) > 0
+        run,
+        request.asked(ranks),
+        read,
+        search,
+        steps,
+        policies,
+        doubt,
+        is_timed=len(timed) > 0,
+        encoders=encoders,
     )
+
+
+def run_encoders(
+    run: ResolvedRun, store: "TokenStore", machine: Machine, steps: RunSteps
+) -> RunEncoders | None:
+    """What encodes the run's images and sound; None if it has none."""
+    specs = run.spec.encoders
+    if not specs:
+        return None
+    return RunEncoders(specs, store.require_items(), store.documents, run.model, machine, steps)
 
 
 def open_corpus(run: ResolvedRun, progress: Progress | None = None) -> "TokenStore":
     """The run's tokens; they are made where there are none yet.
 
     Raises:
-        PlanError: it encodes images or sound, which no plan prices.
         ModelError: its tokenizer has more tokens than the model.
     """
     from equipoise.data.cache.store import check_vocabulary, prepare  # a tokenizer is an extra
 
-    if run.spec.encoders:
-        raise PlanError(
-            "A plan prices a decoder alone, and the run encodes images or sound beside it "
-            "(vision.layers, audio.layers). Choose the layout yourself; every rank encodes in any."
-        )
+
     rules = ItemRules.of(run.spec)
     store = prepare(run.spec.data, run.base, progress=progress or SilentProgress(), rules=rules)
     check_vocabulary(store, run.model.vocab)
@@ -265,7 +288,13 @@ def digest_run(run: ResolvedRun, store: "TokenStore", cluster: ClusterSpec) -> d
     del pack["policy"]
     layout = spec.layout
     lengths = store.doc_tokens if store.mixture is None else [store.doc_tokens, store.mixture]
-    return {
+    encoded = {}
+    if spec.encoders:
+        items = store.require_items()
+        encoded["images and sound"] = digest(
+            [spec.encoders, items.begin, items.rows, items.kind, items.grid]
+        )
+    return encoded | {
         "model": digest(run.model),
         "lengths": digest(lengths),
         "packing": digest([pack, spec.train.seed, layout.sharding, layout.ranks_per_node]),
@@ -286,13 +315,26 @@ def guess_sentence(cluster: ClusterSpec) -> str:
     )
 
 
-def _doubt(request: RunPlanRequest, machine: Machine, *, timed: int, listed: int) -> str:
+def _doubt(
+    request: RunPlanRequest,
+    machine: Machine,
+    encoders: RunEncoders | None,
+    *,
+    timed: int,
+    listed: int,
+) -> str:
     """What to say of prices that were not measured; nothing where all were."""
     run = request.run
     flags = "".join(f" --{name} {value}" for name, value in request.keys)
     command = f'"equipoise calibrate {request.file}{flags}"'
     if guess := guess_sentence(machine.cluster):
         return guess
+    if timed and encoders is not None and not encoders.is_timed:
+        return (
+            f"The encoders of images and sound were never timed here, so they are priced from "
+            f"kernels alone, which miss the host's time and the reading of files. {command} times "
+            f"them; then plan again."
+        )
     if timed == 0 and run.model.experts:
         return (
             "Steps of models with experts are priced from kernels alone, which miss the host's "

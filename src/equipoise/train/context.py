@@ -31,9 +31,9 @@ from equipoise.nn.attention import Attend, PackAttention, Scoring
 from equipoise.nn.device.send import send
 from equipoise.parallel.context.attention import attend_by_plan, attend_in_one_process
 from equipoise.schedule.attention.count import Wire, count_attention
+from equipoise.schedule.modality.readers import embedding_places
 from equipoise.sim.rank_loads import ContextPlanner, RankLoads
 from equipoise.sim.stages import StagePlanner
-from equipoise.spec.layout import rows_of
 from equipoise.spec.mask import Mask
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.pack import MicroBatch, PackedStep
@@ -167,19 +167,12 @@ class ContextGroup:
         Returns:
             The rank of the world, and which row of its own that is, int64 [tokens] each.
         """
-        micro_batch, layout = packed.ranks[data_rank][turn], self.mesh.layout
+        micro_batch = packed.ranks[data_rank][turn]
         shares: Sequence[Ints] = [np.arange(micro_batch.tokens)]
         if self.planner.context > 1:
             shares = self._plan(micro_batch.doc_tokens.tolist()).shares.rows
         stage = 0 if self.stages is None else int(self.stages.rank_of[0])
-        rank, row = (np.empty(micro_batch.tokens, dtype=np.int64) for _ in range(2))
-        for cp, rows in enumerate(shares):
-            for tp in range(layout.tp):
-                kept = rows_of(len(rows), ranks=layout.tp, rank=tp)
-                mine = rows[kept.start : kept.stop]
-                rank[mine] = layout.rank_at(dp=data_rank, pp=stage, cp=cp, tp=tp)
-                row[mine] = np.arange(len(mine))
-        return rank, row
+        return embedding_places(self.mesh.layout, data_rank, shares, stage_rank=stage)
 
     def holds(self, packed: PackedStep, turn: int) -> tuple[int, int]:
         """Tokens of its share, and bytes that a layer keeps of what it receives, in fp32."""

@@ -31,6 +31,7 @@ from equipoise.optim.rate import learning_rate
 from equipoise.parallel.expert.loads import ExpertLoads
 from equipoise.parallel.expert.planned import PlannedLoads
 from equipoise.schedule.expert.skew import layer_skews
+from equipoise.sim.modality.price import ENCODERS
 from equipoise.sim.rank_loads import RankLoads
 from equipoise.spec.model.experts import split_experts
 from equipoise.spec.pack import PackedStep, Pieces
@@ -77,6 +78,7 @@ class RunRecorder:
         self._policy_times = PolicyTimes(list(EXPERT_POLICIES)) if is_open else None
         self._kept_layer_tokens = 0
         self._peak_bytes = 0
+        self._encoder_bytes = 0
         self.beside_bytes = 0
         """Memory of this process that steps do not use: the arena of its checkpoints."""
 
@@ -219,8 +221,10 @@ class RunRecorder:
             self.journal.write("decision", "overhead", overhead_s=self._overheads_s[0])
         if result.experts is not None and self.ranks.rank == 0:
             self._write_experts(result.experts, step, result.step_s)
-        if result.encoders is not None and self.ranks.rank == 0:
-            self._write_encoders(result.encoders, step)
+        if result.encoders is not None:
+            self._encoder_bytes = max(self._encoder_bytes, result.encoders.held_bytes)
+            if self.ranks.rank == 0:
+                self._write_encoders(result.encoders, step)
         self.journal.flush()
         if self.ranks.rank == 0:
             say_step(step)
@@ -239,6 +243,7 @@ class RunRecorder:
             work=encoders.work,
             work_in_turn=encoders.work_in_turn,
             encode_s=encoders.encode_s,
+            encode_core_s=encoders.encode_core_s,
             bridge_s=encoders.bridge_s,
             bridge_bytes=encoders.bytes,
             bridge_messages=encoders.messages,
@@ -311,8 +316,8 @@ class RunRecorder:
         self.journal.write(
             "decision",
             "memory",
-            forecast_bytes=forecast.total_bytes,
-            terms=forecast.terms,
+            forecast_bytes=forecast.total_bytes + self._encoder_bytes,
+            terms=forecast.terms | ({ENCODERS: self._encoder_bytes} if self._encoder_bytes else {}),
             tokens=self._largest_tokens,
             micro_batches=self._turns,
             sizes=len(self._sizes),

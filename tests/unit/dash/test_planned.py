@@ -88,6 +88,33 @@ def test_parts_add_up_on_both_sides(planned_run: Path) -> None:
     assert found.memory_bytes.measured == record.peak_memory_bytes.max()
 
 
+def test_encoders_are_a_part_of_their_own(planned_run: Path) -> None:
+    terms = TERMS | {"products": 0.2, "encoders": 0.07, "encoder traffic": 0.03}
+    best = dataclasses.replace(PLAN.best, price=PLAN.best.price | {"terms": terms})
+    dataclasses.replace(PLAN, best=best).write(planned_run / LOCK)
+    file = planned_run / "journal" / "rank-00000.jsonl"
+    encoded = [
+        {"work": [3, 1], "work_in_turn": [2, 2], "encode_s": [0.01 * step, 0.001], "items": 2}
+        for step in range(1, 41)
+    ]
+    said = [
+        json.dumps({"v": 1, "kind": "scalar", "name": "encoders", "step": step} | each)
+        for step, each in enumerate(encoded, start=1)
+        if step != 20  # a step without items
+    ]
+    file.write_text(file.read_text() + "".join(f"{line}\n" for line in said))
+    record = read_run(planned_run)
+    found = read_planned(record)
+    assert found is not None
+    named = {each.name: each for each in found.parts}
+    assert [*named] == ["computing", "encoders", "optimizer", "messages and waiting"]
+    assert [each.planned for each in found.parts] == pytest.approx([0.3, 0.07, 0.02, 0.11])
+    seconds = [0.0 if step == 20 else 0.01 * step for step in range(2, 41)]
+    assert named["encoders"].measured == pytest.approx(np.median(seconds))
+    waiting = record.step_s[1:] - record.busy_s[1:].max(axis=1) - np.array(seconds) - 0.02
+    assert named["messages and waiting"].measured == pytest.approx(np.median(waiting), abs=1e-3)
+
+
 def test_the_page_has_it_in_numbers_and_in_words(planned_run: Path) -> None:
     data = page_data([read_run(planned_run)])
     (run,) = data["runs"]

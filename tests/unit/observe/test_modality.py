@@ -8,7 +8,8 @@ from equipoise.observe.modality import read_encoders
 def test_shares_and_skews_are_means_of_steps() -> None:
     events = {
         1: {"items": 3, "work": [2, 2], "work_in_turn": [3, 1], "encode_s": [0.1, 0.2], "gap": 0.0},
-        2: {"items": 1, "work": [4, 0], "work_in_turn": [4, 0], "encode_s": [0.3, 0.0], "gap": 0.5},
+        2: {"items": 1, "work": [4, 0], "work_in_turn": [4, 0], "encode_s": [0.3, 0.0], "gap": 0.5}
+        | {"encode_core_s": [0.25, 0.0]},
         3: {"items": 0, "work": [0, 0], "work_in_turn": [0, 0], "encode_s": [0.0, 0.0]},
     }
     record = read_encoders(events)
@@ -19,6 +20,7 @@ def test_shares_and_skews_are_means_of_steps() -> None:
     assert (record.skew, record.skew_in_turn) == (1.5, 1.75)
     assert record.gap == pytest.approx(1 / 6)
     assert record.encode_s.tolist() == pytest.approx([0.2, 0.1])
+    assert (record.step.tolist(), record.fullest_s.tolist()) == ([1, 2], [0.2, 0.25])
 
 
 def test_steps_on_other_ranks_than_the_last_are_left_out() -> None:

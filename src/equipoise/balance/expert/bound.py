@@ -1,22 +1,16 @@
-"""What no plan of experts can beat: the fullest rank, the copies, and the rows worth a copy.
+"""What no plan of experts can beat: the fullest rank, and the rows worth a copy.
 
 What it decides
     ``lower_bound``: ranks together compute all rows. A rank computes at most the target, and at
     most its own experts' rows and those of the largest other experts that its slots hold. The
     lowest target at which these sum to all rows is below every plan's fullest rank.
 
-    ``fewest_copies``: a rank without copies computes at most its own experts' rows, and each copy
-    adds at most the largest expert's rows, up to the target. So there are at least n copies, where
-    the n largest such additions hold all excess. And each rank above the target gives at least
-    its excess, with each copy at most its largest expert's rows, or a target's worth. Each copy
-    has one giver and one receiver.
-
     ``break_even_rows``: a copy moves ``3 h f b`` bytes of weights, ``rm`` more times if the
     backward fetches them again, and ``3 h f bg`` bytes of gradients back. A row saves ``18 h f``
     FLOP in forward and backward, so h and f cancel: ``m* = F (b (1 + rm) + bg) / (6 B)``.
 
 Kept true (tests/unit/balance/expert/test_exact.py)
-    No plan of an integer program is below the bounds; at a bandwidth of 0 nothing is worth a copy.
+    No plan is below the bound, by trying all; at a bandwidth of 0 nothing is worth a copy.
 
 Sources
     Derived here; the pieces are counted in ``schedule.expert.schedule``.
@@ -54,25 +48,6 @@ def lower_bound(request: ExpertRequest, loads: Ints) -> int:
     if not slots:
         return int(heights.max())
     return low
-
-
-def fewest_copies(request: ExpertRequest, target: int) -> int:
-    """Copies in any plan whose fullest rank computes at most ``target`` rows."""
-    heights = add_by(request.owners, request.loads, request.ranks)
-    excess = np.maximum(heights - target, 0)
-    if not excess.sum():
-        return 0
-    loads, largest = request.loads, max(int(request.loads.max()), 1)
-    rooms = np.maximum(target - heights, 0)
-    nth = np.arange(max(1, request.slots))[:, np.newaxis]
-    additions = np.clip(rooms - nth * largest, 0, largest).reshape(-1)
-    held = np.cumsum(np.sort(additions)[::-1])
-    receivers = int(np.searchsorted(held, int(excess.sum()))) + 1
-    givers = 0
-    for rank in np.flatnonzero(excess).tolist():
-        most = min(target, int(loads[request.owners == rank].max()))
-        givers += -(-int(excess[rank]) // max(most, 1))
-    return max(receivers, givers)
 
 
 def break_even_rows(

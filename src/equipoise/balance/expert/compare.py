@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from equipoise.balance.expert.auto import can_serve
-from equipoise.balance.expert.bound import fewest_copies, lower_bound
+from equipoise.balance.expert.bound import lower_bound
+from equipoise.balance.expert.fewest import fewest_copies
 from equipoise.balance.expert.policies import EXPERT_POLICIES, plan_experts
 from equipoise.balance.expert.price import price_experts
 from equipoise.balance.expert.request import ExpertRequest

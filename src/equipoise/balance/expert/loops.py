@@ -10,7 +10,9 @@ What it decides
     fuller of the two. ``share`` divides what each place computes over the ranks that have the
     rows: its own first, the rest in the order of ranks.
 
-Kept true (tests/unit/balance/expert/test_exact.py, by Hypothesis)
+    ``join_groups`` divides ranks into groups that even out among themselves with fewest copies.
+
+Kept true (tests/unit/balance/expert/test_exact.py, test_fewest.py, by Hypothesis)
     Compiled and in Python they give the same numbers; rows are neither lost nor made.
 
 Sources
@@ -173,3 +175,55 @@ def share(
                 rows[base + rank] -= part
                 place_rows[place] -= part
     return stay
+
+
+def join_groups(
+    gaps: Numbers,
+    arcs: Numbers,
+    adds_to: Numbers,
+    adds: Numbers,
+    costs: Numbers,
+    fewest: Numbers,
+) -> int:
+    """The fewest copies of ranks in groups whose rooms hold their excess.
+
+    Args:
+        gaps: What each rank has too much, or below 0 can take [ranks]; together 0 or less.
+        arcs: Copies that each rank gives at least [ranks].
+        adds_to: The rank of each addition, the largest first [additions].
+        adds: Rows of each addition [additions].
+        costs: Filled with the copies of every set of ranks in one group, -1 for none [2^ranks].
+        fewest: Filled with those of every set in the best groups, -1 for none [2^ranks].
+
+    Returns:
+        Of all ranks. ``O(3^ranks)``.
+    """
+    for mask in range(1, len(costs)):
+        total, excess, given, size = 0, 0, 0, 0
+        for rank in range(len(gaps)):
+            if mask >> rank & 1:
+                total += gaps[rank]
+                excess += max(gaps[rank], 0)
+                given += arcs[rank]
+                size += 1
+        taken = 0
+        for at in range(len(adds)):
+            if excess > 0 and mask >> adds_to[at] & 1:
+                excess -= adds[at]
+                taken += 1
+        costs[mask] = -1 if total > 0 or excess > 0 else max(size - 1, given, taken)
+    fewest[0] = 0
+    for mask in range(1, len(costs)):
+        first = mask & -mask
+        rest = mask ^ first
+        fewest[mask] = -1
+        part = rest
+        while True:  # every group that the first rank may be in
+            cost, left = costs[part | first], fewest[rest ^ part]
+            if cost >= 0 and left >= 0 and (fewest[mask] < 0 or cost + left < fewest[mask]):
+                fewest[mask] = cost + left
+            if part == 0:
+                break
+            part = (part - 1) & rest
+    copies: int = fewest[len(costs) - 1]
+    return copies

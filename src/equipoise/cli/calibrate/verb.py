@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from equipoise.spec.device.driver import CudaDevice
     from equipoise.spec.device.file import DeviceFile
     from equipoise.spec.device.parts import ModelParts
+    from equipoise.spec.modality.items import Items
     from equipoise.spec.model.presets import ModelSpec
     from equipoise.spec.run.resolve import ResolvedRun
     from equipoise.train.calibrate.parts_plan import PartsPlan
@@ -95,12 +96,17 @@ def run(args: argparse.Namespace) -> int:
     has_run = (args.run_toml is not None or args.overrides) and not resolved.model.experts
     # Devices multiply fp8, and are priced from its products alone.
     has_run = has_run and not (devices and resolved.spec.train.precision == "fp8")
-    plan = PartsPlan.for_run(resolved) if has_run else None
+    items = None
+    if has_run and resolved.spec.encoders and not devices:
+        from equipoise.plan.run import open_corpus
+
+        items = open_corpus(resolved, make_progress(args.quiet or args.json)).require_items()
+    plan = PartsPlan.for_run(resolved, items) if has_run else None
     folder = file.absolute().parent
     _make(folder)
     kept = _kept_parts(file, machine)
     if plan is not None and not devices:
-        measured = _measure_run(args, resolved, plan, file, kept)
+        measured = _measure_run(args, resolved, plan, file, kept, items)
         _show(args, file, measured)
         return 0
     measured = _measure(args, resolved, devices, folder)
@@ -138,6 +144,7 @@ def _measure_run(
     plan: "PartsPlan",
     file: Path,
     kept: "tuple[ModelParts, ...]",
+    items: "Items | None",
 ) -> "DeviceFile":
     """The cores of this machine and the parts of a run's steps, as far as two minutes go."""
     from equipoise.observe.machine import usable_cores
@@ -148,13 +155,15 @@ def _measure_run(
         device_file_of,
         require_needed,
     )
+    from equipoise.train.calibrate.items import encoder_points
     from equipoise.train.calibrate.measure import MOST_RANKS
     from equipoise.train.calibrate.model import join_parts, put_together
     from equipoise.train.calibrate.ranks import Target
     from equipoise.train.calibrate.session import open_session, session_file
 
     target = Target.cores(min(len(usable_cores()), MOST_RANKS))
-    calibration = RunCalibration.for_run(resolved, plan, target, file.absolute().parent)
+    folder = file.absolute().parent
+    calibration = RunCalibration.for_run(resolved, plan, target, folder, items)
     session = open_session(session_file(file), calibration.key)
     if session.done and not args.quiet:
         sys.stderr.write(
@@ -169,6 +178,7 @@ def _measure_run(
     write_device_file(file, measured)
     by_way = {way: session.ways[way] for way in calibration.ways if way in session.ways}
     parts = put_together(plan, by_way, _own_link(file, target.ranks))
+    parts = dataclasses.replace(parts, encoders=encoder_points(plan, session.taken))
     measured = dataclasses.replace(measured, parts=join_parts(kept, parts))
     write_device_file(file, measured)
     if not left:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from equipoise.base.errors import SpecError
 from equipoise.cli.check import all_legal as check_layouts
-from equipoise.cli.check.worlds import read_worlds
+from equipoise.cli.check.worlds import read_sharing, read_worlds
 from equipoise.cli.console import make_console, make_progress
 from equipoise.cli.run_arguments import add_run_arguments, run_from
 from equipoise.cli.table import Column, print_columns
@@ -88,15 +88,20 @@ def run(args: argparse.Namespace) -> int:
     """Print what was proven; exit code 5 when a case fails."""
     if args.modality or run_from(args).spec.encoders:
         return _run_modality(args)
+    if args.layout is not None and args.experts:
+        raise SpecError(
+            f"--experts and --layout {args.layout} each choose cases of their own. Give one of "
+            f"them."
+        )
     if args.layout is not None:
         return check_layouts.run(args)
+    if args.experts:
+        return _run_experts(args)
+    worlds = read_worlds(args.ranks or [1, 2, 3, 4])
     from equipoise.train.check import case as cases
     from equipoise.train.check import partial, variants
     from equipoise.train.check.prove import run_cases
 
-    if args.experts:
-        return _run_experts(args)
-    worlds = read_worlds(args.ranks or [1, 2, 3, 4])
     resolved = run_from(args)
     layout, freeze = resolved.spec.layout, tuple[str, ...]()
     is_fp8 = resolved.spec.train.precision == "fp8"
@@ -138,27 +143,19 @@ def _run_experts(args: argparse.Namespace) -> int:
     """Balanced experts alone."""
     from equipoise.train.check.balanced import balanced_cases, with_experts
     from equipoise.train.check.case import scaled_down
-    from equipoise.train.check.prove import run_cases
 
     model = with_experts(run_from(args).model)
+    worlds = read_sharing(args.ranks, _EXPERT_RANKS, model.experts)
+    from equipoise.train.check.prove import run_cases
+
     model = model if args.full_size else scaled_down(model)
-    worlds = read_worlds(args.ranks or _EXPERT_RANKS)
     chosen = [case for world in worlds for case in balanced_cases(world, model)]
-    if not chosen:
-        raise SpecError(
-            f"{', '.join(map(str, worlds))} ranks cannot share {model.experts} experts. Give "
-            f"--ranks between 2 and {model.experts}."
-        )
     progress = make_progress(args.quiet or args.json)
     return _show(args, run_cases(chosen, progress, over_gloo=not args.in_process), model)
 
 
 def _run_modality(args: argparse.Namespace) -> int:
     """Encoders beside a decoder alone."""
-    from equipoise.train.check.case import scaled_down
-    from equipoise.train.check.modal import modal_cases
-    from equipoise.train.check.prove import run_cases
-
     for flag, is_given in (
         ("--layout", args.layout is not None),
         ("--experts", args.experts),
@@ -176,6 +173,10 @@ def _run_modality(args: argparse.Namespace) -> int:
             f"Encoders are proven beside dense decoders, and the model has "
             f"{resolved.model.experts} experts a layer. Give a model without."
         )
+    from equipoise.train.check.case import scaled_down
+    from equipoise.train.check.modal import modal_cases
+    from equipoise.train.check.prove import run_cases
+
     worlds = read_worlds(args.ranks or [1, 2, 4])
     model = scaled_down(resolved.model)
     chosen = [case for world in worlds for case in modal_cases(world, model)]

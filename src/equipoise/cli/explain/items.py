@@ -89,13 +89,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _steps(args: argparse.Namespace) -> list[_StepItems]:
-    import numpy as np
-
     from equipoise.balance.modality.deal import deal_items
+    from equipoise.balance.modality.step import count_work, items_of
     from equipoise.data.cache.store import prepare
     from equipoise.data.mixture import open_stream
     from equipoise.data.modality.rules import ItemRules
-    from equipoise.spec.modality.encoder import KINDS
 
     resolved = run_from(args)
     spec, rules = resolved.spec, ItemRules.of(resolved.spec)
@@ -110,14 +108,9 @@ def _steps(args: argparse.Namespace) -> list[_StepItems]:
     )
     steps = []
     for step in range(args.steps):
-        pieces = stream.step(step * pack.step_tokens, pack.step_tokens).tolist()
-        parts = [items.within(each[0] % store.documents, each[1], each[2]) for each in pieces]
-        chosen = np.unique(np.concatenate([np.zeros(0, np.int64), *parts]))
-        work = np.zeros(len(chosen), dtype=np.int64)
-        for encoder in spec.encoders:
-            is_kind = items.kind[chosen] == KINDS.index(encoder.kind)
-            patches = items.patches[chosen][is_kind]
-            work[is_kind] = encoder.multiplications(patches, resolved.model.hidden)
+        pieces = stream.step(step * pack.step_tokens, pack.step_tokens)
+        chosen = items_of(pieces, items, store.documents)
+        work = count_work(items, chosen, spec.encoders, resolved.model.hidden)
         total, rows = int(items.patches[chosen].sum()), int(items.rows[chosen].sum())
         steps.append(_StepItems(work, total, rows, deal_items(work, args.ranks)))
     return steps

@@ -1,7 +1,9 @@
 """``equipoise pack``: what a corpus's lengths do to a plain pack, and what each policy does."""
 
 import argparse
+import dataclasses
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +20,8 @@ from equipoise.spec.catalog import POLICIES
 from equipoise.spec.limits import MOST_SIZE
 
 if TYPE_CHECKING:
-    from equipoise.balance.packing.evaluate import Setting
+    from equipoise.balance.packing.evaluate import PackedRecord, Setting
+    from equipoise.cli.pack.items import ItemScore
     from equipoise.cost.curve import LoadCurve
     from equipoise.spec.run.resolve import ResolvedRun
 
@@ -133,6 +136,7 @@ def run(args: argparse.Namespace) -> int:
         progress.advance()
     progress.finish()
     scores, steps = [each.score for each in packed], [each.steps for each in packed]
+    encoded = _encoded(resolved, documents, steps)
     if args.out is not None:
         write_packs(args.out, steps)
     if args.plot is not None:
@@ -142,7 +146,11 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         import json
 
-        sys.stdout.write(json.dumps(score_rows(scores), indent=1) + "\n")
+        rows = [
+            row | ({} if each is None else {"encoders": dataclasses.asdict(each)})
+            for row, each in zip(score_rows(scores), encoded, strict=True)
+        ]
+        sys.stdout.write(json.dumps(rows, indent=1) + "\n")
     elif not args.quiet:
         print_table(scores, setting, lengths, origin)
         if args.lengths is None:
@@ -152,10 +160,28 @@ def run(args: argparse.Namespace) -> int:
             sources = read_sources(resolved.spec, name, lengths, documents.mixture)
             for line in describe_reading(resolved.spec, sources):
                 sys.stdout.write(f"{line}\n")
+        for sentence in dict.fromkeys(str(each) for each in encoded if each is not None):
+            sys.stdout.write(f"{sentence}\n")
         for file in (args.out, args.plot):
             if file is not None:
                 sys.stdout.write(f"{file}\n")
     return 0
+
+
+def _encoded(
+    resolved: "ResolvedRun",
+    documents: DocumentLengths,
+    steps: "Sequence[Sequence[PackedRecord]]",
+) -> "list[ItemScore | None]":
+    """How evenly images and sound are encoded under each policy; None without any."""
+    items = documents.items
+    if items is None or not resolved.spec.encoders:
+        return [None] * len(steps)
+    from equipoise.cli.pack.items import score_items
+    from equipoise.observe.machine import own_ranks
+
+    ranks = resolved.spec.layout.count_ranks(own_ranks())
+    return [score_items(each, items, len(documents.tokens), resolved, ranks) for each in steps]
 
 
 def _policies(wanted: str) -> list[str]:
@@ -209,8 +235,6 @@ def _setting(
     documents: "DocumentLengths",
     curve: "LoadCurve",
 ) -> "Setting":
-    import dataclasses
-
     from equipoise.balance.packing.evaluate import Setting
     from equipoise.cost.work import kv_bytes_per_token
     from equipoise.data.mixture import open_stream

@@ -25,6 +25,7 @@ from equipoise.cost.curves.measured import model_parts
 from equipoise.spec.device.parts import (
     ContextPoint,
     DocPoint,
+    EncoderPoint,
     Measured,
     ModelParts,
     OncePoint,
@@ -112,6 +113,14 @@ def part_curves(
             if each.way == way:
                 return PartCurves(parts, each, *document_curves(each.documents))
     return None
+
+
+def encoder_points(device: DeviceSpec, ranks: int) -> dict[str, EncoderPoint]:
+    """What was timed of encoders on ``ranks`` ranks, by ``encoder_name``."""
+    if device.curve_file is None:
+        return {}
+    known = [each for each in model_parts(device.curve_file) if each.ranks == ranks]
+    return {point.encoder: point for each in known for point in each.encoders}
 
 
 def is_timed(device: DeviceSpec, model: ModelSpec, dtype: Dtype, ranks: int) -> bool:

@@ -1,14 +1,21 @@
 """What a run asks of each of its nodes, forecast before anything starts.
 
+What it decides
+    Nothing is read of the corpus, so encoders count with their weights, gradients and moments, and
+    not with the images and sound that a step will have.
+
 Kept true (tests/unit/cli/doctor/test_verb.py, tests/multi/train/test_fit.py)
     ``train`` refuses by the same figures as ``doctor``.
 """
+
+import numpy as np
 
 from equipoise.balance.expert.auto import most_copies
 from equipoise.base.errors import FitError
 from equipoise.base.units import format_bytes
 from equipoise.cost.memory.forecast import forecast_memory
 from equipoise.cost.memory.share import StageShare
+from equipoise.cost.modality import encoder_params, held_bytes
 from equipoise.launch.doctor.checks import count_group_files
 from equipoise.launch.doctor.facts import MachineFacts, Needs
 from equipoise.launch.forms import Nodes
@@ -46,8 +53,11 @@ def needs_of(
         for stage in _stages(model.layers, layout)
     ]
     fullest = max(forecasts, key=lambda each: each.total_bytes)
+    encoded = [(each, np.zeros(0, dtype=np.int64)) for each in spec.encoders]
+    encoders = held_bytes(encoded, model.hidden, sent_rows=0, read_rows=0)
     # fp32 weights and the optimizer's two moments of each.
-    checkpoint_bytes = 12 * model.params
+    encoder_weights = sum(encoder_params(each, model.hidden) for each in spec.encoders)
+    checkpoint_bytes = 12 * (model.params + encoder_weights)
     copies = copy_bytes(spec, model, spec.experts.slots)
     on_device = cluster is not None and nodes.accelerator != "none"
     return Needs(
@@ -57,13 +67,16 @@ def needs_of(
         # On the node itself also the rank's part of a checkpoint, copied while it is written.
         rank_bytes=fullest.total_bytes
         + copies
+        + encoders
         + (0 if on_device else LIBRARIES_BYTES + checkpoint_bytes // ranks),
         device_bytes=cluster.device.usable_bytes if cluster is not None and on_device else 0,
         checkpoint_bytes=checkpoint_bytes,
         kept_checkpoints=spec.checkpoint.keep,
         group_files=count_group_files(layout),
         is_pinned=spec.layout.pin,
-        terms=fullest.terms | ({"copies": copies} if copies else {}),
+        terms=fullest.terms
+        | ({"copies": copies} if copies else {})
+        | ({"encoders": encoders} if encoders else {}),
     )
 
 

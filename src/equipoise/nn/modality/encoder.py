@@ -5,7 +5,10 @@ Why
     4,900 patches. Packed end to end they waste none, if each attends to itself alone.
 
 What it decides
-    Items lie end to end; products run over all their patches, attention over one item at a time.
+    Items lie end to end; products run over all their patches, attention over one item at a time, or
+    over a run of neighbours with as many patches, which is one call. Whoever packs items by size
+    has a call for each size.
+
     Patches have rotary positions of two axes, row and column: half of a head's pairs turn by one
     and half by the other. Patches come in blocks of those that are merged, so merging is a
     reshape::
@@ -17,17 +20,18 @@ What it decides
 
 Kept true (tests/unit/nn/modality/test_encoder.py)
     Packed items equal each item alone, forward and backward; moving an item within a pack changes
-    nothing; no item sees another.
+    nothing; no item sees another; a run of equal items is one call of attention.
 
 Sources
     Qwen2-VL, arXiv:2409.12191; MindVL, arXiv:2509.11662; rotary positions of two axes:
     arXiv:2403.13298.
 
-Shapes: P packed patches, N rows for the decoder, C numbers in a patch, D width of the encoder,
-H heads, E head width.
+Shapes: P packed patches, N rows for the decoder or patches of an item, C numbers in a patch, D
+width of the encoder, B items of a run, H heads, E head width.
 """
 
 from collections.abc import Sequence
+from itertools import groupby
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +43,9 @@ from equipoise.spec.modality.encoder import EncoderSpec
 
 _THETA = 10_000.0
 """Base of the rotary angles (Qwen2-VL)."""
+
+Run = tuple[int, int]
+"""Neighbours with as many patches: how many items, and the patches of each."""
 
 
 class EncoderLayer(nn.Module):
@@ -54,16 +61,19 @@ class EncoderLayer(nn.Module):
         self.up = nn.Linear(spec.hidden, spec.ffn)
         self.down = nn.Linear(spec.ffn, spec.hidden)
 
-    def forward(self, x_PD: Tensor, table: Tensor, patches: Sequence[int]) -> Tensor:
-        """One layer over packed items of these many patches each."""
+    def forward(self, x_PD: Tensor, table: Tensor, runs: Sequence[Run]) -> Tensor:
+        """One layer over packed items."""
         three = self.query_key_value(self.attention_norm(x_PD))
         q_PHE, k_PHE, v_PHE = three.unflatten(1, (3, self.heads, -1)).unbind(1)
         q_PHE, k_PHE = rotate(q_PHE, table), rotate(k_PHE, table)
-        parts = [
-            scaled_dot_product_attention(*(each.transpose(0, 1)[None] for each in item))
-            for item in zip(*(x.split(list(patches)) for x in (q_PHE, k_PHE, v_PHE)), strict=True)
-        ]
-        o_PD = torch.cat([part[0].transpose(0, 1).flatten(1) for part in parts])
+        sizes = [items * patches for items, patches in runs]
+        parts = []
+        split = (x.split(sizes) for x in (q_PHE, k_PHE, v_PHE))
+        for run, *qkv in zip(runs, *split, strict=True):
+            three_BHNE = (x.unflatten(0, run).transpose(1, 2) for x in qkv)
+            o_BHNE = scaled_dot_product_attention(*three_BHNE)
+            parts.append(o_BHNE.transpose(1, 2).flatten(2).flatten(0, 1))
+        o_PD = torch.cat(parts)
         x_PD = x_PD + self.output(o_PD)
         normed_PD = self.feed_forward_norm(x_PD)
         out_PD: Tensor = x_PD + self.down(gelu(self.up(normed_PD), approximate="tanh"))
@@ -100,9 +110,9 @@ class ItemEncoder(nn.Module):
         if not grids:
             return x_PD.new_zeros(0, self.width)
         table = self._table(grids, x_PD)
-        patches = [rows * columns for rows, columns in grids]
+        runs = runs_of([rows * columns for rows, columns in grids])
         for layer in self.layers:
-            x_PD = layer(x_PD, table, patches)
+            x_PD = layer(x_PD, table, runs)
         joined = self.norm(x_PD).reshape(-1, self.join.in_features)
         out: Tensor = self.project(gelu(self.join(joined), approximate="tanh"))
         return out
@@ -116,6 +126,15 @@ class ItemEncoder(nn.Module):
         at_P2 = torch.cat(places).to(like.device, torch.float64)
         angles = (at_P2[:, :, None] * frequency).flatten(1)
         return torch.stack((angles.cos(), angles.sin()))[:, :, None].to(like.dtype)
+
+
+def runs_of(patches: Sequence[int]) -> list[Run]:
+    """Neighbours with as many patches.
+
+    >>> runs_of([4, 4, 9, 4])
+    [(2, 4), (1, 9), (1, 4)]
+    """
+    return [(len(list(run)), size) for size, run in groupby(patches)]
 
 
 def item_rows(grid: Grid, spec: EncoderSpec) -> int:

@@ -24,6 +24,7 @@ Sources
     Modality-decoupled parallelism: LongCat-Flash-Omni, arXiv:2511.00279.
 """
 
+import math
 import time
 from dataclasses import dataclass
 from typing import cast
@@ -32,18 +33,26 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from equipoise.balance.modality.step import ModalityStep, plan_step
 from equipoise.base.arrays import Ints
 from equipoise.comm.group import Ranks
 from equipoise.comm.mail import Ledger
 from equipoise.nn.device.send import send
 from equipoise.nn.modality.encoder import ItemEncoder
 from equipoise.nn.modality.insert import Inserted
+from equipoise.observe.machine import run_delay_s
 from equipoise.parallel.modality.executor import carry, carry_back
-from equipoise.parallel.modality.program import ModalityStep, plan_step, require_one_bridge
+from equipoise.parallel.modality.program import require_one_bridge
 from equipoise.schedule.modality.readers import Embeds
-from equipoise.spec.modality.encoder import KINDS
+from equipoise.spec.modality.encoder import KINDS, EncoderSpec
 from equipoise.spec.modality.items import Items
 from equipoise.spec.pack import PackedStep
+
+
+def _core_s() -> float:
+    """A clock that stands still while other programs have this rank's core, where that is known."""
+    delay_s = run_delay_s()
+    return time.perf_counter() - (0.0 if math.isnan(delay_s) else delay_s)
 
 
 @dataclass(slots=True, eq=False)
@@ -61,6 +70,8 @@ class EncodedStep:
     """Rows that this rank reads."""
     encode_s: float
     """Seconds of its encoders, forward and later backward."""
+    core_s: float
+    """Those of them in which it had its core."""
     bridge_s: float = 0.0
     """Seconds of the bridge, both ways, its waits included."""
 
@@ -93,9 +104,10 @@ class Modality:
             self.items,
             self.documents,
             embeds,
-            self._work,
+            self.specs,
             ranks=self.ranks.world,
-            row_bytes=self._width * next(self.encoders.parameters()).element_size(),
+            width=self._width,
+            element_bytes=next(self.encoders.parameters()).element_size(),
         )
         require_one_bridge(planned.plan, step, self.ranks)
         return planned
@@ -103,14 +115,14 @@ class Modality:
     def encode(self, step: ModalityStep) -> EncodedStep:
         """Encode this rank's items and send their rows to whoever reads them."""
         rank, plan, readers = self.ranks.rank, step.plan, step.plan.readers
-        began = time.perf_counter()
+        began, had = time.perf_counter(), _core_s()
         rows_ND, starts = self._forward(step.own(rank))
         mine = np.flatnonzero(plan.owner[readers.item] == rank)
         first = np.zeros(len(plan.owner), dtype=np.int64)
         first[plan.items_of(rank)] = starts
         at = first[readers.item[mine]] + readers.item_row[mine]
         sent_MD = rows_ND[self._send(at)]
-        encode_s = time.perf_counter() - began
+        encode_s, core_s = time.perf_counter() - began, _core_s() - had
         began = time.perf_counter()
         arrived_KD = carry(sent_MD.detach(), plan, rank, self.ledger)
         bridge_s = time.perf_counter() - began
@@ -122,7 +134,7 @@ class Modality:
             order[turn] = self._send(these)
             leaf_ND = arrived_KD[order[turn]].requires_grad_(torch.is_grad_enabled())
             inserted[turn] = Inserted(self._send(readers.row[here][these]), leaf_ND)
-        return EncodedStep(step, sent_MD, order, inserted, len(here), encode_s, bridge_s)
+        return EncodedStep(step, sent_MD, order, inserted, len(here), encode_s, core_s, bridge_s)
 
     def return_gradients(self, encoded: EncodedStep) -> None:
         """Send the gradients of all rows back, and add the encoders' gradients to their own."""
@@ -134,10 +146,11 @@ class Modality:
         began = time.perf_counter()
         back_MD = carry_back(grads_KD, plan, rank, self.ledger)
         encoded.bridge_s += time.perf_counter() - began
-        began = time.perf_counter()
+        began, had = time.perf_counter(), _core_s()
         if encoded.sent_MD.requires_grad:
             encoded.sent_MD.backward(back_MD)
         encoded.encode_s += time.perf_counter() - began
+        encoded.core_s += _core_s() - had
 
     def sum_gradients(self) -> None:
         """Sum the encoders' gradients over all ranks; every rank calls it."""
@@ -152,19 +165,13 @@ class Modality:
             grad.copy_(part.view_as(grad))
 
     @property
+    def specs(self) -> tuple[EncoderSpec, ...]:
+        """Sizes of the encoders."""
+        return tuple(cast(ItemEncoder, each).spec for each in self.encoders.values())
+
+    @property
     def _width(self) -> int:
         return int(cast(ItemEncoder, next(iter(self.encoders.values()))).width)
-
-    def _work(self, chosen: Ints) -> Ints:
-        """Operations of items of the corpus."""
-        work = np.zeros(len(chosen), dtype=np.int64)
-        patches = self.items.patches[chosen]
-        for kind, name in enumerate(KINDS):
-            if name in self.encoders:
-                encoder = cast(ItemEncoder, self.encoders[name])
-                is_kind = self.items.kind[chosen] == kind
-                work[is_kind] = encoder.spec.multiplications(patches[is_kind], self._width)
-        return work
 
     def _forward(self, own: Ints) -> tuple[Tensor, Ints]:
         """Rows of items of the corpus, kind by kind, and where each item's begin."""
@@ -174,6 +181,8 @@ class Modality:
             these = np.flatnonzero(self.items.kind[own] == kind)
             if not len(these):
                 continue
+            # By size, so that items of one size are one call of attention.
+            these = these[np.argsort(self.items.patches[own[these]], kind="stable")]
             chosen = own[these]
             patches = np.concatenate([self.items.load(item) for item in chosen.tolist()])
             patches_PC = send(torch.from_numpy(patches), like.device).to(like.dtype)

@@ -21,6 +21,7 @@ import numpy as np
 from equipoise.base.units import GIB
 from equipoise.cost.memory.forecast import MemoryForecast, forecast_memory
 from equipoise.plan.answer.final import Finalist, degrees_of, price_finalists
+from equipoise.plan.answer.run_encoders import RunEncoders
 from equipoise.plan.answer.run_steps import RunSteps
 from equipoise.plan.search.deadline import NEVER, Deadline
 from equipoise.plan.search.incumbent import Outcome
@@ -28,6 +29,7 @@ from equipoise.plan.search.search import Search
 from equipoise.plan.space.choice import Choice
 from equipoise.plan.space.columns import NAMED, Space
 from equipoise.plan.space.packs import Packer
+from equipoise.sim.modality.price import ENCODERS
 from equipoise.sim.step import Documents, StepRun
 from equipoise.spec.catalog import Policy
 from equipoise.spec.model.presets import ModelSpec
@@ -56,6 +58,7 @@ def price_run(
     *,
     policies: Sequence[Policy],
     precision: Precision,
+    encoders: RunEncoders | None = None,
     count: int = 4,
     due: Deadline = NEVER,
 ) -> list[Finalist]:
@@ -67,6 +70,7 @@ def price_run(
         steps: The run's first steps.
         policies: Policies to compare; a finalist's policy is in its options.
         precision: The run's.
+        encoders: Of images and sound, if the run has any.
         count: How many, with the best.
         due: When pricing ends.
     """
@@ -79,7 +83,8 @@ def price_run(
         under = Search(search.model, search.machine, space, packer=packer_of(steps, policy))
         for each in price_finalists(under, outcome, _PRICED, due):
             tokens = steps.most_tokens(policy, each.choice.layout)
-            finalists.append(with_memory(search.model, each, tokens, precision))
+            whole = with_memory(search.model, each, tokens, precision)
+            finalists.append(whole if encoders is None else encoders.added_to(whole))
     finalists.sort(key=_order)
     distinct: dict[Choice, Finalist] = {}
     for each in finalists:
@@ -164,11 +169,12 @@ def find_window_wall(
         precision: Precision of activations.
     """
     window, capacity = finalist.choice.options.context_tokens, finalist.run.price.capacity_bytes
+    beside = finalist.run.price.memory.get(ENCODERS, 0.0)
     for factor in _FACTORS:
         grown = forecast_ranks(
             model, finalist.choice, finalist.run, int(tokens * factor), precision
         )
-        needs = max(each.total_bytes for each in grown)
+        needs = max(each.total_bytes for each in grown) + beside
         if needs > capacity:
             return (Wall("window", window, int(window * factor), needs / GIB, capacity / GIB),)
     return ()

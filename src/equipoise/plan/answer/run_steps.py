@@ -28,6 +28,7 @@ from equipoise.sim.step import Documents
 from equipoise.spec.catalog import POLICIES, Policy
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
+from equipoise.spec.pack import PackedStep
 from equipoise.spec.run.spec import PackSpec, RunSpec
 
 COMPARED: tuple[Policy, ...] = tuple(
@@ -74,7 +75,7 @@ class RunSteps:
             work.append(useful_flop(model, size, int(causal_pairs(lengths).sum())))
         self.median = int(np.argsort(work, kind="stable")[STEPS // 2])
         """Number of the step that stands for all, from 0."""
-        self._packed: dict[tuple[Policy, int, bool], list[Documents]] = {}
+        self._packed: dict[tuple[Policy, int, bool], list[PackedStep]] = {}
 
     def documents(self, policy: Policy, layout: Layout) -> Documents:
         """Micro-batches of each data-parallel rank, in the step that stands for all.
@@ -82,31 +83,41 @@ class RunSteps:
         Raises:
             LayoutError: a step has fewer documents than ranks.
         """
+        return _documents(self.packed(policy, layout))
+
+    def packed(self, policy: Policy, layout: Layout) -> PackedStep:
+        """The step that stands for all.
+
+        Raises:
+            LayoutError: it has fewer documents than ranks.
+        """
         return self._pack(policy, layout)[self.median]
 
     def most_tokens(self, policy: Policy, layout: Layout) -> int:
         """Tokens of the largest micro-batch in all these steps."""
         steps = self._pack(policy, layout)
-        return max(sum(batch) for step in steps for row in step for batch in row)
+        return max(batch.tokens for step in steps for batch in step)
 
     def count_batches(self, policy: Policy, dp: int) -> int:
         """Micro-batches of the rank that has most of them, in the step that stands for all."""
         return max(map(len, self.documents(policy, Layout(dp=dp))))
 
-    def _pack(self, policy: Policy, layout: Layout) -> list[Documents]:
+    def _pack(self, policy: Policy, layout: Layout) -> list[PackedStep]:
         dp, meets = layout.dp, layout.meets_each_turn
         key = policy, dp, meets
         if key not in self._packed:
             pack = dataclasses.replace(self._spec.pack, policy=policy)
             packer = make_packer(pack, dp, self._curve, meets_each_turn=meets)
-            self._packed[key] = [
-                [
-                    [batch.doc_tokens.tolist() for batch in rank if batch.tokens] or [[1]]
-                    for rank in packer.step(pieces).ranks
-                ]
-                for pieces in self._pieces
-            ]
+            self._packed[key] = [packer.step(pieces) for pieces in self._pieces]
         return self._packed[key]
+
+
+def _documents(packed: PackedStep) -> Documents:
+    """Lengths of each rank's micro-batches; one token for a rank that has none."""
+    return [
+        [batch.doc_tokens.tolist() for batch in rank if batch.tokens] or [[1]]
+        for rank in packed.ranks
+    ]
 
 
 def policies_of(policy: Policy, *, is_given: bool) -> tuple[Policy, ...]:

@@ -33,6 +33,7 @@ from equipoise.plan.run import (
     guess_sentence,
     open_corpus,
     ranks_of,
+    run_encoders,
     run_options,
 )
 from equipoise.plan.search.search import Search
@@ -254,6 +255,8 @@ def read_measured(
         count_batches=lambda dp: steps.count_batches(counted, dp),
     )
     priced = price_choices(run, choices.laid, cluster, steps)
+    if (encoders := run_encoders(run, store, machine, steps)) is not None:
+        priced = [each and encoders.added_to(each) for each in priced]
     inputs = RunInputs(
         run,
         request.asked(ranks),
@@ -263,6 +266,7 @@ def read_measured(
         policies=(policy,),
         doubt="",
         is_timed=False,
+        encoders=encoders,
     )
     space = MeasuredSpace(choices.settings, prior_of(priced))
     return MeasuredRun(request, ranks, choices, priced, space, inputs)

@@ -9,12 +9,13 @@ Kept true (tests/unit/schedule/modality/test_bridge.py, by Hypothesis)
     Every stand-in token of the step is read by one rank, and nothing else is.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from equipoise.base.arrays import Ints
 from equipoise.schedule.modality.bridge import Readers
+from equipoise.spec.layout import Layout, rows_of
 from equipoise.spec.modality.items import Items
 from equipoise.spec.pack import PackedStep
 
@@ -50,6 +51,34 @@ def read_rows(
     item, item_row, rank, turn_of, row = np.concatenate(parts).T
     chosen, place_of = np.unique(item, return_inverse=True)
     return chosen, Readers(place_of.astype(np.int64), item_row, rank, turn_of, row)
+
+
+def embedding_places(
+    layout: Layout, data_rank: int, shares: Sequence[Ints], *, stage_rank: int = 0
+) -> tuple[Ints, Ints]:
+    """Who embeds each token of a micro-batch.
+
+    Args:
+        layout: Degrees.
+        data_rank: The data-parallel rank whose micro-batch it is.
+        shares: Tokens of each context rank, int64 [tokens of the share] each.
+        stage_rank: The pipeline rank that has the first stage.
+
+    Returns:
+        The rank of the world, and which row of its own that is, int64 [tokens] each.
+
+    >>> rank, row = embedding_places(Layout(dp=2, tp=2), 1, [np.arange(3)])
+    >>> rank.tolist(), row.tolist()
+    ([2, 2, 3], [0, 1, 0])
+    """
+    rank, row = (np.empty(sum(map(len, shares)), dtype=np.int64) for _ in range(2))
+    for cp, rows in enumerate(shares):
+        for tp in range(layout.tp):
+            kept = rows_of(len(rows), ranks=layout.tp, rank=tp)
+            mine = rows[kept.start : kept.stop]
+            rank[mine] = layout.rank_at(dp=data_rank, pp=stage_rank, cp=cp, tp=tp)
+            row[mine] = np.arange(len(mine))
+    return rank, row
 
 
 def _in_batch(pieces: list[list[int]], items: Items, documents: int) -> Ints:

@@ -21,6 +21,7 @@ from typing import Literal
 from equipoise.base.digest import digest
 from equipoise.spec.device.spec import Dtype
 from equipoise.spec.layout import Layout
+from equipoise.spec.modality.encoder import EncoderSpec
 from equipoise.spec.model.presets import ModelSpec
 
 Way = Literal["zero-0", "zero-1", "zero-2", "zero-3", "tensor", "pipeline"]
@@ -96,6 +97,37 @@ class ContextPoint:
 
 
 @dataclass(frozen=True, slots=True)
+class PassCost:
+    """Seconds of one pass over the items of a rank: what a call, each part and the work cost.
+
+    Parts are the sizes of items, each of which is one call of attention; of reading, the items.
+    Work is the multiplications of a forward; of reading, the patches.
+    """
+
+    call_s: float
+    part_s: float
+    work_s: float
+
+    def seconds(self, parts: int, work: float) -> float:
+        """What so much takes; nothing takes no time."""
+        return self.call_s + self.part_s * parts + self.work_s * work if parts else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderPoint:
+    """What an encoder takes on a rank, while all ranks encode."""
+
+    encoder: str
+    """Name of its sizes and of the decoder's width, by ``encoder_name``."""
+    title: str
+    """Its kind and sizes, for people."""
+    reading: PassCost
+    """From files to patches."""
+    forward: PassCost
+    backward: PassCost
+
+
+@dataclass(frozen=True, slots=True)
 class WayParts:
     """The parts of a step shared in one way."""
 
@@ -125,6 +157,13 @@ class ModelParts:
     """Most tokens of a micro-batch that were measured."""
     ways: tuple[WayParts, ...]
     context: tuple[ContextPoint, ...] = ()
+    encoders: tuple[EncoderPoint, ...] = ()
+    """What encodes images and sound beside it."""
+
+
+def encoder_name(spec: EncoderSpec, width: int) -> str:
+    """A name for an encoder beside a decoder of some hidden width."""
+    return digest([spec, width])
 
 
 def parts_name(model: ModelSpec) -> str:

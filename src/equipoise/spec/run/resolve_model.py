@@ -153,6 +153,13 @@ def _fill_experts(wish: Wish, model: ModelSpec, origins: dict[str, str]) -> Mode
     if model.identity_experts and not _is_set(wish, "balance"):
         model = dataclasses.replace(model, balance="bias")
         origins["model.balance"] = "bias, which model.identity_experts need"
+    for size in ("top_k", "expert_ffn"):
+        if _is_set(wish, size) and not getattr(model, size):
+            wish.tell(
+                f"model.{size}",
+                f"0 leaves {model.experts} experts without anything to compute. Give 1 or more, or "
+                f"leave it out.",
+            )
     if not model.top_k:
         model = dataclasses.replace(model, top_k=min(2, model.experts))
         origins["model.top_k"] = "2, or model.experts"

@@ -30,12 +30,13 @@ from equipoise.observe.machine import busy_core_s
 from equipoise.spec.device.file import DeviceFile
 from equipoise.spec.device.here import cpu_model, memory_share_bytes
 from equipoise.spec.device.parts import WAYS, Way
+from equipoise.spec.modality.items import Items
 from equipoise.spec.run.resolve import ResolvedRun
 from equipoise.train.calibrate.agenda import Task, run_agenda
+from equipoise.train.calibrate.items import time_items, time_reading
 from equipoise.train.calibrate.measure import (
     MeasureProgress,
     Session,
-    Stage,
     machine_stages,
 )
 from equipoise.train.calibrate.parts import time_way, ways_of
@@ -43,6 +44,9 @@ from equipoise.train.calibrate.parts_plan import DEPTHS, PartsPlan
 from equipoise.train.calibrate.plan import CalibrationPlan
 from equipoise.train.calibrate.ranks import Samples, Target, own_s
 from equipoise.train.calibrate.session import CalibrationSession
+
+ITEMS = "encoders"
+"""The task that times what encodes images and sound."""
 
 LIMIT_S = 105.0
 """Seconds for all tasks: two minutes less what starting and writing take."""
@@ -64,10 +68,17 @@ class RunCalibration:
     target: Target
     folder: Path
     """On the disk to measure."""
+    items: Items | None = None
+    """Images and sound of the run's corpus."""
 
     @classmethod
     def for_run(
-        cls, run: ResolvedRun, parts: PartsPlan, target: Target, folder: Path
+        cls,
+        run: ResolvedRun,
+        parts: PartsPlan,
+        target: Target,
+        folder: Path,
+        items: Items | None = None,
     ) -> "RunCalibration":
         """What a run's forecasts rest on.
 
@@ -76,6 +87,7 @@ class RunCalibration:
             parts: Which parts of its steps.
             target: The cores that compute.
             folder: On the disk to measure.
+            items: Images and sound of the run's corpus.
         """
         layout = run.spec.layout
         own: Way = WAYS[layout.zero]
@@ -83,7 +95,7 @@ class RunCalibration:
             own = "tensor"
         elif layout.pp > 1 and layout.pp == target.ranks:
             own = "pipeline"
-        return cls(CalibrationPlan.for_run(run), parts, own, target, folder)
+        return cls(CalibrationPlan.for_run(run), parts, own, target, folder, items)
 
     @property
     def key(self) -> str:
@@ -123,7 +135,8 @@ class RunCalibration:
             context = True if at == 0 else None
             run = partial(self._time, way, context)
             ways.append(Task(f"steps by {way}", self._way_s, at == 0, run))
-        return [*needed, *ways, *later, *other]
+        beside = [] if not self.parts.groups else [Task(ITEMS, 2.0, False, self._time_items)]
+        return [*needed, *ways[:1], *beside, *ways[1:], *later, *other]
 
     @property
     def _dtype(self) -> str:
@@ -137,6 +150,16 @@ class RunCalibration:
         layers = sum(DEPTHS) * model.layer_matmul_params
         head = len(DEPTHS) * model.hidden * model.vocab
         return 1.0 + _ROUNDS * 6.0 * tokens * (layers + head) / _FLOP_PER_S
+
+    def _time_items(self, limit_s: float) -> Any:
+        def take(limit_s: float) -> tuple[Samples, float]:
+            samples = {} if self.items is None else time_reading(self.parts, self.items)
+            for rank in self.target.run(time_items, self.parts, limit_s):
+                for place, values in rank.items():
+                    samples.setdefault(place, []).extend(values)
+            return samples, 0.0
+
+        return _counted(take, limit_s)
 
     def _time(self, way: Way, with_context: bool | None, limit_s: float) -> Any:
         return self.target.run(time_way, self.parts, way, limit_s, with_context)
@@ -152,7 +175,7 @@ class _Sampled:
     """Core seconds of other programs meanwhile."""
 
 
-def _counted(stage: Stage, limit_s: float) -> _Sampled:
+def _counted(stage: Callable[[float], tuple[Samples, float]], limit_s: float) -> _Sampled:
     began, busy_s, mine_s = time.perf_counter(), busy_core_s(), own_s()
     samples, spent_s = stage(limit_s)
     others_s = busy_core_s() - busy_s - (own_s() - mine_s) - spent_s

@@ -87,11 +87,14 @@ def join_parts(kept: Sequence[ModelParts], parts: ModelParts) -> tuple[ModelPart
         kept: Of a device file.
         parts: Timed now.
     """
-    others, ways = [], list(parts.ways)
+    others, ways, encoders = [], list(parts.ways), list(parts.encoders)
     for each in kept:
         if (each.model, each.dtype) != (parts.model, parts.dtype):
             others.append(each)
         elif (each.ranks, each.most_tokens) == (parts.ranks, parts.most_tokens):
             timed = {way.way for way in ways}
             ways += [way for way in each.ways if way.way not in timed]
-    return (*others, dataclasses.replace(parts, ways=tuple(ways)))
+        if (each.model, each.ranks) == (parts.model, parts.ranks):
+            known = {point.encoder for point in encoders}
+            encoders += [point for point in each.encoders if point.encoder not in known]
+    return (*others, dataclasses.replace(parts, ways=tuple(ways), encoders=tuple(encoders)))

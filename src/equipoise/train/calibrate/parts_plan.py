@@ -8,9 +8,16 @@ Kept true (tests/unit/train/calibrate/test_parts_table.py)
     The run's sizes are covered, however small.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
+from equipoise.base.arrays import Ints
 from equipoise.base.errors import SpecError
+from equipoise.base.grid import Grid
+from equipoise.spec.modality.encoder import KINDS, EncoderSpec, ItemKind
+from equipoise.spec.modality.items import Items
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.run.resolve import ResolvedRun
 from equipoise.spec.run.spec import Precision
@@ -20,6 +27,26 @@ DEPTHS = (1, 4)
 
 SHORT_TOKENS = 64
 """Length of each document of a timed step."""
+
+
+_GROUP_ITEMS = (1, 4, 24)
+"""Items of a group."""
+
+
+@dataclass(frozen=True, slots=True)
+class ItemGroup:
+    """Items of one kind that a rank encodes in one call."""
+
+    kind: ItemKind
+    items: tuple[int, ...]
+    """Their numbers in the corpus."""
+    grids: tuple[Grid, ...]
+    """Rows and columns of each one's patches."""
+
+    @property
+    def patches(self) -> Ints:
+        """Patches of each, int64 [items]."""
+        return np.array([rows * columns for rows, columns in self.grids], dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +61,18 @@ class PartsPlan:
     """Tokens of the longest document."""
     steps: int = 6
     """After one that warms up."""
+    encoders: tuple[EncoderSpec, ...] = ()
+    """What encodes images and sound beside the model."""
+    groups: tuple[ItemGroup, ...] = ()
+    """Items that are encoded together."""
 
     @classmethod
-    def for_run(cls, run: ResolvedRun) -> "PartsPlan":
+    def for_run(cls, run: ResolvedRun, items: Items | None = None) -> "PartsPlan":
         """What is timed of a run's steps: its model, at its precision, up to its largest pack.
+
+        Args:
+            run: The run.
+            items: Those of its corpus, if it encodes any.
 
         >>> from equipoise.spec.run.load import read_run
         >>> PartsPlan.for_run(read_run(None, [("pack.context_tokens", "1024")])).sizes
@@ -52,7 +87,14 @@ class PartsPlan:
                 'train.precision = "fp8" has no curves on cores: equipoise calibrate times fp32 '
                 "and bf16. Set one of them, or calibrate without a run.toml."
             )
-        return cls(run.model, spec.train.precision, spec.pack.most_tokens, spec.pack.context_tokens)
+        return cls(
+            run.model,
+            spec.train.precision,
+            spec.pack.most_tokens,
+            spec.pack.context_tokens,
+            encoders=spec.encoders,
+            groups=() if items is None else choose_groups(items, spec.encoders),
+        )
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -73,6 +115,31 @@ class PartsPlan:
         """Lengths of documents whose attention over context ranks is timed."""
         whole, most = self.context_tokens, self.sizes[-1]
         return tuple((max(1, whole // parts),) * min(parts, most) for parts in (1, 2, 4, 16))
+
+
+def choose_groups(items: Items, encoders: Sequence[EncoderSpec]) -> tuple[ItemGroup, ...]:
+    """Groups of a corpus's items: one, some and many of each kind.
+
+    They are the smallest, the largest, and as far apart as can be.
+
+    Args:
+        items: Those of the corpus.
+        encoders: Each of another kind.
+    """
+    groups: list[ItemGroup] = []
+    for encoder in encoders:
+        (of_kind,) = np.nonzero(items.kind == KINDS.index(encoder.kind))
+        ascending = of_kind[np.argsort(items.patches[of_kind], kind="stable")]
+        for count in _GROUP_ITEMS:
+            if len(ascending) < count:
+                continue
+            spread = np.linspace(0, len(ascending) - 1, count).astype(np.int64)
+            for chosen in (ascending[:count], ascending[spread], ascending[-count:]):
+                numbers = tuple(chosen.tolist())
+                if all(each.items != numbers for each in groups):
+                    grids = tuple((a, b) for a, b in items.grid[chosen].tolist())
+                    groups.append(ItemGroup(encoder.kind, numbers, grids))
+    return tuple(groups)
 
 
 @dataclass(slots=True)

@@ -16,10 +16,12 @@ from torch import nn
 from equipoise.base.arrays import Floats
 from equipoise.comm.group import Ranks
 from equipoise.comm.mail import Ledger
+from equipoise.cost.modality import held_bytes
 from equipoise.data.cache.store import TokenStore
 from equipoise.nn.modality.insert import Inserted
 from equipoise.observe.journal import EventSink
 from equipoise.parallel.modality.api import EncodedStep, Modality
+from equipoise.spec.modality.encoder import KINDS
 from equipoise.spec.pack import PackedStep
 from equipoise.train.context import ContextGroup
 
@@ -45,8 +47,12 @@ class EncoderLoads:
     """The messages that these were in."""
     encode_s: list[float]
     """Seconds of each rank's encoders, forward and backward."""
+    encode_core_s: list[float]
+    """Those of them in which the rank had its core."""
     bridge_s: list[float]
     """Seconds of each rank in the bridge, waits included."""
+    held_bytes: int
+    """What this rank held of encoders and items, counted [bytes]."""
 
 
 @dataclass(slots=True, eq=False)
@@ -101,16 +107,20 @@ class ModalityRunner:
         with self.journal.span("encode-backward", step=step):
             self.modality.return_gradients(encoded)
         self.encoded = None
-        took = self.modality.ranks.gather_floats([encoded.encode_s, encoded.bridge_s])
+        own = [encoded.encode_s, encoded.core_s, encoded.bridge_s]
+        took = self.modality.ranks.gather_floats(own)
         return _loads(self.modality, encoded, took.numpy())
 
 
 def _loads(modality: Modality, encoded: EncodedStep, took_s: Floats) -> EncoderLoads:
-    planned = encoded.step
+    planned, items, rank = encoded.step, modality.items, modality.ranks.rank
+    own = planned.own(rank)
+    kind, patches = items.kind[own], items.patches[own]
+    shares = [(each, patches[kind == KINDS.index(each.kind)]) for each in modality.specs]
     sent = planned.plan.bytes(encoded.sent_MD.shape[1], element_bytes=encoded.sent_MD.itemsize)
     return EncoderLoads(
         items=len(planned.items),
-        patches=int(modality.items.patches[planned.items].sum()),
+        patches=int(items.patches[planned.items].sum()),
         rows=int(planned.plan.sent.sum()),
         work=planned.dealt.work.tolist(),
         work_in_turn=planned.dealt.work_in_turn.tolist(),
@@ -118,5 +128,12 @@ def _loads(modality: Modality, encoded: EncodedStep, took_s: Floats) -> EncoderL
         bytes=int(np.sum(sent)),
         messages=planned.plan.messages,
         encode_s=took_s[:, 0].tolist(),
-        bridge_s=took_s[:, 1].tolist(),
+        encode_core_s=took_s[:, 1].tolist(),
+        bridge_s=took_s[:, 2].tolist(),
+        held_bytes=held_bytes(
+            shares,
+            encoded.sent_MD.shape[1],
+            sent_rows=len(encoded.sent_MD),
+            read_rows=encoded.arrived,
+        ),
     )

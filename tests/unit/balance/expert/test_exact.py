@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.balance.expert import loops
-from equipoise.balance.expert.bound import break_even_rows, fewest_copies, lower_bound
+from equipoise.balance.expert.bound import break_even_rows, lower_bound
+from equipoise.balance.expert.fewest import fewest_copies
 from equipoise.balance.expert.policies import plan_experts
 from equipoise.balance.expert.request import ExpertRequest
 from equipoise.balance.expert.workload import workload
@@ -24,8 +25,9 @@ SIZES = ((64, 8), (128, 16), (256, 64))
 def test_ranks_come_out_even_and_few_experts_move(slots: int, most: float) -> None:
     """Within the limit of the lowest that slots allow, which is the mean unless half is empty."""
     tolerance = 0.015 if slots == 1 else 0.0095
-    copies, fewest = dict[str, int](), dict[str, int]()
-    for (experts, ranks), kind, seed in itertools.product(SIZES, ("W1", "W2", "W5", "W7"), (0, 1)):
+    copies, fewest = dict[tuple[str, int], int](), dict[tuple[str, int], int]()
+    kinds = ("W1", "W2", "W5", "W6", "W7")
+    for (experts, ranks), kind, seed in itertools.product(SIZES, kinds, (0, 1)):
         rows = workload(kind, seed, 3, ranks=ranks, experts=experts, rows_per_rank=65_536 // ranks)
         request = ExpertRequest(rows, slots=slots, tolerance=tolerance)
         schedule = plan_experts("exact", request)
@@ -35,10 +37,11 @@ def test_ranks_come_out_even_and_few_experts_move(slots: int, most: float) -> No
         assert top <= most * bound, (experts, ranks, kind, seed)
         if kind != "W5":
             assert schedule.skew <= most, (experts, ranks, kind, seed)
-            copies[kind] = copies.get(kind, 0) + schedule.copies
-            fewest[kind] = fewest.get(kind, 0) + fewest_copies(request, top)
-    for kind, count in copies.items():
-        assert count <= 1.2 * fewest[kind], kind
+        if kind != "W5" or (slots == 1 and ranks < 64):  # W5: 1.2 to 1.8 times the bound elsewhere
+            copies[kind, ranks] = copies.get((kind, ranks), 0) + schedule.copies
+            fewest[kind, ranks] = fewest.get((kind, ranks), 0) + fewest_copies(request, top)
+    for case, count in copies.items():
+        assert count <= 1.2 * fewest[case], case
 
 
 def best_plan(request: ExpertRequest) -> int:
@@ -78,7 +81,6 @@ def test_no_plan_is_below_the_bounds(loads: list[int], slots: int, ranks: int) -
     schedule = plan_experts("exact", request)
     top = int(schedule.computed.max())
     assert lower_bound(request, request.loads) <= best <= top
-    assert fewest_copies(request, top) <= schedule.copies
 
 
 @settings(max_examples=15, deadline=None)

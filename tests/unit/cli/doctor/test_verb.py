@@ -11,10 +11,12 @@ import pytest
 
 from equipoise.cli.doctor.table import print_rows
 from equipoise.cli.main import main
+from equipoise.cost.modality import encoder_params
 from equipoise.launch.doctor.facts import Needs, Row
 from equipoise.launch.doctor.needs import needs_of
 from equipoise.launch.forms import Nodes
 from equipoise.spec.cluster.spec import ClusterSpec, find_cluster
+from equipoise.spec.modality.sections import VisionSpec
 from equipoise.spec.model.presets import preset
 from equipoise.spec.run.spec import CheckpointSpec, LayoutSpec, PackSpec, RunSpec
 
@@ -110,6 +112,16 @@ def needs(
         checkpoint=CheckpointSpec(keep=3),
     )
     return needs_of(spec, preset(model), ranks, nodes, cluster)
+
+
+def test_encoders_count_with_their_weights_and_moments() -> None:
+    spec, model = RunSpec(vision=VisionSpec(layers=12, hidden=768)), preset("30m")
+    plain, encoded = (needs_of(each, model, 2, Nodes(1, 2, "none")) for each in (RunSpec(), spec))
+    weights = encoder_params(spec.vision.encoder, model.hidden)
+    assert encoded.terms["encoders"] == 16 * weights and "encoders" not in plain.terms
+    assert encoded.checkpoint_bytes - plain.checkpoint_bytes == 12 * weights
+    kept = (encoded.checkpoint_bytes - plain.checkpoint_bytes) // 2
+    assert encoded.rank_bytes - plain.rank_bytes == pytest.approx(16 * weights + kept, abs=1)
 
 
 def test_what_a_run_needs_here() -> None:

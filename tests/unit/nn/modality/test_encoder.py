@@ -1,12 +1,16 @@
 """Encoders: packed items equal each alone, and their rows stand among a decoder's."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
+from equipoise.cost.modality import encoder_params, kept_bytes
 from equipoise.nn.decoder import Decoder, initialize
 from equipoise.nn.loss import IGNORED
+from equipoise.nn.modality import encoder as encoder_module
 from equipoise.nn.modality.attach import make_encoders
 from equipoise.nn.modality.encoder import ItemEncoder
 from equipoise.nn.modality.insert import Inserted
@@ -78,7 +82,7 @@ def test_attention_is_that_of_a_masked_softmax_with_turned_heads() -> None:
     grids = [(2, 4), (4, 2)]
     x = torch.randn(16, 16, dtype=torch.float64)
     table = encoder._table(grids, x)
-    out = layer(x, table, [8, 8])
+    out = layer(x, table, [(2, 8)])
     q, k, v = layer.query_key_value(layer.attention_norm(x)).unflatten(1, (3, 2, 8)).unbind(1)
     quarter = torch.arange(2, dtype=torch.float64)
     rows, columns = (torch.tensor([0, 0, 1, 1, 0, 0, 1, 1, 0, 0, 1, 1, 2, 2, 3, 3]),
@@ -131,3 +135,41 @@ def test_rows_replace_tokens_whose_embedding_gets_no_gradient() -> None:
         moved = decoder(tokens, (5,), labels_T=labels, inserted=Inserted(inserted.places_N, nudged))
     slope = float(moved - loss.detach()) / 1e-6
     np.testing.assert_allclose(slope, float(rows.grad[0, 3]), rtol=1e-4)
+
+
+def test_neighbours_of_one_size_are_one_call_of_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder, calls = _encoder(), list[tuple[int, ...]]()
+    attend = encoder_module.scaled_dot_product_attention
+
+    def counted(*qkv: Tensor) -> Tensor:
+        calls.append(tuple(qkv[0].shape))
+        return attend(*qkv)
+
+    monkeypatch.setattr(encoder_module, "scaled_dot_product_attention", counted)
+    grids = [(2, 2), (2, 2), (2, 2), (4, 6), (6, 4), (2, 2)]
+    patches = _patches(encoder, grids)
+    packed = encoder(torch.cat(patches), grids)
+    assert calls == [(3, 2, 4, 8), (2, 2, 24, 8), (1, 2, 4, 8)] * VISION.layers
+    alone = [encoder(each, [grid]) for each, grid in zip(patches, grids, strict=True)]
+    torch.testing.assert_close(packed, torch.cat(alone), rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+def test_weights_and_what_autograd_keeps_are_as_counted(layers: int) -> None:
+    spec = dataclasses.replace(VISION, layers=layers).encoder
+    encoder = ItemEncoder(spec, 12)
+    weights = {each.untyped_storage().data_ptr() for each in encoder.parameters()}
+    assert sum(each.numel() for each in encoder.parameters()) == encoder_params(spec, 12)
+    kept: dict[int, Tensor] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        if tensor.untyped_storage().data_ptr() not in weights:
+            kept[tensor.untyped_storage().data_ptr()] = tensor  # alive, so no address comes twice
+        return tensor
+
+    patches = torch.cat([each.float() for each in _patches(encoder, GRIDS)])
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        encoder(patches, GRIDS)
+    held = sum(each.untyped_storage().nbytes() for each in kept.values())
+    counted = kept_bytes(spec, np.array([rows * columns for rows, columns in GRIDS]))
+    assert held == counted

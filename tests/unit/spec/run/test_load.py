@@ -335,6 +335,16 @@ BETWEEN_KEYS: list[tuple[str, str]] = [
         "4 or less.",
     ),
     (
+        "model.experts = 4\nmodel.top_k = 0",
+        "run.toml:2  model.top_k: 0 leaves 4 experts without anything to compute. Give 1 or more, "
+        "or leave it out.",
+    ),
+    (
+        "model.experts = 4\nmodel.expert_ffn = 0",
+        "run.toml:2  model.expert_ffn: 0 leaves 4 experts without anything to compute. Give 1 or "
+        "more, or leave it out.",
+    ),
+    (
         "model.experts = 1\nmodel.preset = 'moe-3m'",
         "run.toml:1  model.experts: a token cannot pass through 2 of 1 experts. Set model.top_k "
         "to 1 or less.",

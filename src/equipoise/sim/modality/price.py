@@ -1,0 +1,169 @@
+"""What encoders add to a step: the slowest rank's items, the bridge both ways, sums and updates.
+
+Why
+    A layout is chosen by seconds of a step and by what fits. Encoders run on every rank whatever
+    the layout is, but their rows go to the ranks that embed them, which the layout decides.
+
+What it decides
+    The phases of ``parallel.modality``, which meet between each other, one after the other::
+
+        encode | rows cross | decoder's step | gradients cross | encoders' backward | sum | update
+        max     bridge                          bridge            max                  all ranks
+
+    Nothing hides any of them. Where ``equipoise calibrate RUN.toml`` timed an encoder on as many
+    ranks of this machine, its times answer, with the reading of files; else the kernels do. The
+    bridge is priced in its own rounds, each an exchange among all ranks at the pace of the one that
+    sends or receives most.
+
+Kept true (tests/unit/sim/modality/test_price.py)
+    Terms add up to what the step takes longer; nothing is added by a step without items but sums
+    and updates; bytes are those of the plan that the executor obeys.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from equipoise.balance.modality.step import ModalityStep
+from equipoise.base.arrays import Floats, Ints
+from equipoise.cost.curves.parts import encoder_points
+from equipoise.cost.modality import (
+    ELEMENT_BYTES,
+    EncodePasses,
+    encode_passes,
+    encoder_params,
+    held_bytes,
+    timed_passes,
+)
+from equipoise.cost.offload import ADAM_BYTES
+from equipoise.cost.step.request import Residuals, StepPrice
+from equipoise.schedule.modality.bridge import BridgePlan
+from equipoise.sim.machine import Machine
+from equipoise.spec.device.parts import encoder_name
+from equipoise.spec.modality.encoder import KINDS, EncoderSpec
+from equipoise.spec.modality.items import Items
+
+ENCODERS = "encoders"
+"""A term of a price's seconds and of its memory."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EncoderPrice:
+    """Seconds and bytes that encoders add to a step."""
+
+    passes: tuple[EncodePasses, ...]
+    """Seconds of each rank's items."""
+    bridge_s: float
+    """Rows to their readers, and gradients back."""
+    sum_s: float
+    """The sum of the encoders' gradients over all ranks."""
+    update_s: float
+    held_bytes: Ints
+    """What each rank holds beside its decoder through the step, int64 [ranks]."""
+
+    @property
+    def encode_s(self) -> Floats:
+        """Both passes of each rank's items, float64 [ranks]."""
+        return np.array([each.forward_s + each.backward_s for each in self.passes])
+
+    @property
+    def terms(self) -> dict[str, float]:
+        """Seconds by term; they add up to what the step takes longer."""
+        forward = max(each.forward_s for each in self.passes)
+        backward = max(each.backward_s for each in self.passes)
+        return {
+            ENCODERS: forward + backward,
+            "encoder traffic": self.bridge_s + self.sum_s,
+            "optimizer": self.update_s,
+        }
+
+    @property
+    def step_s(self) -> float:
+        """What a step takes longer."""
+        return sum(self.terms.values())
+
+    @property
+    def least_s(self) -> float:
+        """The same without the bridge, which alone depends on the decoder's layout."""
+        return self.step_s - self.bridge_s
+
+    def added_to(self, price: StepPrice) -> StepPrice:
+        """A decoder's step with its encoders, and the memory of the fullest of both."""
+        terms = dict(price.terms)
+        for name, seconds in self.terms.items():
+            terms[name] = terms.get(name, 0.0) + seconds
+        most = int(self.held_bytes.max())
+        return dataclasses.replace(
+            price,
+            step_s=price.step_s + self.step_s,
+            terms={name: value for name, value in terms.items() if value},
+            memory=price.memory | {ENCODERS: float(most)},
+            memory_bytes=price.memory_bytes + most,
+        )
+
+
+def price_encoders(
+    step: ModalityStep,
+    items: Items,
+    encoders: Sequence[EncoderSpec],
+    width: int,
+    machine: Machine,
+    residuals: Residuals,
+) -> EncoderPrice:
+    """Price the items of a step.
+
+    Args:
+        step: Who encodes them and who reads them.
+        items: Those of the corpus.
+        encoders: Each of another kind.
+        width: Hidden width of the decoder.
+        machine: Its devices compute fp32 here, as encoders do.
+        residuals: Of kernels in whole steps.
+    """
+    machine, ranks, sent = machine.at("fp32"), step.plan.ranks, step.plan.sent
+    timed, passes, held = encoder_points(machine.device, ranks), [], []
+
+    def passes_of(spec: EncoderSpec, patches: Ints) -> EncodePasses:
+        point = timed.get(encoder_name(spec, width))
+        if point is not None:
+            return timed_passes(point, spec, patches, width)
+        return encode_passes(spec, patches, width, machine, moves=residuals.moves)
+
+    for rank in range(ranks):
+        own = step.own(rank)
+        kind, patches = items.kind[own], items.patches[own]
+        shares = [(each, patches[kind == KINDS.index(each.kind)]) for each in encoders]
+        passes.append(sum((passes_of(*each) for each in shares), EncodePasses(0.0, 0.0)))
+        rows = {"sent_rows": int(sent[rank].sum()), "read_rows": int(sent[:, rank].sum())}
+        held.append(held_bytes(shares, width, **rows))
+    params = sum(encoder_params(each, width) for each in encoders)
+    sum_s = 0.0
+    if ranks > 1:
+        sum_s = machine.collective(tuple(range(ranks)))("all_reduce", params * ELEMENT_BYTES)
+    return EncoderPrice(
+        tuple(passes),
+        residuals.traffic * bridge_s(step.plan, width, machine),
+        residuals.traffic * sum_s,
+        params * ADAM_BYTES / machine.bytes_per_s * residuals.moves,
+        np.array(held, dtype=np.int64),
+    )
+
+
+def bridge_s(plan: BridgePlan, width: int, machine: Machine) -> float:
+    """Seconds of rows on their way to readers, and of gradients on their way back.
+
+    Args:
+        plan: Of the step.
+        width: Numbers of a row.
+        machine: Links between the ranks.
+    """
+    if plan.ranks == 1 or not plan.rounds:
+        return 0.0
+    away = plan.sent * ~np.eye(plan.ranks, dtype=np.bool_)
+    busiest = int(max(away.sum(axis=0).max(), away.sum(axis=1).max()))
+    # An exchange of as many bytes with every rank, its own among them.
+    whole = busiest * width * ELEMENT_BYTES * plan.ranks / (plan.ranks - 1)
+    exchange = machine.collective(tuple(range(plan.ranks)))
+    return 2 * plan.rounds * exchange("all_to_all", whole / plan.rounds)

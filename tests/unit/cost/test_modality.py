@@ -1,0 +1,62 @@
+"""Encoders priced: nothing costs nothing, more never costs less, and pairs cost by each item."""
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from equipoise.cost.modality import (
+    EncodePasses,
+    encode_passes,
+    encoder_params,
+    held_bytes,
+    kept_bytes,
+)
+from equipoise.sim.machine import Machine
+from equipoise.spec.cluster.spec import find_cluster
+from equipoise.spec.modality.encoder import EncoderSpec
+
+SPEC = EncoderSpec("image", layers=4, hidden=256, heads=4, values=588, merge=(2, 2))
+MACHINE = Machine(find_cluster("h100-sxm:1"))
+
+
+def _whole(patches: list[int], spec: EncoderSpec = SPEC, width: int = 512) -> EncodePasses:
+    return encode_passes(spec, np.array(patches, dtype=np.int64), width, MACHINE)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.integers(1, 2000), min_size=1, max_size=6), st.integers(0, 5))
+def test_more_patches_never_cost_less(quarters: list[int], which: int) -> None:
+    patches = [4 * each for each in quarters]
+    more = list(patches)
+    more[which % len(more)] += 4
+    few, many = _whole(patches), _whole(more)
+    assert 0 < few.forward_s <= many.forward_s * 1.001  # curves of products are not monotonic
+    assert 0 < few.backward_s <= many.backward_s * 1.001
+    assert few.backward_s > few.forward_s
+
+
+def test_nothing_costs_nothing_and_pairs_cost_by_the_item() -> None:
+    assert _whole([]) == EncodePasses(0.0, 0.0)
+    assert held_bytes([], 512, sent_rows=0, read_rows=0) == 0
+    one, eight = _whole([32_768]), _whole([4096] * 8)
+    assert one.forward_s > 1.5 * eight.forward_s
+    assert one.backward_s > 1.5 * eight.backward_s
+    assert kept_bytes(SPEC, np.array([32_768])) == kept_bytes(SPEC, np.array([4096] * 8))
+
+
+def test_work_in_the_limit_is_the_counted_one() -> None:
+    """Large products run at the device's pace, so their time goes with counted multiplications."""
+    wide = EncoderSpec("image", layers=24, hidden=4096, heads=32, values=588, merge=(2, 2))
+    patches = np.array([1024] * 16)
+    flop = 2.0 * float(wide.multiplications(patches, 8192).sum())
+    seconds = _whole(patches.tolist(), wide, 8192).forward_s
+    peak = MACHINE.peak_flop_per_s("bf16")
+    assert 0.3 < flop / seconds / peak < 1.0
+
+
+def test_rows_and_states_are_held() -> None:
+    patches = np.array([64], dtype=np.int64)
+    whole = held_bytes([(SPEC, patches)], 512, sent_rows=16, read_rows=10)
+    without = held_bytes([(SPEC, patches)], 512, sent_rows=0, read_rows=0)
+    assert whole - without == (16 + 2 * 10) * 512 * 4
+    assert without - kept_bytes(SPEC, patches) == 16 * encoder_params(SPEC, 512)
