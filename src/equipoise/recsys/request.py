@@ -24,6 +24,7 @@ from equipoise.recsys.folder import prepare, read_trained
 from equipoise.recsys.models.catalog import build_model
 from equipoise.recsys.place import plan_samples
 from equipoise.recsys.rank.coding import write_coding
+from equipoise.recsys.same import require_same_newest
 from equipoise.recsys.samples import Samples, read_samples, require_scores
 from equipoise.recsys.trainer import count_epoch_steps
 from equipoise.spec.recommend import RecommendSpec
@@ -62,6 +63,7 @@ def run(
         sys.stdout.flush()
     require_free_folder(folder)
     prepare(folder, spec, base)
+    require_same_newest(folder, spec, samples)
     write_coding(folder, samples.coding)
     steps = spec.train.epochs * count_epoch_steps(spec, samples)
     if read_trained(folder).get("step", -1) < steps:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import xxhash
 from torch import Tensor
 
 from equipoise.base.arrays import Ints
@@ -66,6 +67,14 @@ class Samples:
         """First and one past the last sample of a split."""
         at = SPLITS.index(split)
         return self.edges[at], self.edges[at + 1]
+
+    def digest(self) -> str:
+        """A digest of what steps read of them: ids, numbers, labels, splits and sessions."""
+        held = xxhash.xxh64(repr(self.edges).encode())
+        sessions = () if self.sessions is None else (self.sessions,)
+        for part in (self.labels, self.numbers, *self.ids, *self.offsets, *sessions):
+            held.update(np.ascontiguousarray(part).tobytes())
+        return held.hexdigest()
 
     def order(self, source: np.random.Generator, shuffle: str) -> Ints:
         """An epoch's order of the training samples, by ``samples`` or by ``sessions``."""

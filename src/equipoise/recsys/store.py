@@ -67,6 +67,7 @@ def save(
     dense: nn.Module,
     optimizer: torch.optim.Optimizer,
     saved: RankSaved,
+    run: Mapping[str, Any],
     verified: set[Path],
 ) -> Path:
     """Write a checkpoint; all ranks call it together.
@@ -77,6 +78,7 @@ def save(
         dense: The dense part.
         optimizer: Its moments.
         saved: Where the run stands.
+        run: Whose checkpoint it is (``same.describe_run``).
         verified: Checkpoints of which every byte is known to be right; this one is added.
 
     Returns:
@@ -111,7 +113,7 @@ def save(
     def publish() -> None:
         if exchange.rank:
             return
-        facts = asdict(saved) | {
+        facts = asdict(saved) | dict(run) | {
             "optimizer": tables.optimizer.name,
             "number": tables.number,
             "ranks": exchange.ranks,

@@ -37,11 +37,12 @@ from equipoise.recsys.models.catalog import build_model
 from equipoise.recsys.optimizer import SparseStep
 from equipoise.recsys.rank.scorer import score_tiles
 from equipoise.recsys.samples import Samples
+from equipoise.recsys.same import describe_run, require_same_run
 from equipoise.recsys.sessions.sharing import BatchSharing
 from equipoise.recsys.store import RankSaved, load, save
 from equipoise.recsys.tiers.run import commit_files, fetch_ahead, keep_rows
 from equipoise.recsys.towers.tables import make_tables
-from equipoise.recsys.whole import newest_whole, step_of
+from equipoise.recsys.whole import newest_whole, read_facts, step_of
 from equipoise.schedule.tables.placement import TablePlan
 from equipoise.schedule.tables.traffic import STAGES
 from equipoise.spec.recommend import RecommendSpec
@@ -139,6 +140,9 @@ class RankTrainer:
         step = SparseStep(spec.tables.optimizer, lr=spec.tables.lr)
         self._newest, self.damaged = newest_whole(folder, exchange.rank, exchange.ranks)
         self._verified = set[Path]() if self._newest is None else {self._newest}
+        if self._newest is not None:
+            require_same_run(self._newest, read_facts(self._newest), spec, samples=samples)
+        self._identity = describe_run(spec, samples)
         newest = None if self._newest is None else step_of(self._newest)
         kept = keep_rows(spec, samples, plan, step, folder, exchange.rank, newest)
         self.tables = make_tables(spec, plan, exchange, step, kept)
@@ -238,6 +242,7 @@ class RankTrainer:
                 self.dense,
                 self.optimizer,
                 RankSaved(self.step, self.losses, best),
+                self._identity,
                 self._verified,
             )
         except CheckpointError as error:

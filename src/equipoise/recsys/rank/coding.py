@@ -32,7 +32,8 @@ from equipoise.base.read import read_json, reason
 from equipoise.base.shown import listed, shorten
 from equipoise.recsys.jagged import KeyedJagged
 
-_FILE = "columns.json"
+COLUMNS = "columns.json"
+"""The file of a run's folder that says what row each value is."""
 _MOST = float(np.finfo(np.float32).max)
 
 
@@ -101,6 +102,15 @@ class Coding:
         return {
             name: {word: row for row, word in enumerate(words, start=1)}
             for name, words in self.words.items()
+        }
+
+    def as_facts(self) -> dict[str, Any]:
+        """All of it as plain data."""
+        return {
+            "ids": list(self.ids),
+            "bags": list(self.bags),
+            "words": {name: list(words) for name, words in self.words.items()},
+            "numbers": {name: [each.mean, each.deviation] for name, each in self.numbers.items()},
         }
 
     def code(self, context: Mapping[str, Any], candidates: Mapping[str, Sequence[Any]]) -> Coded:
@@ -230,13 +240,7 @@ def _as_numbers(name: str, column: Sequence[Any]) -> Floats:
 
 def write_coding(folder: Path, coding: Coding) -> None:
     """Keep what training learned of the columns in a run's folder."""
-    facts = {
-        "ids": list(coding.ids),
-        "bags": list(coding.bags),
-        "words": {name: list(words) for name, words in coding.words.items()},
-        "numbers": {name: [each.mean, each.deviation] for name, each in coding.numbers.items()},
-    }
-    write_whole(folder / _FILE, json.dumps(facts))
+    write_whole(folder / COLUMNS, json.dumps(coding.as_facts()))
 
 
 def read_coding(folder: Path) -> Coding:
@@ -245,10 +249,10 @@ def read_coding(folder: Path) -> Coding:
     Raises:
         CheckpointError: it is not there, or damaged.
     """
-    file = folder / _FILE
+    file = folder / COLUMNS
     if not file.is_file():
         raise CheckpointError(
-            f"{folder} has no {_FILE}, which says what row each value is: an earlier version "
+            f"{folder} has no {COLUMNS}, which says what row each value is: an earlier version "
             "trained it. Run the same `equipoise train` again; what is trained stays, and the file "
             "is written."
         )

@@ -20,6 +20,7 @@ from equipoise.recsys.models.catalog import build_model
 from equipoise.recsys.rank.coding import Coding, read_coding
 from equipoise.recsys.rank.pooling import Division, PooledTable
 from equipoise.recsys.rank.scorer import Scorer
+from equipoise.recsys.same import require_same_run
 from equipoise.recsys.store import DENSE
 from equipoise.recsys.whole import newest_whole, read_facts, stored_files
 from equipoise.spec.recommend import RecommendSpec
@@ -71,6 +72,7 @@ def read_stored(folder: Path) -> Stored:
         )
     coding = read_coding(folder)
     facts = read_facts(newest)
+    require_same_run(newest, facts, spec, coding=coding)
     parts = [part for file in stored_files(newest, facts) for part in _parts(file)]
     names = (*coding.ids, *coding.bags)
     tables = [_table(name, facts, [p for p in parts if p.name == name], spec) for name in names]
