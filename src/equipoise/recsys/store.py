@@ -113,14 +113,20 @@ def save(
     def publish() -> None:
         if exchange.rank:
             return
-        facts = asdict(saved) | dict(run) | {
-            "optimizer": tables.optimizer.name,
-            "number": tables.number,
-            "ranks": exchange.ranks,
-            "parts": tables.part_names(),
-            "tables": {p.table.name: [p.table.rows, p.table.width] for p in tables.plan.placements},
-            "kinds": {p.table.name: p.kind for p in tables.plan.placements},
-        }
+        facts = (
+            asdict(saved)
+            | dict(run)
+            | {
+                "optimizer": tables.optimizer.name,
+                "number": tables.number,
+                "ranks": exchange.ranks,
+                "parts": tables.part_names(),
+                "tables": {
+                    p.table.name: [p.table.rows, p.table.width] for p in tables.plan.placements
+                },
+                "kinds": {p.table.name: p.kind for p in tables.plan.placements},
+            }
+        )
         files = {name: held for row in written for name, held in row.items()}
         (unfinished / MANIFEST).write_text(seal(facts, files), encoding="utf-8")
         sync(unfinished / MANIFEST)

@@ -36,8 +36,8 @@ from equipoise.recsys.metrics import measure_auc, measure_entropy
 from equipoise.recsys.models.catalog import build_model
 from equipoise.recsys.optimizer import SparseStep
 from equipoise.recsys.rank.scorer import score_tiles
-from equipoise.recsys.samples import Samples
 from equipoise.recsys.same import describe_run, require_same_run
+from equipoise.recsys.samples import Samples
 from equipoise.recsys.sessions.sharing import BatchSharing
 from equipoise.recsys.store import RankSaved, load, save
 from equipoise.recsys.tiers.run import commit_files, fetch_ahead, keep_rows

@@ -31,6 +31,21 @@ def test_files_are_read_alike(tmp_path: Path) -> None:
         read_columns(tmp_path / "gone.csv")
 
 
+def test_names_keep_their_colons_but_for_the_types_of_recbole(tmp_path: Path) -> None:
+    """In CSV and TSV as in Parquet; cut at its colon, one of two columns was another's name."""
+    file = tmp_path / "x.csv"
+    file.write_text(
+        "price:usd,price:eur,user_id:token,a:b:float_seq,:x,words: token_seq\n1,2,3,4,5,6\n"
+    )
+    assert list(read_columns(file)) == ["price:usd", "price:eur", "user_id", "a:b", ":x", "words"]
+    file.with_suffix(".tsv").write_text("price:usd\tuser_id:token\n1\t2\n")
+    assert list(read_columns(file.with_suffix(".tsv"))) == ["price:usd", "user_id"]
+    file.write_text("user:token,user:float\n1,2\n")
+    with pytest.raises(DataError) as error:
+        read_columns(file)
+    assert str(error.value) == 'x.csv has two columns "user". Rename one.'
+
+
 TORN = {
     "UTF-16": (
         "user,age\na,3\n".encode("utf-16"),
