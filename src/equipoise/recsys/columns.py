@@ -22,7 +22,7 @@ import numpy as np
 from equipoise.base.arrays import Floats, Ints
 from equipoise.base.errors import DataError
 from equipoise.base.read import read_text, reason
-from equipoise.base.shown import shown
+from equipoise.base.shown import counted, shown
 from equipoise.data.columns import open_parquet
 from equipoise.recsys.rank.coding import text_of
 
@@ -64,8 +64,8 @@ def read_columns(path: Path) -> Columns:
         for row in rows:
             if len(row) != len(head):
                 raise DataError(
-                    f"{path.name}:{rows.line_num}  {len(row)} values under {len(head)} columns. "
-                    "Write one for each."
+                    f"{path.name}:{rows.line_num}  {counted(len(row), 'value')} under "
+                    f"{counted(len(head), 'column')}. Write one for each."
                 )
             body.append(row)
     except csv.Error as error:

@@ -17,6 +17,7 @@ from typing import Any
 
 from equipoise.balance.tables.plan import TableAnswer
 from equipoise.base.errors import EquipoiseError
+from equipoise.base.shown import counted
 from equipoise.fault.recover import Smaller, recover_ranks
 from equipoise.launch.gang import Launch
 from equipoise.launch.local import require_free_folder
@@ -93,11 +94,12 @@ def _fits(spec: RecommendSpec, samples: Samples) -> bool:
 
 def _describe(spec: RecommendSpec, samples: Samples, answer: TableAnswer) -> str:
     kinds = [each.kind for each in answer.plan.placements]
-    counted = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
+    placed = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
     if towers := len(answer.plan.towers):
-        counted += f", in {towers} towers on {answer.plan.hosts} hosts"
+        placed += f", in {counted(towers, 'tower')} on {counted(answer.plan.hosts, 'host')}"
     return (
         f"{samples.edges[3]:,} samples, {samples.edges[1]:,} of them to train; "
-        f"{len(samples.keys)} tables of {sum(samples.rows):,} rows on {spec.layout.dp} ranks "
-        f"({counted}), max/mean {answer.skew:.3f}, at most {100 * answer.gap:.1f}% above the best\n"
+        f"{counted(len(samples.keys), 'table')} of {sum(samples.rows):,} rows on "
+        f"{counted(spec.layout.dp, 'rank')} ({placed}), max/mean {answer.skew:.3f}, at most "
+        f"{100 * answer.gap:.1f}% above the best\n"
     )

@@ -25,7 +25,7 @@ from torch import Tensor
 from equipoise.base.arrays import Ints
 from equipoise.base.errors import DataError
 from equipoise.base.nearest import nearest
-from equipoise.base.shown import listed, shown
+from equipoise.base.shown import counted, listed, shown
 from equipoise.recsys.columns import (
     ML_100K,
     column_numbers,
@@ -153,7 +153,8 @@ def make_samples(columns: Mapping[str, np.ndarray], spec: ColumnsSpec, label: st
     held = train + (count - train) // 2
     if not 0 < train < held < count:
         raise DataError(
-            f"{label} has {count:,} rows, too few for training, validation and test. Give more."
+            f"{label} has {counted(count, 'row')}, too few for training, validation and test. Give "
+            "more."
         )
     fix = "Write labels as numbers, 1 for positive and 0 for negative"
     labels = column_numbers(columns, spec.label, label, fix)[order] >= spec.positive_from

@@ -22,7 +22,7 @@ def test_files_are_read_alike(tmp_path: Path) -> None:
         k: v.astype(str).tolist() for k, v in other.items()
     }
     (tmp_path / "bad.csv").write_text("a,b\n1\n")
-    with pytest.raises(DataError, match=r"bad.csv:2  1 values under 2 columns. Write one for each"):
+    with pytest.raises(DataError, match=r"bad.csv:2  1 value under 2 columns. Write one for each"):
         read_columns(tmp_path / "bad.csv")
     (tmp_path / "none.csv").write_text("a,b\n")
     with pytest.raises(DataError, match="holds no rows below its line of column names"):
