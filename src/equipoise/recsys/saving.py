@@ -295,8 +295,8 @@ class TableSaver:
             (folder / name).write_bytes(state)
         files = {name: _flushed(folder / name) for name in (shards, *save.states)}
         save.size_bytes = sum(size for size, _ in files.values())
-        leave_report(save.handle, rank, files)
         self.reached("written")
+        leave_report(save.handle, rank, files)
 
     def _publish(self, save: _Save) -> None:
         ranks, folder = self._tables.exchange.ranks, save.root / save.name

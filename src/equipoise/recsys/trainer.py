@@ -35,7 +35,7 @@ from equipoise.recsys.exchange import TimedExchange
 from equipoise.recsys.metrics import measure_auc, measure_entropy
 from equipoise.recsys.models.catalog import build_model
 from equipoise.recsys.optimizer import SparseStep
-from equipoise.recsys.rank.scorer import score_tiles
+from equipoise.recsys.rank.scorer import run_tiles
 from equipoise.recsys.same import describe_run, require_same_run
 from equipoise.recsys.samples import Samples
 from equipoise.recsys.saving import TableSaver
@@ -381,7 +381,7 @@ class RankTrainer:
         jagged, numbers, _ = self.samples.batch(self._share(index))
         with torch.no_grad():
             begin = rank * len(index) // ranks
-            own = score_tiles(self.dense, self.tables(self.sharing.share(jagged)), numbers)
+            own = run_tiles(self.dense, self.tables(self.sharing.share(jagged)), numbers)
             whole[begin : begin + len(own)] = own.double()
         return self._sum(whole).numpy()
 

@@ -80,6 +80,11 @@ def convert_run(
     if target.exists():
         raise ModelError(f"{target} already exists. Name a new folder, or delete it.")
     stored = read_stored(folder)
+    if stored.spec.model.towers:
+        raise SpecError(
+            f"{folder} has tables in towers (model.towers), and their modules have no formats of "
+            "fewer bits. Serve it as it is, or train it without towers."
+        )
     samples = read_samples(stored.spec.data, stored.base)
     facts = read_facts(stored.checkpoint)
     require_same_run(stored.checkpoint, facts, stored.spec, samples=samples)

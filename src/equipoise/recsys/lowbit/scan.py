@@ -24,7 +24,7 @@ from equipoise.recsys.jagged import KeyedJagged
 from equipoise.recsys.lowbit.layers import linears_of
 from equipoise.recsys.lowbit.parts import Ends, ModelPart, make_dense, make_table, parts_of
 from equipoise.recsys.lowbit.ranges import ends_of, noted_inputs
-from equipoise.recsys.rank.scorer import Scorer, score_tiles
+from equipoise.recsys.rank.scorer import Scorer, run_tiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class ReferenceScores:
         with torch.inference_mode():
             self.pooled = scorer.pool(samples.jagged)
             with noted_inputs(linears_of(scorer.dense)) as kept:
-                logits = score_tiles(scorer.dense, self.pooled, samples.numbers)
+                logits = run_tiles(scorer.dense, self.pooled, samples.numbers)
         self.logits = logits.double().numpy()
         self.losses = log_losses(self.logits, samples.labels)
         self.ends: Ends = {name: ends_of(each) for name, each in kept.items()}
@@ -129,4 +129,4 @@ def _one(reference: ReferenceScores, part: ModelPart, form: str) -> Floats:
             begin = end
     else:
         dense = make_dense(scorer.dense, {part.name: form}, reference.ends)
-    return score_tiles(dense, pooled, samples.numbers).double().numpy()
+    return run_tiles(dense, pooled, samples.numbers).double().numpy()
