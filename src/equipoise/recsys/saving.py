@@ -219,7 +219,7 @@ class TableSaver:
             self._save.written.wait()
 
     def close(self) -> None:
-        """Let a save that nobody settles any more end."""
+        """Let a save end that nobody settles any more, since training has failed."""
         if self._save is not None:
             self._save.ended.wait(_LEAVE_S)
 
@@ -282,7 +282,7 @@ class TableSaver:
         except Exception as error:  # whatever it is, training goes on
             save.fail(error)
         finally:
-            save.arrays = save.states = {}
+            save.arrays, save.states = {}, {}
             save.written.set()
             save.ended.set()
 

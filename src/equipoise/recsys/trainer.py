@@ -202,7 +202,12 @@ class RankTrainer:
             CheckpointError: the last checkpoint could not be written, or any where rows lie in
                 files.
         """
-        end = min(self.steps, self.steps if stop_at is None else stop_at)
+        try:
+            return self._run(show, min(self.steps, self.steps if stop_at is None else stop_at))
+        finally:
+            self.saver.close()
+
+    def _run(self, show: Callable[[str], None], end: int) -> Trained:
         while self.step < end and not self.is_asked_to_stop:
             began = time.perf_counter()
             with self.journal.phase("train", step=self.step + 1):

@@ -136,6 +136,15 @@ def test_what_cannot_be_served_is_one_sentence(sides: Sides, folder: Path) -> No
     )
     blocks.write_bytes(whole_blocks)
     commit = shards[0] / f"commit-{STEPS:06}.npz"
+    own = commit.read_bytes()
+    shutil.copy(shards[0] / f"commit-{STEPS - 4:06}.npz", commit)
+    with pytest.raises(CheckpointError) as caught:
+        open_ranker(files)
+    assert str(caught.value) == (
+        f"{shards[0]} holds rows of another run than its checkpoint. Restore the checkpoints and "
+        "the files of one run, or choose another folder with --out."
+    )
+    commit.write_bytes(own)
     commit.write_bytes(commit.read_bytes()[:100])
     with pytest.raises(CheckpointError) as caught:
         open_ranker(files)

@@ -26,6 +26,7 @@ from equipoise.recsys.same import require_same_run
 from equipoise.recsys.shard import draw_rows
 from equipoise.recsys.store import DENSE
 from equipoise.recsys.tiers.held import read_committed
+from equipoise.recsys.tiers.rows import COMMIT
 from equipoise.recsys.tiers.run import rank_folder
 from equipoise.recsys.towers.modules import make_module
 from equipoise.recsys.towers.tables import tower_name
@@ -113,6 +114,10 @@ def _read_towers(checkpoint: Path, tables: list[TableSpec], spec: RecommendSpec)
     return ServedTowers(TablePlan(placements, 1, towers=tuple(towers)), modules, spec.tables.wire)
 
 
+_READ = ("rows", "columns", "shard", "weight", "packed", "cache-tags", "cache-values", COMMIT)
+"""What is read of a shard; the optimizer's state is not."""
+
+
 @dataclass(slots=True, eq=False)
 class _StoredPart:
     """What one rank wrote of one table."""
@@ -156,7 +161,8 @@ class _StoredPart:
 
         sparse = SparseStep(spec.tables.optimizer, lr=spec.tables.lr)
         folder = self.files / f"{self.name}-{self.shard}"
-        return read_committed(folder, len(rows), end - begin, sparse, draw, step)
+        mark = self.arrays.get(COMMIT)
+        return read_committed(folder, len(rows), end - begin, sparse, draw, step, mark)
 
 
 def _parts(file: Path, files: Path) -> list[_StoredPart]:
@@ -164,9 +170,7 @@ def _parts(file: Path, files: Path) -> list[_StoredPart]:
         by_prefix: dict[str, dict[str, np.ndarray]] = {}
         for key in stored.keys():  # noqa: SIM118 - not a mapping
             prefix, _, what = key.rpartition(":")
-            if what in ("rows", "columns", "shard", "weight", "packed", "cache-tags") or (
-                what == "cache-values"
-            ):
+            if what in _READ:
                 by_prefix.setdefault(prefix, {})[what] = stored.get_tensor(key)
     return [
         _StoredPart(prefix.partition(":")[2], arrays, files) for prefix, arrays in by_prefix.items()

@@ -27,6 +27,7 @@ from pathlib import Path
 
 import numpy as np
 
+from equipoise.base.digest import digest_bytes
 from equipoise.base.durable import sync
 from equipoise.base.errors import CheckpointError
 
@@ -86,6 +87,22 @@ class BlockFile:
     def has(self, block: int) -> bool:
         """Whether a block was ever written."""
         return bool(self._place[block] >= 0)
+
+    def mark(self) -> np.ndarray:
+        """What tells this content from another, wherever blocks lie: uint8 [16]."""
+        return np.frombuffer(bytes.fromhex(digest_bytes(self._sum.tobytes())), dtype=np.uint8)
+
+    def require(self, mark: np.ndarray | None) -> None:
+        """Refuse blocks of another run than the checkpoint that has this mark; None: it has none.
+
+        Raises:
+            CheckpointError: they are others.
+        """
+        if mark is not None and not np.array_equal(mark, self.mark()):
+            raise CheckpointError(
+                f"{self.folder} holds rows of another run than its checkpoint. Restore the "
+                "checkpoints and the files of one run, or choose another folder with --out."
+            )
 
     def read(self, block: int) -> bytearray:
         """A block that exists.

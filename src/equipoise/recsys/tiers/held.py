@@ -116,7 +116,13 @@ def hold_in_file(
 
 
 def read_committed(
-    folder: Path, count: int, width: int, step: SparseStep, draw: DrawBlock, commit: int
+    folder: Path,
+    count: int,
+    width: int,
+    step: SparseStep,
+    draw: DrawBlock,
+    commit: int,
+    mark: np.ndarray | None,
 ) -> np.ndarray:
     """All weights of a shard as a commit has them, float32 [count, width].
 
@@ -127,12 +133,14 @@ def read_committed(
         step: The optimizer, whose state a record holds.
         draw: First weights of some places, float32 [n, width].
         commit: Its step.
+        mark: Of its content, as the checkpoint has it.
 
     Raises:
-        CheckpointError: there is no such commit, or it is damaged.
+        CheckpointError: there is no such commit, or it is damaged or of another run.
     """
     tier = _open_rows(folder, count, width, step, draw, commit, is_read_only=True)
     try:
+        tier.file.require(mark)
         return tier.read(torch.arange(count)).numpy()[:, :width]
     finally:
         tier.file.close()

@@ -109,7 +109,7 @@ def count_traffic(
     bytes_of["sizes"] += 8 * groups
     for each in plan.placements:
         name, width = each.table.name, each.table.width
-        size_R = np.asarray(by_table[name], dtype=np.int64) if name in by_table else every
+        size_R = np.asarray(by_table[name], dtype=np.int64) if by_table else every
         if each.kind == "data":
             if touched is not None:
                 bytes_of["replicas"] += 8 + touched[name][:, None] * (8 + 4 * width)
@@ -135,7 +135,7 @@ def count_traffic(
             bytes_of["squares"] += sent[:, None] * (held > 0)[None, :]
     for tower in plan.towers:
         name = tower.tables[0]
-        size_R = np.asarray(by_table[name], dtype=np.int64) if name in by_table else every
+        size_R = np.asarray(by_table[name], dtype=np.int64) if by_table else every
         first = tower.host * plan.per_host
         host = np.arange(first, first + plan.per_host)
         for rank in host.tolist():
