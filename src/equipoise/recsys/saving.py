@@ -32,8 +32,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +55,7 @@ from equipoise.checkpoint.publish import (
     give_name,
     leave_report,
 )
+from equipoise.checkpoint.under_way import UnderWay
 from equipoise.observe.journal import EventSink
 from equipoise.recsys.embedding import ShardedTables
 from equipoise.recsys.store import DENSE, RankSaved, shard_arrays
@@ -68,28 +68,14 @@ _LEAVE_S = 10.0
 """The longest wait for a save that nobody settles: its disk may hang."""
 
 
-@dataclass(slots=True, eq=False)
-class _Save:
+@dataclass(slots=True, eq=False, kw_only=True)
+class _TableSave(UnderWay):
     """A save under way on this rank."""
 
     step: int
-    root: Path
-    name: str
-    began: float
     facts: Mapping[str, Any]
     arrays: Mapping[str, np.ndarray]
     states: Mapping[str, bytes]
-    root_handle: int = -1
-    handle: int = -1
-    fault: str = ""
-    size_bytes: int = 0
-    blocked_s: float = 0.0
-    staged_s: float = 0.0
-    written_s: float = 0.0
-    core_s: float = 0.0
-    written: threading.Event = field(default_factory=threading.Event)
-    ended: threading.Event = field(default_factory=threading.Event)
-    abandoned: threading.Event = field(default_factory=threading.Event)
 
     @property
     def final(self) -> Path:
@@ -99,22 +85,6 @@ class _Save:
     def fail(self, error: BaseException) -> None:
         """Note why this rank's part failed; the first reason counts."""
         self.fault = self.fault or f"{_why(error)}; {disk_of(self.root)}"
-
-    def open(self) -> None:
-        """Make the folder of the save, and hold it and the one around it."""
-        self.root.mkdir(parents=True, exist_ok=True)
-        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-        self.root_handle = os.open(self.root, flags)
-        with suppress(FileExistsError):
-            os.mkdir(self.name, dir_fd=self.root_handle)
-        self.handle = os.open(self.name, flags, dir_fd=self.root_handle)
-
-    def close(self) -> None:
-        """Let go of the folders."""
-        for handle in (self.handle, self.root_handle):
-            if handle >= 0:
-                os.close(handle)
-        self.handle = self.root_handle = -1
 
 
 class TableSaver:
@@ -144,14 +114,14 @@ class TableSaver:
             verified: Checkpoints of which every byte is known to be right; new ones are added.
             journal: What saves took goes here.
             has_files: Whether rows lie in files.
-            reached: Told, in the thread that writes, each stage: ``copied``, ``written``, and on
-                rank 0 ``collected`` and ``published``.
+            reached: Called with each stage in the thread that writes: ``copied``, ``written``, and
+                on rank 0 ``collected`` and ``published``.
         """
         self._root, self._tables, self._dense = folder / CHECKPOINTS, tables, dense
         self._optimizer, self._run, self._journal = optimizer, run, journal
         self._verified, self._has_files, self.reached = verified, has_files, reached
         self._session = ""
-        self._save: _Save | None = None
+        self._save: _TableSave | None = None
 
     def save(self, saved: RankSaved, show: Callable[[str], None], *, is_last: bool) -> None:
         """Begin to save, once the save before is settled; settle this one, too, if it is the last.
@@ -171,7 +141,7 @@ class TableSaver:
         """Wait for the save that is under way, if any, and hear whether it is published.
 
         Args:
-            show: Told of one that could not be written and is not needed.
+            show: Gets the sentence about one that could not be written and is not needed.
             is_needed: Whether the run cannot go on without it.
 
         Raises:
@@ -207,10 +177,10 @@ class TableSaver:
             "saved",
             step=save.step,
             size_bytes=save.size_bytes,
-            blocked_s=save.blocked_s + time.perf_counter() - began,
-            staged_s=save.staged_s,
-            written_s=save.written_s,
-            core_s=save.core_s,
+            blocked_s=save.times.blocked_s + time.perf_counter() - began,
+            staged_s=save.times.staged_s,
+            written_s=save.times.written_s,
+            core_s=save.times.core_s,
         )
 
     def wait(self) -> None:
@@ -232,16 +202,16 @@ class TableSaver:
         if rank == 0:
             dense = {"dense": self._dense.state_dict(), "optimizer": self._optimizer.state_dict()}
             states[DENSE] = dense
-        save = self._save = _Save(
-            saved.step,
+        save = self._save = _TableSave(
             self._root,
             f"{SAVING}{saved.step:06d}-{self._session}",
             began,
-            self._facts(saved) if rank == 0 else {},
-            {name: values.copy() for name, values in shard_arrays(tables).items()},
-            {name: _serialised(state) for name, state in states.items()},
+            step=saved.step,
+            facts=self._facts(saved) if rank == 0 else {},
+            arrays={name: values.copy() for name, values in shard_arrays(tables).items()},
+            states={name: _serialised(state) for name, state in states.items()},
         )
-        save.staged_s = save.blocked_s = time.perf_counter() - began
+        save.times.staged_s = save.times.blocked_s = time.perf_counter() - began
         try:
             save.open()
         except OSError as error:
@@ -267,13 +237,13 @@ class TableSaver:
 
     # In the thread. ----------------------------------------------------------------------------
 
-    def _work(self, save: _Save) -> None:
+    def _work(self, save: _TableSave) -> None:
         core = time.thread_time()
         try:
             self.reached("copied")
             self._write(save)
-            save.written_s = time.perf_counter() - save.began
-            save.core_s = time.thread_time() - core
+            save.times.written_s = time.perf_counter() - save.began
+            save.times.core_s = time.thread_time() - core
             save.written.set()
             if self._tables.exchange.rank == 0:
                 self._publish(save)
@@ -286,7 +256,7 @@ class TableSaver:
             save.written.set()
             save.ended.set()
 
-    def _write(self, save: _Save) -> None:
+    def _write(self, save: _TableSave) -> None:
         """Write this rank's files, read them back, and leave word of them."""
         folder, rank = save.root / save.name, self._tables.exchange.rank
         shards = f"rank-{rank:05d}.safetensors"
@@ -298,7 +268,7 @@ class TableSaver:
         self.reached("written")
         leave_report(save.handle, rank, files)
 
-    def _publish(self, save: _Save) -> None:
+    def _publish(self, save: _TableSave) -> None:
         ranks, folder = self._tables.exchange.ranks, save.root / save.name
         discard_partial(save.root_handle, but=save.name)
         files: dict[str, tuple[int, str]] = {}
@@ -312,7 +282,7 @@ class TableSaver:
         self.reached("published")
         self._drop_older(save)
 
-    def _drop_older(self, save: _Save) -> None:
+    def _drop_older(self, save: _TableSave) -> None:
         """Remove checkpoints but for the newest that are right, and what earlier versions left."""
         for left in save.root.glob(".step-*"):
             discard(save.root_handle, left.name)

@@ -47,7 +47,7 @@ def describe_run(folder: Path) -> Facts:
 
 
 def describe_checkpoint(folder: Path) -> Facts:
-    """The facts of a checkpoint, of which every byte has been verified but for its size."""
+    """The facts of a checkpoint but for its size; every byte is verified."""
     from equipoise.recsys.whole import find_damage, read_facts
 
     try:
