@@ -195,7 +195,7 @@ def _read_commit(file: Path) -> tuple[np.ndarray, np.ndarray]:
         CheckpointError: the file is damaged.
     """
     try:
-        with np.load(file) as table:
+        with file.open("rb") as data, np.load(data) as table:
             return table["place"], table["sums"]
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise CheckpointError(
