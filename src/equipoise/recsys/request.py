@@ -28,10 +28,13 @@ from equipoise.recsys.rank.coding import write_coding
 from equipoise.recsys.same import require_same_newest
 from equipoise.recsys.samples import Samples, read_samples, require_scores
 from equipoise.recsys.trainer import count_epoch_steps
+from equipoise.recsys.whole import newest_whole, step_of
 from equipoise.spec.recommend import RecommendSpec
 
 PROGRAM = "equipoise.recsys.worker"
 """The program of a rank, a module."""
+_RECORD = {"step", "losses", "best", "spec", "tables", "traffic"}
+"""What a whole record has at least."""
 
 
 def run(
@@ -66,8 +69,7 @@ def run(
     prepare(folder, spec, base)
     require_same_newest(folder, spec, samples)
     write_coding(folder, samples.coding)
-    steps = spec.train.epochs * count_epoch_steps(spec, samples)
-    if read_trained(folder).get("step", -1) < steps:
+    if not _is_trained(folder, spec.train.epochs * count_epoch_steps(spec, samples)):
 
         def again(dp: int) -> int:
             prepare(folder, with_ranks(spec, dp), base)
@@ -77,6 +79,20 @@ def run(
         smaller = Smaller(lambda dp: _fits(with_ranks(spec, dp), samples), again)
         recover_ranks(launch, spec.fault.rules(), spec.layout.dp, (folder,), smaller)
     return read_trained(folder)
+
+
+def _is_trained(folder: Path, steps: int) -> bool:
+    """Whether nothing is left to do: the record says so, and a whole checkpoint of then is there.
+
+    Raises:
+        CheckpointError: there are checkpoints and none is whole.
+    """
+    record = read_trained(folder)
+    step = record.get("step")
+    if not (record.keys() >= _RECORD and isinstance(step, int) and step >= steps):
+        return False
+    newest, _ = newest_whole(folder)
+    return newest is not None and step_of(newest) >= steps
 
 
 def with_ranks(spec: RecommendSpec, dp: int) -> RecommendSpec:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import safe_open
-from torch import nn
+from torch import Tensor, nn
 
 from equipoise.base.errors import CheckpointError
 from equipoise.recsys.embedding import ShardedTables
@@ -82,9 +82,22 @@ def load(
                 "the run goes on from the one before."
             )
     state = torch.load(checkpoint / DENSE, weights_only=True)
+    load_module(checkpoint, dense, state["dense"])
+    optimizer.load_state_dict(state["optimizer"])
+    tables.load_parts(lambda name: torch.load(checkpoint / f"{name}.pt", weights_only=True))
+    tables.number = int(facts["number"])
+    return RankSaved(int(facts["step"]), list(facts["losses"]), facts["best"])
+
+
+def load_module(checkpoint: Path, module: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Fill the dense part, or a tower's module, from its state in a checkpoint.
+
+    Raises:
+        CheckpointError: the state is another model's; names the first weight that differs.
+    """
     held, own = (
-        {n: tuple(t.shape) for n, t in each.items()}
-        for each in (state["dense"], dense.state_dict())
+        {name: tuple(each.shape) for name, each in weights.items()}
+        for weights in (state, module.state_dict())
     )
     if held != own:
         name = next(each for each in (*own, *held) if held.get(each) != own.get(each))
@@ -93,11 +106,7 @@ def load(
             f"run: {own.get(name, 'none')}). Restore a checkpoint of this run, or choose another "
             "folder with --out."
         )
-    dense.load_state_dict(state["dense"])
-    optimizer.load_state_dict(state["optimizer"])
-    tables.load_parts(lambda name: torch.load(checkpoint / f"{name}.pt", weights_only=True))
-    tables.number = int(facts["number"])
-    return RankSaved(int(facts["step"]), list(facts["losses"]), facts["best"])
+    module.load_state_dict(state)
 
 
 def _shapes(tables: Mapping[str, Any]) -> str:

@@ -121,3 +121,56 @@ def test_checkpoints_that_do_not_say_whose_they_are_are_taken(place: Path, tmp_p
     del facts["run"]["tables.cache_policy"]
     manifest.write_text(seal(facts, facts["files"]))
     assert read_stored(folder).step == 24
+
+
+def test_what_older_checkpoints_do_not_say_is_refused_by_their_shapes(
+    place: Path, tmp_path: Path
+) -> None:
+    folder = copy_of(place, tmp_path)
+    manifest, spec_json = folder / NEWEST / MANIFEST, folder / "spec.json"
+    facts = json.loads(manifest.read_text())
+    for key in ("run", "columns", "samples", "digest", "format"):
+        del facts[key]
+    manifest.write_text(seal(facts, facts["files"]))
+    columns = json.loads((folder / "columns.json").read_text())
+    del columns["words"]["ad"]
+    (folder / "columns.json").write_text(json.dumps(columns))
+    with pytest.raises(CheckpointError) as caught:
+        read_stored(folder)
+    assert str(caught.value) == (
+        f"{folder / 'columns.json'} cannot be read: it is not what a run writes. Run the same "
+        "`equipoise train` again, which writes it."
+    )
+    shutil.copy(place / "run" / "columns.json", folder / "columns.json")
+    spec_json.write_text(spec_json.read_text().replace('"dlrm"', '"dcn"'))
+    with pytest.raises(CheckpointError) as caught:
+        read_stored(folder)
+    assert str(caught.value) == (
+        f"{folder / NEWEST} holds another model: its crosses.0.down.weight is missing (this run: "
+        "(16, 16)). Restore a checkpoint of this run, or choose another folder with --out."
+    )
+
+
+def test_a_run_is_trained_where_its_record_and_its_last_checkpoint_are_whole(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What messages advise, the same command again, then does something."""
+    folder, begun = copy_of(place, tmp_path), []
+    monkeypatch.setattr(request, "recover_ranks", lambda *_: begun.append(1))
+    spec, base = read_recommend(tmp_path / "run.toml", [("layout.dp", "1")])
+    record = folder / "recommend.json"
+
+    def starts() -> bool:
+        begun.clear()
+        request.run(spec, base, out=folder)
+        return bool(begun)
+
+    assert starts()
+    whole = {"step": 24, "losses": [], "best": None, "spec": {}, "tables": [], "traffic": []}
+    record.write_text(json.dumps(whole))
+    assert not starts()
+    record.write_text('{"step": 24}')
+    assert starts()
+    record.write_text(json.dumps(whole))
+    (folder / NEWEST / "dense.pt").write_bytes(b"")
+    assert starts()

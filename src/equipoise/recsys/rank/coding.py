@@ -258,10 +258,11 @@ def read_coding(folder: Path) -> Coding:
         )
     try:
         facts = read_json(file)
+        ids, bags = (tuple(map(str, facts[key])) for key in ("ids", "bags"))
         return Coding(
-            tuple(map(str, facts["ids"])),
-            tuple(map(str, facts["bags"])),
-            {name: [*map(str, words)] for name, words in facts["words"].items()},
+            ids,
+            bags,
+            {name: [*map(str, facts["words"][name])] for name in (*ids, *bags)},
             {
                 name: NumberScale(float(mean), float(deviation))
                 for name, (mean, deviation) in facts["numbers"].items()

@@ -24,7 +24,7 @@ from equipoise.recsys.rank.pooling import Division, PooledTable
 from equipoise.recsys.rank.scorer import Scorer, ServedTowers
 from equipoise.recsys.same import require_same_run
 from equipoise.recsys.shard import draw_rows
-from equipoise.recsys.store import DENSE
+from equipoise.recsys.store import DENSE, load_module
 from equipoise.recsys.tiers.held import read_committed
 from equipoise.recsys.tiers.rows import COMMIT
 from equipoise.recsys.tiers.run import rank_folder
@@ -91,7 +91,7 @@ def read_stored(folder: Path) -> Stored:
     if towers is not None:
         specs = [*towers.plan.outputs]
     dense = build_model(spec.model, specs, len(coding.numbers), seed=spec.train.seed)
-    dense.load_state_dict(torch.load(newest / DENSE, weights_only=True)["dense"])
+    load_module(newest, dense, torch.load(newest / DENSE, weights_only=True)["dense"])
     written_s = (newest / DENSE).stat().st_mtime
     scorer = Scorer(tables, dense.eval(), towers)
     return Stored(spec, base, coding, scorer, int(facts["step"]), newest, written_s)
@@ -109,7 +109,7 @@ def _read_towers(checkpoint: Path, tables: list[TableSpec], spec: RecommendSpec)
     for at, tower in enumerate(towers):
         state = torch.load(checkpoint / f"{tower_name(at)}.pt", weights_only=True)
         module = make_module(sizes, len(tower.tables), seed=seed, tower=at)
-        module.load_state_dict(state["module"])
+        load_module(checkpoint, module, state["module"])
         modules.append(module.eval())
     return ServedTowers(TablePlan(placements, 1, towers=tuple(towers)), modules, spec.tables.wire)
 
