@@ -46,6 +46,15 @@ def listed(names: Iterable[object], most: int = 12) -> str:
     return ", ".join(texts[:most]) + (f" and {left:,} more" if left > 0 else "")
 
 
+def counted(number: int, noun: str) -> str:
+    """A number of things.
+
+    >>> counted(1, "rank"), counted(1200, "row"), counted(0, "table")
+    ('1 rank', '1,200 rows', '0 tables')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def printable(text: str) -> str:
     r"""A text on one line, with line breaks and control characters escaped.
 

@@ -27,12 +27,10 @@ Sources
     DataStates-LLM: arXiv:2406.10707.
 """
 
-import os
 import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
@@ -56,28 +54,13 @@ from equipoise.checkpoint.publish import (
     write_part,
 )
 from equipoise.checkpoint.room import explain_unwritten
+from equipoise.checkpoint.under_way import SaveTimes, UnderWay
 from equipoise.comm.group import Ranks
 
 _LEAVE_S = 10.0
 """The longest wait for a thread whose save was given up: its disk may hang."""
 
 Reached = Callable[[str], None]
-
-
-@dataclass(slots=True)
-class SaveTimes:
-    """What a save took on this rank [s]."""
-
-    blocked_s: float = 0.0
-    """Training stood still: while the save began, for what was not copied, until it had ended."""
-    settled_s: float = 0.0
-    """The last part of that: until it had ended."""
-    staged_s: float = 0.0
-    """From its begin until all was copied."""
-    written_s: float = 0.0
-    """From its begin until this rank's part was on the disk and verified."""
-    core_s: float = 0.0
-    """Processor time that the thread took meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,50 +74,23 @@ class Saved:
     times: SaveTimes
 
 
-@dataclass(slots=True, eq=False)
-class _Save:
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Save(UnderWay):
     """A save under way on this rank."""
 
     manifest: Manifest
     texts: Mapping[str, str]
-    root: Path
-    name: str
-    began: float
-    root_handle: int = -1
-    handle: int = -1
     boxes: list[Placed] = field(default_factory=list)
     index: str = ""
-    size_bytes: int = 0
     ready: Any = None
     """On a device: when its stream has come to the state that is saved."""
-    times: SaveTimes = field(default_factory=SaveTimes)
-    fault: str = ""
     staged: threading.Event = field(default_factory=threading.Event)
-    written: threading.Event = field(default_factory=threading.Event)
-    ended: threading.Event = field(default_factory=threading.Event)
-    abandoned: threading.Event = field(default_factory=threading.Event)
 
     def fail(self, error: BaseException) -> None:
         """Note why this rank's part failed; the first reason counts."""
         if not self.fault:
             lines = str(error).strip().splitlines()
             self.fault = lines[-1] if lines else type(error).__name__
-
-    def open(self) -> None:
-        """Make the folder of the save, and hold it and the one around it."""
-        self.root.mkdir(parents=True, exist_ok=True)
-        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-        self.root_handle = os.open(self.root, flags)
-        with suppress(FileExistsError):
-            os.mkdir(self.name, dir_fd=self.root_handle)
-        self.handle = os.open(self.name, flags, dir_fd=self.root_handle)
-
-    def close(self) -> None:
-        """Let go of the folders."""
-        for handle in (self.handle, self.root_handle):
-            if handle >= 0:
-                os.close(handle)
-        self.handle = self.root_handle = -1
 
 
 class Saver:
@@ -211,7 +167,7 @@ class Saver:
             self._plan()
         self._serial += 1
         name = f"{SAVING}{manifest.step:06d}-{self._session}-{self._serial}"
-        save = _Save(manifest, texts, self.root, name, began)
+        save = _Save(self.root, name, began, manifest=manifest, texts=texts)
         self._save = save
         try:
             self._hand_over(save)

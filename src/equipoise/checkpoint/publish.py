@@ -29,6 +29,7 @@ import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from equipoise.base.digest import digest_bytes
 from equipoise.base.durable import swap_names
@@ -85,8 +86,17 @@ def write_part(folder: int, rank: int, data: memoryview, abandoned: threading.Ev
         os.close(handle)
     summed = SummedFile(len(data), tuple(sums))
     _read_back(folder, name, summed)
+    leave_report(folder, rank, dataclasses.asdict(summed))
+
+
+def leave_report(folder: int, rank: int, facts: Mapping[str, Any]) -> None:
+    """Leave word that a rank's part is whole, in the open folder of the save.
+
+    Raises:
+        OSError: the disk refused it.
+    """
     report = _report_name(rank)
-    _write(folder, f".{report}", json.dumps(dataclasses.asdict(summed)))
+    _write(folder, f".{report}", json.dumps(facts))
     os.rename(f".{report}", report, src_dir_fd=folder, dst_dir_fd=folder)
 
 
@@ -115,6 +125,19 @@ def collect(folder: int, world: int, abandoned: threading.Event) -> dict[str, Su
     Raises:
         AbandonedError: ``abandoned`` was set before the last came.
     """
+    reports = collect_reports(folder, world, abandoned)
+    return {
+        shard_name(rank): SummedFile(report["size_bytes"], tuple(report["sums"]))
+        for rank, report in enumerate(reports)
+    }
+
+
+def collect_reports(folder: int, world: int, abandoned: threading.Event) -> list[dict[str, Any]]:
+    """Wait for the reports of all ranks, in the open folder of the save; what each says.
+
+    Raises:
+        AbandonedError: ``abandoned`` was set before the last came.
+    """
     missing, pause_s = {_report_name(rank) for rank in range(world)}, _LOOK_S
     while missing:
         is_last_look = abandoned.is_set()
@@ -124,12 +147,11 @@ def collect(folder: int, world: int, abandoned: threading.Event) -> dict[str, Su
         if missing:
             abandoned.wait(pause_s)
             pause_s = min(2 * pause_s, _MOST_LOOK_S)
-    shards = {}
+    reports = []
     for rank in range(world):
         with os.fdopen(os.open(_report_name(rank), os.O_RDONLY, dir_fd=folder)) as file:
-            report = json.load(file)
-        shards[shard_name(rank)] = SummedFile(report["size_bytes"], tuple(report["sums"]))
-    return shards
+            reports.append(json.load(file))
+    return reports
 
 
 def publish(
@@ -164,10 +186,25 @@ def publish(
     )
     for each, text in (*texts.items(), (MANIFEST, render_manifest(whole))):
         _write(folder, each, text)
-    for rank in range(len(shards)):
+    give_name(root, name, folder, folder_name(manifest.step), len(shards))
+
+
+def give_name(root: int, name: str, folder: int, final: str, world: int) -> None:
+    """Give a whole checkpoint its name, in one instant where the file system can.
+
+    Args:
+        root: The open folder of the run's checkpoints.
+        name: The folder of the save in it.
+        folder: That folder, open.
+        final: The name.
+        world: How many ranks have left reports, which are removed.
+
+    Raises:
+        OSError: the disk refused it; the folder does not have its name.
+    """
+    for rank in range(world):
         os.unlink(_report_name(rank), dir_fd=folder)
     os.fsync(folder)
-    final = folder_name(manifest.step)
     if not swap_names(root, name, final):  # there is none, or the file system cannot swap
         discard(root, final)
         os.rename(name, final, src_dir_fd=root, dst_dir_fd=root)

@@ -69,13 +69,14 @@ def require_free_folder(folder: Path) -> None:
     """Refuse the folder of a running run, before anything in it is touched.
 
     Raises:
-        LayoutError: rank 0 of a run holds the folder, or a pipe or a device is in the lock's place.
+        LayoutError: rank 0 of a run holds the folder, or a pipe, a device or a link that leads
+            nowhere is in the lock's place.
     """
     try:
         require_file(folder / LOCK)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # whoever writes to it reports why that does not work
-            return
+        if error.errno != errno.EINVAL and not _leads_nowhere(folder / LOCK, error):
+            return  # whoever writes to it reports why that does not work
         raise LayoutError(folder_unlocked(folder, error)) from error
     try:
         with (folder / LOCK).open() as lock:
@@ -96,11 +97,22 @@ def folder_taken(folder: Path) -> str:
 
 def folder_unlocked(folder: Path, error: OSError) -> str:
     """The message for a folder that cannot be locked although nobody holds it."""
+    lock = folder / LOCK
+    if _leads_nowhere(lock, error):
+        return (
+            f"{lock} is a link to {lock.readlink()}, which leads to no file, so nothing can be "
+            "locked. Remove the link, or choose another folder with --out."
+        )
     return (
         f"{folder / LOCK} cannot be locked ({error.strerror}), so nothing would keep a second run "
         f"from writing to the same journal. Choose another folder with --out, or mount this one "
         f"with locks (NFS: without nolock; Lustre: with flock)."
     )
+
+
+def _leads_nowhere(path: Path, error: OSError) -> bool:
+    """Whether a path could not be opened because it is a link without a file at its end."""
+    return error.errno in (errno.ENOENT, errno.ELOOP) and path.is_symlink()
 
 
 def _note_nothing(sentence: str, processes: list[int], stopped_s: float) -> None:

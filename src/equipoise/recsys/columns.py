@@ -22,11 +22,13 @@ import numpy as np
 from equipoise.base.arrays import Floats, Ints
 from equipoise.base.errors import DataError
 from equipoise.base.read import read_text, reason
-from equipoise.base.shown import shown
+from equipoise.base.shown import counted, shown
 from equipoise.data.columns import open_parquet
 from equipoise.recsys.rank.coding import text_of
 
 ML_100K = "ml-100k"
+_ATOMIC_TYPES = ("token", "token_seq", "float", "float_seq")
+"""Types of columns in the atomic files of RecBole 1.2, written ``name:type``."""
 Columns = dict[str, np.ndarray]
 
 
@@ -57,13 +59,13 @@ def read_columns(path: Path) -> Columns:
     rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
     body: list[list[str]] = []
     try:
-        head = [name.partition(":")[0].strip() for name in next(rows, [])]
+        head = [_name_of(title) for title in next(rows, [])]
         _require_distinct(path, head)
         for row in rows:
             if len(row) != len(head):
                 raise DataError(
-                    f"{path.name}:{rows.line_num}  {len(row)} values under {len(head)} columns. "
-                    "Write one for each."
+                    f"{path.name}:{rows.line_num}  {counted(len(row), 'value')} under "
+                    f"{counted(len(head), 'column')}. Write one for each."
                 )
             body.append(row)
     except csv.Error as error:
@@ -73,6 +75,16 @@ def read_columns(path: Path) -> Columns:
     if not body:
         raise DataError(f"{path} holds no rows below its line of column names. Give it some.")
     return {name: np.array([row[at] for row in body]) for at, name in enumerate(head)}
+
+
+def _name_of(title: str) -> str:
+    """The name of a column, without the type that recbole's files write behind it.
+
+    >>> _name_of("user_id:token"), _name_of("price:usd"), _name_of(" t ")
+    ('user_id', 'price:usd', 't')
+    """
+    name, _, kind = title.strip().rpartition(":")
+    return name.strip() if name and kind.strip() in _ATOMIC_TYPES else title.strip()
 
 
 def _require_distinct(path: Path, names: Sequence[str]) -> None:
@@ -166,7 +178,7 @@ def read_ml_100k() -> Columns:
 def _atomic(path: Path) -> Columns:
     """A file of recbole: tab-separated, typed column names, no quotes."""
     lines = path.read_text(encoding="utf-8").rstrip("\n").split("\n")
-    head = [name.partition(":")[0] for name in lines[0].split("\t")]
+    head = [_name_of(title) for title in lines[0].split("\t")]
     body = [line.split("\t") for line in lines[1:]]
     return {name: np.array([row[at] for row in body]) for at, name in enumerate(head)}
 

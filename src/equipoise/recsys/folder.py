@@ -10,6 +10,7 @@ Kept true (tests/multi/recsys/test_train.py)
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,8 @@ _SAME = (
     "tables.memory_mib",
 )
 """What a run that goes on must not change."""
+_SAME_IN_FILES = ("layout", "tables.kinds")
+"""Further such keys where rows lie in files, which belong to one rank's shards."""
 _TABLES = tuple(each.name for each in dataclasses.fields(RecommendSpec) if each.name != "name")
 
 
@@ -46,28 +49,51 @@ def prepare(folder: Path, spec: RecommendSpec, base: Path) -> None:
         CheckpointError: the folder holds a run of other data, another model or another order of
             samples, or one whose file is damaged.
     """
-    ours = json.loads(json.dumps(dataclasses.asdict(spec)))
     file = folder / RANKED
     if file.is_file():
         theirs = _tables_of(file)
-        unset = json.loads(json.dumps(dataclasses.asdict(RecommendSpec())))
-        in_files = ("layout", "tables.kinds") if spec.tables.memory_mib else ()
-        for name in (*_SAME, *in_files):
-            section, _, key = name.partition(".")
-            # A key that the run's version did not have had the effect of its default.
-            old, new = unset[section] | theirs.get(section, {}), ours[section]
-            if (old[key] != new[key]) if key else (old != new):
-                changed = (
-                    name
-                    if key
-                    else next(f"{section}.{field}" for field in new if old.get(field) != new[field])
-                )
-                raise CheckpointError(
-                    f"{folder} holds a run with another {changed}. Give it back its value, or "
-                    "choose another folder with --out."
-                )
+        held = {
+            f"{section}.{key}": value
+            for section, table in theirs.items()
+            for key, value in table.items()
+        }
+        if changed := changed_key(spec, held):
+            raise CheckpointError(
+                f"{folder} holds a run with another {changed}. Give it back its value, or "
+                "choose another folder with --out."
+            )
     folder.mkdir(parents=True, exist_ok=True)
-    write_whole(file, json.dumps(ours | {"base": str(base)}, indent=1))
+    write_whole(file, json.dumps(_plain(spec) | {"base": str(base)}, indent=1))
+
+
+def fixed_keys(spec: RecommendSpec) -> dict[str, Any]:
+    """The values of all keys that a run which goes on must not change, by dotted name."""
+    tables, fixed = _plain(spec), dict[str, Any]()
+    for name in (*_SAME, *(_SAME_IN_FILES if spec.tables.memory_mib else ())):
+        section, _, key = name.partition(".")
+        own = {key: tables[section][key]} if key else tables[section]
+        fixed |= {f"{section}.{each}": value for each, value in own.items()}
+    return fixed
+
+
+def changed_key(spec: RecommendSpec, held: Mapping[str, Any]) -> str:
+    """The first such key that has another value in ``held``; empty if none has.
+
+    A key that ``held`` lacks, since an earlier version did not know it, had the effect of its
+    default.
+    """
+    unset = _plain(RecommendSpec())
+    for name, value in fixed_keys(spec).items():
+        section, _, key = name.partition(".")
+        if held.get(name, unset[section][key]) != value:
+            return name
+    return ""
+
+
+def _plain(spec: RecommendSpec) -> dict[str, Any]:
+    """A run as its JSON is read again."""
+    plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(spec)))
+    return plain
 
 
 def read_prepared(folder: Path) -> tuple[RecommendSpec, Path]:

@@ -17,6 +17,7 @@ from typing import Any
 
 from equipoise.balance.tables.plan import TableAnswer
 from equipoise.base.errors import EquipoiseError
+from equipoise.base.shown import counted
 from equipoise.fault.recover import Smaller, recover_ranks
 from equipoise.launch.gang import Launch
 from equipoise.launch.local import require_free_folder
@@ -24,12 +25,16 @@ from equipoise.recsys.folder import prepare, read_trained
 from equipoise.recsys.models.catalog import build_model
 from equipoise.recsys.place import plan_samples
 from equipoise.recsys.rank.coding import write_coding
+from equipoise.recsys.same import require_same_newest
 from equipoise.recsys.samples import Samples, read_samples, require_scores
 from equipoise.recsys.trainer import count_epoch_steps
+from equipoise.recsys.whole import newest_whole, step_of
 from equipoise.spec.recommend import RecommendSpec
 
 PROGRAM = "equipoise.recsys.worker"
 """The program of a rank, a module."""
+_RECORD = {"step", "losses", "best", "spec", "tables", "traffic"}
+"""What a whole record has at least."""
 
 
 def run(
@@ -62,9 +67,9 @@ def run(
         sys.stdout.flush()
     require_free_folder(folder)
     prepare(folder, spec, base)
+    require_same_newest(folder, spec, samples)
     write_coding(folder, samples.coding)
-    steps = spec.train.epochs * count_epoch_steps(spec, samples)
-    if read_trained(folder).get("step", -1) < steps:
+    if not _is_trained(folder, spec.train.epochs * count_epoch_steps(spec, samples)):
 
         def again(dp: int) -> int:
             prepare(folder, with_ranks(spec, dp), base)
@@ -74,6 +79,20 @@ def run(
         smaller = Smaller(lambda dp: _fits(with_ranks(spec, dp), samples), again)
         recover_ranks(launch, spec.fault.rules(), spec.layout.dp, (folder,), smaller)
     return read_trained(folder)
+
+
+def _is_trained(folder: Path, steps: int) -> bool:
+    """Whether nothing is left to do: the record says so, and a whole checkpoint of then is there.
+
+    Raises:
+        CheckpointError: there are checkpoints and none is whole.
+    """
+    record = read_trained(folder)
+    step = record.get("step")
+    if not (record.keys() >= _RECORD and isinstance(step, int) and step >= steps):
+        return False
+    newest, _ = newest_whole(folder)
+    return newest is not None and step_of(newest) >= steps
 
 
 def with_ranks(spec: RecommendSpec, dp: int) -> RecommendSpec:
@@ -91,11 +110,12 @@ def _fits(spec: RecommendSpec, samples: Samples) -> bool:
 
 def _describe(spec: RecommendSpec, samples: Samples, answer: TableAnswer) -> str:
     kinds = [each.kind for each in answer.plan.placements]
-    counted = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
+    placed = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
     if towers := len(answer.plan.towers):
-        counted += f", in {towers} towers on {answer.plan.hosts} hosts"
+        placed += f", in {counted(towers, 'tower')} on {counted(answer.plan.hosts, 'host')}"
     return (
         f"{samples.edges[3]:,} samples, {samples.edges[1]:,} of them to train; "
-        f"{len(samples.keys)} tables of {sum(samples.rows):,} rows on {spec.layout.dp} ranks "
-        f"({counted}), max/mean {answer.skew:.3f}, at most {100 * answer.gap:.1f}% above the best\n"
+        f"{counted(len(samples.keys), 'table')} of {sum(samples.rows):,} rows on "
+        f"{counted(spec.layout.dp, 'rank')} ({placed}), max/mean {answer.skew:.3f}, at most "
+        f"{100 * answer.gap:.1f}% above the best\n"
     )

@@ -19,12 +19,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import xxhash
 from torch import Tensor
 
 from equipoise.base.arrays import Ints
 from equipoise.base.errors import DataError
 from equipoise.base.nearest import nearest
-from equipoise.base.shown import listed, shown
+from equipoise.base.shown import counted, listed, shown
 from equipoise.recsys.columns import (
     ML_100K,
     column_numbers,
@@ -66,6 +67,14 @@ class Samples:
         """First and one past the last sample of a split."""
         at = SPLITS.index(split)
         return self.edges[at], self.edges[at + 1]
+
+    def digest(self) -> str:
+        """A digest of what steps read of them: ids, numbers, labels, splits and sessions."""
+        held = xxhash.xxh64(repr(self.edges).encode())
+        sessions = () if self.sessions is None else (self.sessions,)
+        for part in (self.labels, self.numbers, *self.ids, *self.offsets, *sessions):
+            held.update(np.ascontiguousarray(part).tobytes())
+        return held.hexdigest()
 
     def order(self, source: np.random.Generator, shuffle: str) -> Ints:
         """An epoch's order of the training samples, by ``samples`` or by ``sessions``."""
@@ -144,7 +153,8 @@ def make_samples(columns: Mapping[str, np.ndarray], spec: ColumnsSpec, label: st
     held = train + (count - train) // 2
     if not 0 < train < held < count:
         raise DataError(
-            f"{label} has {count:,} rows, too few for training, validation and test. Give more."
+            f"{label} has {counted(count, 'row')}, too few for training, validation and test. Give "
+            "more."
         )
     fix = "Write labels as numbers, 1 for positive and 0 for negative"
     labels = column_numbers(columns, spec.label, label, fix)[order] >= spec.positive_from

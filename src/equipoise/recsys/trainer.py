@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from equipoise.base.arrays import Floats, Ints
-from equipoise.base.errors import CheckpointError, NonFiniteError
+from equipoise.base.errors import NonFiniteError
 from equipoise.launch.last_words import say_step
 from equipoise.observe.journal import EventSink
 from equipoise.recsys.ahead.steps import StepInput, StepsAhead
@@ -35,13 +35,15 @@ from equipoise.recsys.exchange import TimedExchange
 from equipoise.recsys.metrics import measure_auc, measure_entropy
 from equipoise.recsys.models.catalog import build_model
 from equipoise.recsys.optimizer import SparseStep
-from equipoise.recsys.rank.scorer import score_tiles
+from equipoise.recsys.rank.scorer import run_tiles
+from equipoise.recsys.same import describe_run, require_same_run
 from equipoise.recsys.samples import Samples
+from equipoise.recsys.saving import TableSaver
 from equipoise.recsys.sessions.sharing import BatchSharing
-from equipoise.recsys.store import RankSaved, load, save
-from equipoise.recsys.tiers.run import commit_files, fetch_ahead, keep_rows
+from equipoise.recsys.store import RankSaved, load
+from equipoise.recsys.tiers.run import fetch_ahead, keep_rows
 from equipoise.recsys.towers.tables import make_tables
-from equipoise.recsys.whole import newest_whole, step_of
+from equipoise.recsys.whole import newest_whole, read_facts, step_of
 from equipoise.schedule.tables.placement import TablePlan
 from equipoise.schedule.tables.traffic import STAGES
 from equipoise.spec.recommend import RecommendSpec
@@ -138,7 +140,8 @@ class RankTrainer:
         self.journal, self.exchange = journal, exchange
         step = SparseStep(spec.tables.optimizer, lr=spec.tables.lr)
         self._newest, self.damaged = newest_whole(folder, exchange.rank, exchange.ranks)
-        self._verified = set[Path]() if self._newest is None else {self._newest}
+        if self._newest is not None:
+            require_same_run(self._newest, read_facts(self._newest), spec, samples=samples)
         newest = None if self._newest is None else step_of(self._newest)
         kept = keep_rows(spec, samples, plan, step, folder, exchange.rank, newest)
         self.tables = make_tables(spec, plan, exchange, step, kept)
@@ -152,6 +155,16 @@ class RankTrainer:
         )
         self.optimizer = torch.optim.Adam(
             self.dense.parameters(), lr=spec.train.lr, weight_decay=spec.train.weight_decay
+        )
+        self.saver = TableSaver(
+            folder,
+            self.tables,
+            self.dense,
+            self.optimizer,
+            describe_run(spec, samples),
+            set() if self._newest is None else {self._newest},
+            journal,
+            has_files=spec.tables.memory_mib > 0,
         )
         self.sharing = BatchSharing(spec, self.dense)
         self._ahead = StepsAhead(self._make_input, is_early=is_early)
@@ -186,9 +199,15 @@ class RankTrainer:
 
         Raises:
             NonFiniteError: the loss is not a number.
-            CheckpointError: the last checkpoint could not be written.
+            CheckpointError: the last checkpoint could not be written, or any where rows lie in
+                files.
         """
-        end = min(self.steps, self.steps if stop_at is None else stop_at)
+        try:
+            return self._run(show, min(self.steps, self.steps if stop_at is None else stop_at))
+        finally:
+            self.saver.close()
+
+    def _run(self, show: Callable[[str], None], end: int) -> Trained:
         while self.step < end and not self.is_asked_to_stop:
             began = time.perf_counter()
             with self.journal.phase("train", step=self.step + 1):
@@ -216,35 +235,16 @@ class RankTrainer:
                     self._score(show)
             is_due = is_epoch or self.step % self.spec.checkpoint.every_steps == 0
             if is_due or self.is_asked_to_stop:
+                best = None if self.best is None else _fields(self.best)
+                saved = RankSaved(self.step, self.losses, best)
+                is_last = self.step == end or self.is_asked_to_stop
                 with self.journal.phase("save", step=self.step):
-                    self._save(show, is_last=self.step == end or self.is_asked_to_stop)
+                    self.saver.save(saved, show, is_last=is_last)
         self._ahead.stop()
+        with self.journal.phase("save", step=self.step):
+            self.saver.settle(show, is_needed=True)
         reason = "interrupted" if self.is_asked_to_stop else "done"
         return Trained(self.step, self.losses, self.best, self.traffic, reason)
-
-    def _save(self, show: Callable[[str], None], *, is_last: bool) -> None:
-        """Save; what cannot be written is said, and ends the run where no later save follows.
-
-        Raises:
-            CheckpointError: it does.
-        """
-        best = None if self.best is None else _fields(self.best)
-        self.journal.flush()  # what is saved is not computed again, and so not journaled again
-        commit_files(self.tables, self.step)
-        try:
-            save(
-                self.folder,
-                self.tables,
-                self.dense,
-                self.optimizer,
-                RankSaved(self.step, self.losses, best),
-                self._verified,
-            )
-        except CheckpointError as error:
-            # Files keep the rows of the last two saves; one more without a checkpoint drops them.
-            if is_last or self.spec.tables.memory_mib:
-                raise
-            show(f"{error} Training goes on.")
 
     def _share(self, index: Ints) -> Ints:
         ranks, rank = self.exchange.ranks, self.exchange.rank
@@ -386,7 +386,7 @@ class RankTrainer:
         jagged, numbers, _ = self.samples.batch(self._share(index))
         with torch.no_grad():
             begin = rank * len(index) // ranks
-            own = score_tiles(self.dense, self.tables(self.sharing.share(jagged)), numbers)
+            own = run_tiles(self.dense, self.tables(self.sharing.share(jagged)), numbers)
             whole[begin : begin + len(own)] = own.double()
         return self._sum(whole).numpy()
 

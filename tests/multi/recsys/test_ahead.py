@@ -1,6 +1,5 @@
 """Steps that work for those after them change nothing, and do so before the steps end."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from equipoise.comm.local import run_ranks
 from equipoise.recsys.ahead.steps import StepsAhead
 from equipoise.recsys.columns import read_columns
 from equipoise.recsys.folder import read_prepared
+from equipoise.recsys.lowbit.request import convert_run
 from equipoise.recsys.rank.ranker import open_ranker
 from equipoise.recsys.samples import read_samples
 from equipoise.spec.recommend import read_recommend
@@ -30,6 +30,20 @@ FLAGS = {
     "columns": [("tables.kinds", '["column"]'), ("tables.wire", "int8"), ROW_WISE],
     "few bits by trace": [("tables.precision", "int8"), ("tables.cache_policy", "trace")],
     "files": [("tables.memory_mib", "0.002")],
+    "towers": [
+        ("model.towers", '[["words", "user"], ["ad"]]'),
+        ("model.tower_module", "cross"),
+        ("model.tower_vectors", "1"),
+        ("tables.wire", "bf16"),
+        ("layout.ranks_per_host", "1"),
+    ],
+    "towers on a host": [
+        ("model.towers", '[["ad", "words"], ["user"]]'),
+        ("model.tower_module", "linear"),
+        ("model.tower_width", "3"),
+        ("model.pooling", "sum"),
+        ("tables.kinds", '["row", "column"]'),
+    ],
 }
 STEPS = 24
 """Two epochs of 12, the last of each short; a checkpoint after every fifth."""
@@ -85,7 +99,7 @@ def test_ids_leave_before_the_gradients_of_the_step_before(
     assert all(row["input_s"] > 0 for row in plain.steps)
 
 
-@pytest.mark.parametrize("name", [name for name in FLAGS if name != "files"])
+@pytest.mark.parametrize("name", FLAGS)
 def test_a_server_scores_as_the_run_does_to_the_bit(sides: Sides, folder: Path, name: str) -> None:
     own = folder / f"{[*FLAGS].index(name)}-True"
     spec, base = read_prepared(own)
@@ -108,24 +122,50 @@ def test_a_server_scores_as_the_run_does_to_the_bit(sides: Sides, folder: Path, 
 
 def test_what_cannot_be_served_is_one_sentence(sides: Sides, folder: Path) -> None:
     assert sides
-    with pytest.raises(SpecError) as caught:
-        open_ranker(folder / "4-True")
+    files = folder / f"{[*FLAGS].index('files')}-True"
+    shards = sorted((files / "tiers").glob("*/*"))
+    assert len(shards) > 1
+    blocks = shards[0] / "blocks"
+    whole_blocks = blocks.read_bytes()
+    blocks.write_bytes(bytes(byte ^ 1 for byte in whole_blocks))
+    with pytest.raises(CheckpointError) as caught:
+        open_ranker(files)
     assert str(caught.value) == (
-        f"{folder / '4-True'} keeps rows in files (tables.memory_mib = 0.002), which are not read "
-        "here. Train it without tables.memory_mib."
+        f"Block 0 of {blocks} is damaged. Remove the run's newest checkpoint, so that it goes on "
+        "from the one before."
+    )
+    blocks.write_bytes(whole_blocks)
+    commit = shards[0] / f"commit-{STEPS:06}.npz"
+    own = commit.read_bytes()
+    shutil.copy(shards[0] / f"commit-{STEPS - 4:06}.npz", commit)
+    with pytest.raises(CheckpointError) as caught:
+        open_ranker(files)
+    assert str(caught.value) == (
+        f"{shards[0]} holds rows of another run than its checkpoint. Restore the checkpoints and "
+        "the files of one run, or choose another folder with --out."
+    )
+    commit.write_bytes(own)
+    commit.write_bytes(commit.read_bytes()[:100])
+    with pytest.raises(CheckpointError) as caught:
+        open_ranker(files)
+    assert str(caught.value) == (
+        f"{commit} is damaged. Remove the run's newest checkpoint, so that it goes on from the one "
+        "before."
+    )
+    commit.unlink()
+    with pytest.raises(CheckpointError) as caught:
+        open_ranker(files)
+    assert str(caught.value) == (
+        f"{shards[0]} has no commit {STEPS}. Choose another folder with --out, or remove this one."
+    )
+    towers = folder / f"{[*FLAGS].index('towers')}-True"
+    with pytest.raises(SpecError) as refused:
+        convert_run(towers, folder / "small", 0.1)
+    assert str(refused.value) == (
+        f"{towers} has tables in towers (model.towers), and their modules have no formats of fewer "
+        "bits. Serve it as it is, or train it without towers."
     )
     whole = folder / "0-False"
-    kept = (whole / "spec.json").read_text()
-    facts = json.loads(kept)
-    facts["model"]["towers"] = [["user", "ad"], ["words"]]
-    (whole / "spec.json").write_text(json.dumps(facts))
-    with pytest.raises(SpecError) as caught:
-        open_ranker(whole)
-    assert str(caught.value) == (
-        f"{whole} has tables in towers (model.towers), which are not read here. Train it without "
-        "towers."
-    )
-    (whole / "spec.json").write_text(kept)
     (whole / "columns.json").write_text("{}")
     with pytest.raises(CheckpointError) as caught:
         open_ranker(whole)

@@ -15,10 +15,10 @@ from equipoise.spec.recommend import read_recommend
 from support.recsys.clicks import write_clicks
 
 
-def trained_run(folder: Path) -> Path:
-    """The folder of a run of ``write_clicks``, which lies in ``folder``."""
+def trained_run(folder: Path, *flags: tuple[str, str]) -> Path:
+    """The folder of a run of ``write_clicks``, which lies in ``folder``; flags replace keys."""
     torch.set_num_threads(1)
-    spec, base = read_recommend(write_clicks(folder), [("layout.dp", "1")])
+    spec, base = read_recommend(write_clicks(folder), [("layout.dp", "1"), *flags])
     samples, own = read_samples(spec.data, base), folder / "run"
     prepare(own, spec, base)
     write_coding(own, samples.coding)

@@ -156,8 +156,8 @@ def test_tables_that_do_not_fit_together_are_refused() -> None:
     with pytest.raises(FitError) as error:
         plan_tables(tables, small, kinds=["table"])
     assert str(error.value) == (
-        "4 tables need 112.5 KiB with sgd's state, and 2 ranks hold 31.2 KiB each. Give at least "
-        "4 ranks, or ranks with more memory."
+        "4 tables together need 112.5 KiB with sgd's state, and each of 2 ranks holds 31.2 KiB. "
+        "Give at least 4 ranks, or ranks with more memory."
     )
 
 

@@ -1,7 +1,8 @@
-"""``equipoise serve`` of a recommender as a program, and what it refuses."""
+"""``equipoise serve`` of a recommender as a program, what it refuses, and what inspect says."""
 
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -64,3 +65,39 @@ def test_what_is_for_texts_is_refused(folder: Path, capsys: pytest.CaptureFixtur
         ),
     }.items():
         assert run(capsys, "serve", str(folder), *flags) == (2, "", words)
+
+
+def test_inspect_says_what_a_recommender_and_its_checkpoints_hold(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = tmp_path / "run"
+    shutil.copytree(folder, own)
+    newest = own / "checkpoint" / "step-000024"
+    code, out, _ = run(capsys, "inspect", str(own), "--json")
+    facts = json.loads(out)
+    assert (code, facts["kind"], facts["name"]) == (0, "recommender", "clicks")
+    assert facts["columns"] == "user, ad, words, price" and facts["ranks"] == 1
+    assert facts["record"] == "no rank has ended yet"
+    assert [(each["step"], each["state"]) for each in facts["checkpoints"]] == [
+        (24, "ok"),
+        (20, "ok"),
+    ]
+    one = json.loads(run(capsys, "inspect", str(newest), "--json")[1])
+    assert one == facts["checkpoints"][0]
+    assert one["tables"] == {"user": "31 x 4", "ad": "13 x 4", "words": "10 x 4"}
+    assert (one["architecture"], one["seed"], one["files"]) == ("dlrm", 0, 2)
+    (newest / "dense.pt").unlink()
+    (own / "recommend.json").write_text('{"step": 24, "best": {"test_auc": 0.75, "epoch": 2}}')
+    code, out, _ = run(capsys, "inspect", str(own), "--json")
+    facts = json.loads(out)
+    assert (code, facts["steps"], facts["test_auc"], facts["record"]) == (4, 24, 0.75, "ok")
+    torn = f"{newest / 'dense.pt'} cannot be read: no such file or directory."
+    assert [each["state"] for each in facts["checkpoints"]] == [torn, "ok"]
+    (newest / "recommend.json").unlink()
+    assert run(capsys, "inspect", str(newest), "--quiet")[:2] == (4, "checkpoint\n")
+    (own / "recommend.json").write_text("[]")
+    facts = json.loads(run(capsys, "inspect", str(own), "--json")[1])
+    assert facts["record"] == (
+        f"{own / 'recommend.json'} cannot be read: it does not hold a JSON object. Copy it from a "
+        "backup, or choose another folder with --out."
+    )

@@ -1,5 +1,6 @@
 """What a start refuses before any rank, and how the end of ranks is put into a sentence."""
 
+import errno
 import fcntl
 import os
 import signal
@@ -16,7 +17,12 @@ from equipoise.launch.explain import RanksEnd, explain
 from equipoise.launch.forms import Job, Nodes, agent_words
 from equipoise.launch.gang import Launch, spares_command
 from equipoise.launch.last_words import Words
-from equipoise.launch.local import LOCK, require_free_folder, require_free_port
+from equipoise.launch.local import (
+    LOCK,
+    folder_unlocked,
+    require_free_folder,
+    require_free_port,
+)
 
 RESUME = "Run the same command again to resume from the last checkpoint."
 
@@ -65,6 +71,22 @@ def test_a_pipe_in_the_place_of_the_lock_is_refused_and_not_waited_for(tmp_path:
         "nothing would keep a second run from writing to the same journal. Choose another folder "
         "with --out, or mount this one with locks (NFS: without nolock; Lustre: with flock)."
     )
+
+
+@pytest.mark.parametrize("target", ["gone/lock", LOCK])
+def test_a_link_that_leads_nowhere_in_the_place_of_the_lock(tmp_path: Path, target: str) -> None:
+    lock = tmp_path / LOCK
+    lock.symlink_to(target)
+    said = (
+        f"{lock} is a link to {target}, which leads to no file, so nothing can be locked. Remove "
+        "the link, or choose another folder with --out."
+    )
+    assert refused(require_free_folder, tmp_path) == said
+    assert folder_unlocked(tmp_path, OSError(errno.ENOENT, "")) == said
+    lock.unlink()
+    (tmp_path / "elsewhere").touch()
+    lock.symlink_to("elsewhere")
+    require_free_folder(tmp_path)
 
 
 def test_the_agent_of_ranks_that_are_kept_ready(tmp_path: Path) -> None:

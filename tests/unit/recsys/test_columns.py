@@ -22,13 +22,28 @@ def test_files_are_read_alike(tmp_path: Path) -> None:
         k: v.astype(str).tolist() for k, v in other.items()
     }
     (tmp_path / "bad.csv").write_text("a,b\n1\n")
-    with pytest.raises(DataError, match=r"bad.csv:2  1 values under 2 columns. Write one for each"):
+    with pytest.raises(DataError, match=r"bad.csv:2  1 value under 2 columns. Write one for each"):
         read_columns(tmp_path / "bad.csv")
     (tmp_path / "none.csv").write_text("a,b\n")
     with pytest.raises(DataError, match="holds no rows below its line of column names"):
         read_columns(tmp_path / "none.csv")
     with pytest.raises(DataError, match=r"No such file: .*gone.csv. Set data.path to a Parquet"):
         read_columns(tmp_path / "gone.csv")
+
+
+def test_names_keep_their_colons_but_for_the_types_of_recbole(tmp_path: Path) -> None:
+    """In CSV and TSV as in Parquet; cut at its colon, one of two columns was another's name."""
+    file = tmp_path / "x.csv"
+    file.write_text(
+        "price:usd,price:eur,user_id:token,a:b:float_seq,:x,words: token_seq\n1,2,3,4,5,6\n"
+    )
+    assert list(read_columns(file)) == ["price:usd", "price:eur", "user_id", "a:b", ":x", "words"]
+    file.with_suffix(".tsv").write_text("price:usd\tuser_id:token\n1\t2\n")
+    assert list(read_columns(file.with_suffix(".tsv"))) == ["price:usd", "user_id"]
+    file.write_text("user:token,user:float\n1,2\n")
+    with pytest.raises(DataError) as error:
+        read_columns(file)
+    assert str(error.value) == 'x.csv has two columns "user". Rename one.'
 
 
 TORN = {

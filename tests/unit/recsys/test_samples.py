@@ -105,7 +105,7 @@ def test_bad_columns_are_refused(name: str | None, values: list[str], message: s
 
 def test_too_few_rows_are_refused() -> None:
     few = {name: values[:1] for name, values in columns().items()}
-    with pytest.raises(DataError, match="has 1 rows, too few for training, validation and test"):
+    with pytest.raises(DataError, match="has 1 row, too few for training, validation and test"):
         make_samples(few, SPEC, "x.csv")
 
 

@@ -1,5 +1,6 @@
 """Scores that are not numbers, and weights of another model, end a run in a sentence."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from equipoise.recsys.folder import prepare
 from equipoise.recsys.place import plan_samples
 from equipoise.recsys.samples import read_samples
 from equipoise.recsys.trainer import RankTrainer
+from equipoise.recsys.whole import MANIFEST, seal
 from equipoise.spec.recommend import read_recommend
 from support.recsys.clicks import write_clicks
 
@@ -44,10 +46,14 @@ def test_weights_of_another_model_are_not_loaded(tmp_path: Path) -> None:
     other = replace(spec, model=replace(spec.model, top=(9,)))
     first = RankTrainer(folder, spec, samples, plan, EventSink(), TimedExchange(alone=True))
     first.run(lambda _: None, stop_at=5)
+    checkpoint = folder / "checkpoint" / "step-000005"
+    facts = json.loads((checkpoint / MANIFEST).read_text())
+    for key in ("run", "digest", "format"):  # as a version that did not say whose it is
+        del facts[key]
+    (checkpoint / MANIFEST).write_text(seal(facts, facts["files"]))
     second = RankTrainer(folder, other, samples, plan, EventSink(), TimedExchange(alone=True))
     with pytest.raises(CheckpointError) as error:
         second.resume()
-    checkpoint = folder / "checkpoint" / "step-000005"
     assert str(error.value) == (
         f"{checkpoint} holds another model: its top.0.weight is (8, 22) (this run: (9, 22)). "
         "Restore a checkpoint of this run, or choose another folder with --out."

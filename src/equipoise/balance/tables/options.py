@@ -77,8 +77,9 @@ class ShardOptions:
             edges = [shard * table.width // count for shard in range(count + 1)]
             widths = [end - begin for begin, end in itertools.pairwise(edges)]
             priced = {width: price_shard(table, machine, columns=width) for width in set(widths)}
-            held = [table.rows * row_bytes(width, machine.optimizer) for width in widths]
-            return _each(kind, [priced[width] for width in widths], held)
+            bytes_of = {width: table.rows * row_bytes(width, machine.optimizer) for width in priced}
+            each_bytes = [bytes_of[width] for width in widths]
+            return _each(kind, [priced[width] for width in widths], each_bytes)
         count = machine.ranks if kind == "row" else machine.per_host
         price = price_shard if kind == "row" else price_host_shard
         per_row = row_bytes(table.width, machine.optimizer)

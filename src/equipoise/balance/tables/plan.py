@@ -33,6 +33,7 @@ from equipoise.balance.tables.options import ShardOption, ShardOptions
 from equipoise.balance.tables.price import PS_PER_S, TableMachine
 from equipoise.base.arrays import Floats, Ints
 from equipoise.base.errors import FitError, SpecError
+from equipoise.base.shown import counted
 from equipoise.base.units import format_bytes
 from equipoise.schedule.tables.placement import (
     SHARD_KINDS,
@@ -301,13 +302,13 @@ class _Planner:
             most = capacity // per_row
             head = (
                 f"Table {table.name} needs {format_bytes(whole)} with {machine.optimizer}'s state, "
-                f"and each of {machine.ranks} ranks holds {format_bytes(capacity)}."
+                f"and {_each(machine.ranks)} holds {format_bytes(capacity)}."
             )
             if most < 1:
                 raise FitError(f"{head} Not even one row of it fits. Give ranks more memory.")
             least = -(-table.rows // most)
             if least <= machine.ranks:
-                raise FitError(f"{head} Allow kind row: its rows fit on {least:,} ranks.")
+                raise FitError(f"{head} Allow kind row: its rows fit on {counted(least, 'rank')}.")
             raise FitError(f"{head} Divided by rows it needs at least {least:,} ranks.")
 
     def no_room(self) -> FitError:
@@ -317,8 +318,13 @@ class _Planner:
         )
         least = -(-total // self.machine.capacity_bytes)
         return FitError(
-            f"{len(self.tables):,} tables need {format_bytes(total)} with "
-            f"{self.machine.optimizer}'s state, and {self.machine.ranks:,} ranks hold "
-            f"{format_bytes(self.machine.capacity_bytes)} each. Give at least "
+            f"{counted(len(self.tables), 'table')} together need {format_bytes(total)} with "
+            f"{self.machine.optimizer}'s state, and {_each(self.machine.ranks)} holds "
+            f"{format_bytes(self.machine.capacity_bytes)}. Give at least "
             f"{max(least, self.machine.ranks + 1):,} ranks, or ranks with more memory."
         )
+
+
+def _each(ranks: int) -> str:
+    """Whose memory is meant, before a verb."""
+    return "the rank" if ranks == 1 else f"each of {ranks:,} ranks"

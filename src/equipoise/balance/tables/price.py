@@ -27,6 +27,7 @@ Sources
 from dataclasses import dataclass
 
 from equipoise.base.errors import SpecError
+from equipoise.base.shown import counted
 from equipoise.schedule.tables.traffic import Wire, wire_bytes
 from equipoise.spec.tables.table import FLOAT_BYTES, SparseOptimizer, TableSpec
 
@@ -57,7 +58,8 @@ class TableMachine:
     def __post_init__(self) -> None:
         if self.ranks < 1 or self.batch < 1:
             raise SpecError(
-                f"{self.ranks} ranks of {self.batch} samples train nothing. Give 1 or more of both."
+                f"{counted(self.ranks, 'rank')} of {counted(self.batch, 'sample')} can train "
+                "nothing. Give 1 or more of both."
             )
         if self.ranks % self.per_host:
             raise SpecError(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from equipoise.base.errors import SpecError
+from equipoise.base.shown import counted
 from equipoise.cli.console import make_console
 from equipoise.cli.counts import require_counts
 from equipoise.cli.explain import asked
@@ -225,7 +226,7 @@ def _show(answer: "TableAnswer", beside: "list[NamedLoads]", origin: str) -> Non
     from equipoise.base.units import format_bytes
 
     console, plan = make_console(), answer.plan
-    console.print(f"{origin} on {plan.ranks:,} ranks: {_summary(answer)}.", soft_wrap=True)
+    console.print(f"{origin} on {counted(plan.ranks, 'rank')}: {_summary(answer)}.", soft_wrap=True)
     heavy = sorted(
         plan.placements,
         key=lambda each: (-each.table.ids_per_sample * each.table.width, each.table.name),
@@ -251,7 +252,8 @@ def _show(answer: "TableAnswer", beside: "list[NamedLoads]", origin: str) -> Non
     ]
     print_columns(console, columns, rows)
     if len(heavy) > _SHOWN:
-        console.print(f"and {len(heavy) - _SHOWN:,} tables of less traffic (--json lists all)")
+        left = counted(len(heavy) - _SHOWN, "table")
+        console.print(f"and {left} of less traffic (--json lists all)")
     order = (-answer.load_s).argsort(kind="stable")[:_SHOWN].tolist()
     columns = [
         Column("rank"),

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 from equipoise.base.errors import CheckpointError, DataError, SpecError
 from equipoise.base.read import read_json, reason, require_file
+from equipoise.base.shown import counted
 from equipoise.checkpoint.manifest import MANIFEST, Manifest, find_checkpoints, read_manifest
 from equipoise.cli.console import make_progress
+from equipoise.cli.inspect.recommend import OK, Facts, describe_checkpoint, describe_run
 from equipoise.spec.model.presets import ModelSpec
-from equipoise.spec.names import CHECKPOINTS, LOW_BIT, RESOLVED
+from equipoise.spec.names import CHECKPOINTS, LOW_BIT, RECOMMEND, RESOLVED, is_recommender
 from equipoise.spec.plan import Stages
 
 if TYPE_CHECKING:
     from equipoise.observe.run_record import Evaluations, RunRecord
 
-Facts = dict[str, Any]
-OK = "ok"
 _JOURNAL = "journal"
 
 
@@ -48,6 +48,10 @@ def _describer(path: Path) -> Callable[[Path, bool], Facts]:
             return _tokenizer
     elif (path / LOW_BIT).is_file():
         return _low_bit
+    elif is_recommender(path):
+        return _recommender
+    elif path.name.startswith("step-") and _is_recommenders(path):
+        return _tables
     elif (path / MANIFEST).exists() or path.name.startswith("step-"):
         return _checkpoint
     elif (path / RESOLVED).exists() or (path / _JOURNAL).is_dir() or (path / CHECKPOINTS).is_dir():
@@ -86,6 +90,22 @@ def _low_bit(folder: Path, silent: bool) -> Facts:
         "drift_fired": sum(bool(each["fired"]) for each in facts.get("windows", [])),
         "size_bytes": _bytes_of(folder),
     }
+
+
+def _recommender(folder: Path, silent: bool) -> Facts:
+    facts = describe_run(folder)
+    checkpoints = _verify_all(folder, describe_checkpoint, silent)
+    return facts | {"checkpoints": checkpoints, "size_bytes": _bytes_of(folder)}
+
+
+def _is_recommenders(checkpoint: Path) -> bool:
+    """Whether a checkpoint is a recommender's, by its manifest or by the run around it."""
+    return (checkpoint / RECOMMEND).exists() or is_recommender(checkpoint.absolute().parent.parent)
+
+
+def _tables(folder: Path, silent: bool) -> Facts:
+    del silent
+    return describe_checkpoint(folder) | {"size_bytes": _bytes_of(folder)}
 
 
 def _sizes(model: ModelSpec) -> Facts:
@@ -177,17 +197,23 @@ def _run(folder: Path, silent: bool) -> Facts:
             "journal": _journal_state((record, *others)),
             "model": _no_defaults(dict(record.start.model)),
         }
+    checkpoints = _verify_all(folder, lambda each: _checkpoint_facts(each, *_read(each)), silent)
+    return facts | {"checkpoints": checkpoints, "size_bytes": _bytes_of(folder)}
+
+
+def _verify_all(folder: Path, describe: Callable[[Path], Facts], silent: bool) -> list[Facts]:
+    """The facts of each checkpoint of a run."""
     folders = list(find_checkpoints(folder / CHECKPOINTS))
     progress = make_progress(silent or not folders)
-    progress.start(f"verify {len(folders)} checkpoints", len(folders))
+    progress.start(f"verify {counted(len(folders), 'checkpoint')}", len(folders))
     checkpoints = []
     try:
         for each in folders:
-            checkpoints.append(_checkpoint_facts(each, *_read(each)))
+            checkpoints.append({"size_bytes": _bytes_of(each)} | describe(each))
             progress.advance(1)
     finally:
         progress.finish()
-    return facts | {"checkpoints": checkpoints, "size_bytes": _bytes_of(folder)}
+    return checkpoints
 
 
 def _journal_state(sides: Sequence["RunRecord"]) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from equipoise.base.errors import SpecError
+from equipoise.base.shown import counted
 
 if TYPE_CHECKING:
     from equipoise.balance.tables.plan import TableAnswer
@@ -30,8 +31,9 @@ class PlacedRun:
         """The run in a line."""
         rows = sum(self.samples.rows)
         return (
-            f"{self.spec.name}: {len(self.samples.keys)} tables of {rows:,} rows on "
-            f"{self.spec.layout.dp} ranks, {self.spec.train.batch:,} samples a step"
+            f"{self.spec.name}: {counted(len(self.samples.keys), 'table')} of {rows:,} rows on "
+            f"{counted(self.spec.layout.dp, 'rank')}, {counted(self.spec.train.batch, 'sample')} "
+            "a step"
         )
 
 

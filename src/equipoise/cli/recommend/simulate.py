@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.base.errors import DataError, SpecError
+from equipoise.base.shown import counted
 from equipoise.cli.recommend.asked import read_asked
 from equipoise.cli.recommend.plan import UNMEASURED, describe, origin_of
 
@@ -92,7 +93,8 @@ def read_measured(folder: Path, ranks: int) -> dict[str, float]:
             rows.append(median_parts(warm))
     if len(rows) != ranks:
         raise DataError(
-            f"{folder} has journals of steps from {len(rows)} ranks, and the run asked about has "
-            f"{ranks}. Give the folder of such a run with --run, or its ranks with --layout.dp."
+            f"{folder} has journals of steps from {counted(len(rows), 'rank')}, and the run asked "
+            f"about has {ranks}. Give the folder of such a run with --run, or its ranks with "
+            "--layout.dp."
         )
     return max(rows, key=lambda parts: parts["step"])

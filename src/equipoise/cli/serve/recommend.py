@@ -4,6 +4,7 @@ import argparse
 import time
 
 from equipoise.base.errors import SpecError
+from equipoise.base.shown import counted
 from equipoise.cli.serve.front import open_front
 
 _NOT_READ = ("tenants", "dtype", "device", "kv_tokens", "invariant")
@@ -55,8 +56,8 @@ def serve(args: argparse.Namespace) -> int:
             "form": ranker.form,
         }
         words = (
-            f"Ranking with {ranker.name} on {front.url}/rank (step {ranker.step:,}, {tables} "
-            f"tables, {held_bytes:,} bytes of {ranker.form}"
+            f"Ranking with {ranker.name} on {front.url}/rank (step {ranker.step:,}, "
+            f"{counted(tables, 'table')}, {held_bytes:,} bytes of {ranker.form}"
         )
         with Batcher(ranker) as batcher:
             state = RankState(batcher, log=front.log)

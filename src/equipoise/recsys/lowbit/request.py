@@ -29,7 +29,9 @@ from equipoise.recsys.lowbit.search import Searched, search_forms
 from equipoise.recsys.metrics import measure_auc, measure_entropy
 from equipoise.recsys.rank.coding import Coding
 from equipoise.recsys.rank.stored import Stored, read_stored
+from equipoise.recsys.same import require_same_run
 from equipoise.recsys.samples import Samples, read_samples
+from equipoise.recsys.whole import read_facts
 from equipoise.spec.recommend import ColumnsSpec
 
 _WINDOWS = 10
@@ -78,7 +80,14 @@ def convert_run(
     if target.exists():
         raise ModelError(f"{target} already exists. Name a new folder, or delete it.")
     stored = read_stored(folder)
+    if stored.spec.model.towers:
+        raise SpecError(
+            f"{folder} has tables in towers (model.towers), and their modules have no formats of "
+            "fewer bits. Serve it as it is, or train it without towers."
+        )
     samples = read_samples(stored.spec.data, stored.base)
+    facts = read_facts(stored.checkpoint)
+    require_same_run(stored.checkpoint, facts, stored.spec, samples=samples)
     if stream is None:
         windows = _windows(samples, *samples.bounds("test"))
     else:
@@ -92,10 +101,10 @@ def convert_run(
         monitor.follow(window)
     tick()
     held_out = ReferenceScores(stored.scorer, _split(samples, "test"))
-    facts = _facts(folder, stored, searched, monitor, held_out)
-    write_artefact(target, monitor.scorer, monitor.forms, stored.coding, stored.spec.model, facts)
+    record = _facts(folder, stored, searched, monitor, held_out)
+    write_artefact(target, monitor.scorer, monitor.forms, stored.coding, stored.spec.model, record)
     read_artefact(target)  # what was written can be served
-    return facts
+    return record
 
 
 def _facts(

@@ -20,11 +20,12 @@ from torch import Tensor
 
 from equipoise.base.arrays import Floats
 from equipoise.base.errors import DataError
+from equipoise.base.shown import counted
 from equipoise.recsys.jagged import KeyedJagged
 from equipoise.recsys.lowbit.layers import linears_of
 from equipoise.recsys.lowbit.parts import Ends, ModelPart, make_dense, make_table, parts_of
 from equipoise.recsys.lowbit.ranges import ends_of, noted_inputs
-from equipoise.recsys.rank.scorer import Scorer, score_tiles
+from equipoise.recsys.rank.scorer import Scorer, run_tiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ class ReferenceScores:
         """Score them, and choose between which ends each layer's inputs are rounded.
 
         Raises:
-            DataError: there are no samples.
+            DataError: there are no samples, or a score of theirs is not a number.
         """
         if not len(samples.labels):
             raise DataError("There are no samples to measure losses on. Give some.")
@@ -73,8 +74,13 @@ class ReferenceScores:
         with torch.inference_mode():
             self.pooled = scorer.pool(samples.jagged)
             with noted_inputs(linears_of(scorer.dense)) as kept:
-                logits = score_tiles(scorer.dense, self.pooled, samples.numbers)
+                logits = run_tiles(scorer.dense, self.pooled, samples.numbers)
         self.logits = logits.double().numpy()
+        if bad := int(np.sum(~np.isfinite(self.logits))):
+            raise DataError(
+                f"Scores of {bad:,} of {counted(len(self.logits), 'sample')} are not numbers, so "
+                "no loss can be measured. Leave out rows with numbers far from training's."
+            )
         self.losses = log_losses(self.logits, samples.labels)
         self.ends: Ends = {name: ends_of(each) for name, each in kept.items()}
 
@@ -129,4 +135,4 @@ def _one(reference: ReferenceScores, part: ModelPart, form: str) -> Floats:
             begin = end
     else:
         dense = make_dense(scorer.dense, {part.name: form}, reference.ends)
-    return score_tiles(dense, pooled, samples.numbers).double().numpy()
+    return run_tiles(dense, pooled, samples.numbers).double().numpy()

@@ -32,7 +32,8 @@ from equipoise.base.read import read_json, reason
 from equipoise.base.shown import listed, shorten
 from equipoise.recsys.jagged import KeyedJagged
 
-_FILE = "columns.json"
+COLUMNS = "columns.json"
+"""The file of a run's folder that says what row each value is."""
 _MOST = float(np.finfo(np.float32).max)
 _MOST_SHARED = 1 << 22
 """Values of a shared column over all candidates: each of them gets all of the column's."""
@@ -103,6 +104,15 @@ class Coding:
         return {
             name: {word: row for row, word in enumerate(words, start=1)}
             for name, words in self.words.items()
+        }
+
+    def as_facts(self) -> dict[str, Any]:
+        """All of it as plain data."""
+        return {
+            "ids": list(self.ids),
+            "bags": list(self.bags),
+            "words": {name: list(words) for name, words in self.words.items()},
+            "numbers": {name: [each.mean, each.deviation] for name, each in self.numbers.items()},
         }
 
     def code(self, context: Mapping[str, Any], candidates: Mapping[str, Sequence[Any]]) -> Coded:
@@ -238,13 +248,7 @@ def _as_numbers(name: str, column: Sequence[Any]) -> Floats:
 
 def write_coding(folder: Path, coding: Coding) -> None:
     """Keep what training learned of the columns in a run's folder."""
-    facts = {
-        "ids": list(coding.ids),
-        "bags": list(coding.bags),
-        "words": {name: list(words) for name, words in coding.words.items()},
-        "numbers": {name: [each.mean, each.deviation] for name, each in coding.numbers.items()},
-    }
-    write_whole(folder / _FILE, json.dumps(facts))
+    write_whole(folder / COLUMNS, json.dumps(coding.as_facts()))
 
 
 def read_coding(folder: Path) -> Coding:
@@ -253,19 +257,20 @@ def read_coding(folder: Path) -> Coding:
     Raises:
         CheckpointError: it is not there, or damaged.
     """
-    file = folder / _FILE
+    file = folder / COLUMNS
     if not file.is_file():
         raise CheckpointError(
-            f"{folder} has no {_FILE}, which says what row each value is: an earlier version "
+            f"{folder} has no {COLUMNS}, which says what row each value is: an earlier version "
             "trained it. Run the same `equipoise train` again; what is trained stays, and the file "
             "is written."
         )
     try:
         facts = read_json(file)
+        ids, bags = (tuple(map(str, facts[key])) for key in ("ids", "bags"))
         return Coding(
-            tuple(map(str, facts["ids"])),
-            tuple(map(str, facts["bags"])),
-            {name: [*map(str, words)] for name, words in facts["words"].items()},
+            ids,
+            bags,
+            {name: [*map(str, facts["words"][name])] for name in (*ids, *bags)},
             {
                 name: NumberScale(float(mean), float(deviation))
                 for name, (mean, deviation) in facts["numbers"].items()

@@ -13,15 +13,25 @@ import numpy as np
 import torch
 from safetensors import safe_open
 
-from equipoise.base.errors import CheckpointError, SpecError
+from equipoise.base.arrays import Ints
+from equipoise.base.errors import CheckpointError
 from equipoise.numerics.rows import unpack_rows
 from equipoise.recsys.folder import read_prepared
 from equipoise.recsys.models.catalog import build_model
+from equipoise.recsys.optimizer import SparseStep
 from equipoise.recsys.rank.coding import Coding, read_coding
 from equipoise.recsys.rank.pooling import Division, PooledTable
-from equipoise.recsys.rank.scorer import Scorer
-from equipoise.recsys.store import DENSE
+from equipoise.recsys.rank.scorer import Scorer, ServedTowers
+from equipoise.recsys.same import require_same_run
+from equipoise.recsys.shard import draw_rows
+from equipoise.recsys.store import DENSE, load_module
+from equipoise.recsys.tiers.held import read_committed
+from equipoise.recsys.tiers.rows import COMMIT
+from equipoise.recsys.tiers.run import rank_folder
+from equipoise.recsys.towers.modules import make_module
+from equipoise.recsys.towers.tables import tower_name
 from equipoise.recsys.whole import newest_whole, read_facts, stored_files
+from equipoise.schedule.tables.placement import TablePlacement, TablePlan, TowerPlacement
 from equipoise.spec.recommend import RecommendSpec
 from equipoise.spec.tables.table import TableSpec
 
@@ -46,19 +56,9 @@ def read_stored(folder: Path) -> Stored:
 
     Raises:
         CheckpointError: it has no whole checkpoint, a damaged one, or no ``columns.json``.
-        SpecError: it is not the folder of a recommender, or keeps its rows in files.
+        SpecError: it is not the folder of a recommender.
     """
     spec, base = read_prepared(folder)
-    if spec.tables.memory_mib:
-        raise SpecError(
-            f"{folder} keeps rows in files (tables.memory_mib = {spec.tables.memory_mib:g}), which "
-            "are not read here. Train it without tables.memory_mib."
-        )
-    if spec.model.towers:
-        raise SpecError(
-            f"{folder} has tables in towers (model.towers), which are not read here. Train it "
-            "without towers."
-        )
     newest, damaged = newest_whole(folder)
     if damaged:
         raise CheckpointError(
@@ -71,7 +71,12 @@ def read_stored(folder: Path) -> Stored:
         )
     coding = read_coding(folder)
     facts = read_facts(newest)
-    parts = [part for file in stored_files(newest, facts) for part in _parts(file)]
+    require_same_run(newest, facts, spec, coding=coding)
+    parts = [
+        part
+        for rank, file in enumerate(stored_files(newest, facts))
+        for part in _parts(file, rank_folder(folder, rank))
+    ]
     names = (*coding.ids, *coding.bags)
     tables = [_table(name, facts, [p for p in parts if p.name == name], spec) for name in names]
     for each in tables:
@@ -82,11 +87,35 @@ def read_stored(folder: Path) -> Stored:
                 f"columns have {rows:,}: its data has changed. Train anew in another folder."
             )
     specs = [each.table for each in tables]
+    towers = _read_towers(newest, specs, spec) if spec.model.towers else None
+    if towers is not None:
+        specs = [*towers.plan.outputs]
     dense = build_model(spec.model, specs, len(coding.numbers), seed=spec.train.seed)
-    dense.load_state_dict(torch.load(newest / DENSE, weights_only=True)["dense"])
+    load_module(newest, dense, torch.load(newest / DENSE, weights_only=True)["dense"])
     written_s = (newest / DENSE).stat().st_mtime
-    scorer = Scorer(tables, dense.eval())
+    scorer = Scorer(tables, dense.eval(), towers)
     return Stored(spec, base, coding, scorer, int(facts["step"]), newest, written_s)
+
+
+def _read_towers(checkpoint: Path, tables: list[TableSpec], spec: RecommendSpec) -> ServedTowers:
+    """The modules of all towers, as one host would have them."""
+    sizes, seed = spec.model.tower_sizes, spec.train.seed
+    towers = [
+        TowerPlacement(names, 0, *sizes.leaving(len(names)), sizes.count_weights(len(names)))
+        for names in spec.model.towers
+    ]
+    placements = tuple(TablePlacement(table, "table", (0,)) for table in tables)
+    modules = []
+    for at, tower in enumerate(towers):
+        state = torch.load(checkpoint / f"{tower_name(at)}.pt", weights_only=True)
+        module = make_module(sizes, len(tower.tables), seed=seed, tower=at)
+        load_module(checkpoint, module, state["module"])
+        modules.append(module.eval())
+    return ServedTowers(TablePlan(placements, 1, towers=tuple(towers)), modules, spec.tables.wire)
+
+
+_READ = ("rows", "columns", "shard", "weight", "packed", "cache-tags", "cache-values", COMMIT)
+"""What is read of a shard; the optimizer's state is not."""
 
 
 @dataclass(slots=True, eq=False)
@@ -95,6 +124,8 @@ class _StoredPart:
 
     name: str
     arrays: Mapping[str, np.ndarray]
+    files: Path
+    """Where its rank has files of rows."""
 
     @property
     def shard(self) -> int:
@@ -104,11 +135,13 @@ class _StoredPart:
         rows = self.arrays["rows"]
         return int(rows[0]) if len(rows) else 0
 
-    def floats(self, spec: RecommendSpec, width: int) -> np.ndarray:
-        """Its rows, float32 [rows, columns], as a step would read them."""
+    def floats(self, spec: RecommendSpec, table: TableSpec, step: int) -> np.ndarray:
+        """Its rows, float32 [rows, columns], as a step after that one would read them."""
         if "weight" in self.arrays:
             return self.arrays["weight"]
-        form = spec.tables.precision
+        if "packed" not in self.arrays:
+            return self._file_rows(spec, table, step)
+        form, width = spec.tables.precision, table.width
         if form == "fp32":
             raise CheckpointError(
                 f"Table {self.name} has rows of few bits, and the run says fp32. Restore spec.json."
@@ -119,17 +152,29 @@ class _StoredPart:
         rows[tags[tags >= 0]] = self.arrays["cache-values"][tags >= 0]
         return rows
 
+    def _file_rows(self, spec: RecommendSpec, table: TableSpec, step: int) -> np.ndarray:
+        rows = self.arrays["rows"]
+        begin, end = self.arrays["columns"].tolist()
 
-def _parts(file: Path) -> list[_StoredPart]:
+        def draw(places: Ints) -> np.ndarray:
+            return draw_rows(table, rows[places], spec.train.seed)[:, begin:end]
+
+        sparse = SparseStep(spec.tables.optimizer, lr=spec.tables.lr)
+        folder = self.files / f"{self.name}-{self.shard}"
+        mark = self.arrays.get(COMMIT)
+        return read_committed(folder, len(rows), end - begin, sparse, draw, step, mark)
+
+
+def _parts(file: Path, files: Path) -> list[_StoredPart]:
     with safe_open(file, framework="numpy") as stored:
         by_prefix: dict[str, dict[str, np.ndarray]] = {}
         for key in stored.keys():  # noqa: SIM118 - not a mapping
             prefix, _, what = key.rpartition(":")
-            if what in ("rows", "columns", "shard", "weight", "packed", "cache-tags") or (
-                what == "cache-values"
-            ):
+            if what in _READ:
                 by_prefix.setdefault(prefix, {})[what] = stored.get_tensor(key)
-    return [_StoredPart(prefix.partition(":")[2], arrays) for prefix, arrays in by_prefix.items()]
+    return [
+        _StoredPart(prefix.partition(":")[2], arrays, files) for prefix, arrays in by_prefix.items()
+    ]
 
 
 def _table(
@@ -139,6 +184,7 @@ def _table(
     if name not in facts["tables"]:
         raise CheckpointError(f"The checkpoint has no table {name}. Train anew in another folder.")
     count, width = facts["tables"][name]
+    table = TableSpec(name, count, width, pooling=spec.model.pooling)
     weight = np.full((count, width), np.nan, dtype=np.float32)
     owner = np.zeros(count, dtype=np.int64)
     parts = sorted(parts, key=lambda part: part.shard)
@@ -146,7 +192,7 @@ def _table(
     for place, part in enumerate(parts):
         begin, end = part.arrays["columns"].tolist()
         rows = part.arrays["rows"]
-        weight[rows, begin:end] = part.floats(spec, width)
+        weight[rows, begin:end] = part.floats(spec, table, int(facts["step"]))
         owner[rows] = place
         cuts |= {begin, end} - {0, width}
     if np.isnan(weight).any():
@@ -161,7 +207,6 @@ def _table(
         len(parts) if is_divided else 1,
         tuple(sorted(cuts)),
         spec.tables.wire,
-        {"data": 0, "table-row": 2}.get(kind, 1),
+        {"data": 0, "table-row": 1 if spec.model.towers else 2}.get(kind, 1),
     )
-    table = TableSpec(name, count, width, pooling=spec.model.pooling)
     return PooledTable(table, torch.from_numpy(weight), None, division)

@@ -21,11 +21,13 @@ Sources
 """
 
 import os
+import zipfile
 import zlib
 from pathlib import Path
 
 import numpy as np
 
+from equipoise.base.digest import digest_bytes
 from equipoise.base.durable import sync
 from equipoise.base.errors import CheckpointError
 
@@ -36,7 +38,15 @@ _KEEP = 2
 class BlockFile:
     """Numbered blocks of one size; those never written do not exist."""
 
-    def __init__(self, folder: Path, count: int, pages: int = 1, commit: int | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        count: int,
+        pages: int = 1,
+        commit: int | None = None,
+        *,
+        is_read_only: bool = False,
+    ) -> None:
         """Begin anew, or open a commit.
 
         Args:
@@ -44,25 +54,29 @@ class BlockFile:
             count: Blocks.
             pages: Of 4,096 bytes in a block.
             commit: Which to open; None: no block exists, and commits of before are forgotten.
+            is_read_only: Whether the commit is only read, while a run may go on writing others.
 
         Raises:
             CheckpointError: there is no such commit, or it has other blocks.
         """
-        folder.mkdir(parents=True, exist_ok=True)
+        if not is_read_only:
+            folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.block_bytes = folder, pages * PAGE_BYTES
         self.blocks_read = self.blocks_written = 0
         self._place = np.full(count, -1, dtype=np.int64)
         self._sum = np.zeros(count, dtype=np.uint32)
         self._commits: dict[int, np.ndarray] = {}
         self._free: list[int] = []
-        flags = os.O_RDWR | os.O_CREAT
+        flags = os.O_RDONLY if is_read_only else os.O_RDWR | os.O_CREAT
         if commit is None:
             for file in folder.glob("commit-*.npz"):
                 file.unlink()
             flags |= os.O_TRUNC
         else:
             self._open(commit, count)
-        self._file = os.open(folder / "blocks", flags, 0o644)
+            if not is_read_only:
+                self._keep_older(commit)
+        self._file = os.open(folder / "blocks", flags | os.O_CLOEXEC, 0o644)
         self._places = os.fstat(self._file).st_size // self.block_bytes
         self._find_free()
 
@@ -73,6 +87,22 @@ class BlockFile:
     def has(self, block: int) -> bool:
         """Whether a block was ever written."""
         return bool(self._place[block] >= 0)
+
+    def mark(self) -> np.ndarray:
+        """What tells this content from another, wherever blocks lie: uint8 [16]."""
+        return np.frombuffer(bytes.fromhex(digest_bytes(self._sum.tobytes())), dtype=np.uint8)
+
+    def require(self, mark: np.ndarray | None) -> None:
+        """Refuse blocks of another run than the checkpoint that has this mark; None: it has none.
+
+        Raises:
+            CheckpointError: they are others.
+        """
+        if mark is not None and not np.array_equal(mark, self.mark()):
+            raise CheckpointError(
+                f"{self.folder} holds rows of another run than its checkpoint. Restore the "
+                "checkpoints and the files of one run, or choose another folder with --out."
+            )
 
     def read(self, block: int) -> bytearray:
         """A block that exists.
@@ -128,21 +158,22 @@ class BlockFile:
                 f"{self.folder} has no commit {number:,}. Choose another folder with --out, or "
                 "remove this one."
             )
-        with np.load(file) as table:
-            self._place, self._sum = table["place"], table["sums"]
+        self._place, self._sum = _read_commit(file)
         if len(self._place) != count:
             raise CheckpointError(
                 f"{file} has {len(self._place):,} blocks, and this run's rows take {count:,}. Go "
                 "on with the layout and the tables that it was made with."
             )
         self._commits = {number: self._place.copy()}
+
+    def _keep_older(self, number: int) -> None:
+        """Keep the blocks of older commits; forget newer ones."""
         for other in self.folder.glob("commit-*.npz"):
             own = int(other.stem.removeprefix("commit-"))
             if own > number:
                 other.unlink()  # of steps that the run is about to repeat
             elif own < number:
-                with np.load(other) as table:
-                    self._commits[own] = table["place"]
+                self._commits[own], _ = _read_commit(other)
 
     def _find_free(self) -> None:
         """Places that no commit and no block holds, the first ones last."""
@@ -155,3 +186,19 @@ class BlockFile:
 
     def _is_committed(self, place: int) -> bool:
         return place < len(self._held) and bool(self._held[place])
+
+
+def _read_commit(file: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Where each block of a commit lies, int64 [blocks], and its checksum, uint32 [blocks].
+
+    Raises:
+        CheckpointError: the file is damaged.
+    """
+    try:
+        with file.open("rb") as data, np.load(data) as table:
+            return table["place"], table["sums"]
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise CheckpointError(
+            f"{file} is damaged. Remove the run's newest checkpoint, so that it goes on from the "
+            "one before."
+        ) from error

@@ -108,20 +108,65 @@ def hold_in_file(
         draw: First weights of some places, float32 [n, width].
         device: Where slots lie.
     """
+    folder = tiers.folder / f"{name}-{index}"
+    tier = _open_rows(folder, count, width, step, draw, tiers.commit)
     columns = state_columns(step, width)
-    floats = max((end for _, end in columns.values()), default=width)
+    cache = SetCache(count, tiers.slots[name, index], tiers.policy)
+    return CachedRows(tier, cache, device, columns)
+
+
+def read_committed(
+    folder: Path,
+    count: int,
+    width: int,
+    step: SparseStep,
+    draw: DrawBlock,
+    commit: int,
+    mark: np.ndarray | None,
+) -> np.ndarray:
+    """All weights of a shard as a commit has them, float32 [count, width].
+
+    Args:
+        folder: Of the shard's file; a run may go on writing to it.
+        count: Rows of the shard.
+        width: Columns of it.
+        step: The optimizer, whose state a record holds.
+        draw: First weights of some places, float32 [n, width].
+        commit: Its step.
+        mark: Of its content, as the checkpoint has it.
+
+    Raises:
+        CheckpointError: there is no such commit, or it is damaged or of another run.
+    """
+    tier = _open_rows(folder, count, width, step, draw, commit, is_read_only=True)
+    try:
+        tier.file.require(mark)
+        return tier.read(torch.arange(count)).numpy()[:, :width]
+    finally:
+        tier.file.close()
+
+
+def _open_rows(
+    folder: Path,
+    count: int,
+    width: int,
+    step: SparseStep,
+    draw: DrawBlock,
+    commit: int | None,
+    *,
+    is_read_only: bool = False,
+) -> FileRows:
+    """The file of a shard; a record holds a row and the optimizer's state of it."""
+    floats = max((end for _, end in state_columns(step, width).values()), default=width)
 
     def draw_records(places: Ints) -> np.ndarray:
         records = np.zeros((len(places), floats), dtype=np.float32)
         records[:, :width] = draw(places)
         return records
 
-    blocks = -(-count // records_per_block(floats))
-    folder = tiers.folder / f"{name}-{index}"
-    file = BlockFile(folder, blocks, pages_per_block(floats), tiers.commit)
-    tier = FileRows(file, count, floats, draw_records)
-    cache = SetCache(count, tiers.slots[name, index], tiers.policy)
-    return CachedRows(tier, cache, device, columns)
+    blocks, pages = -(-count // records_per_block(floats)), pages_per_block(floats)
+    file = BlockFile(folder, blocks, pages, commit, is_read_only=is_read_only)
+    return FileRows(file, count, floats, draw_records)
 
 
 def file_of(held: CachedRows | None) -> FileRows | None:

@@ -31,6 +31,10 @@ DrawBlock = Callable[[Ints], np.ndarray]
 """First records of some places, float32 [n, width] of int64 [n]."""
 
 
+COMMIT = "commit"
+"""The mark of a file's content, in a checkpoint."""
+
+
 class FileRows:
     """A tier for ``CachedRows``."""
 
@@ -102,12 +106,12 @@ class FileRows:
                 self.file.write(block, data.tobytes())
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """The commits of a file hold its rows, so a checkpoint need not."""
-        return {}
+        """The commits of a file hold its rows, so a checkpoint has their mark alone."""
+        return {COMMIT: self.file.mark()}
 
     def take(self, own: Ints, theirs: Ints, arrays: Mapping[str, np.ndarray]) -> None:
         """The file was opened at the checkpoint's commit, by a shard of the very same rows."""
-        del arrays
+        self.file.require(arrays.get(COMMIT))
         if not np.array_equal(own, theirs) or len(own) != self.count:
             raise CheckpointError(
                 f"A file has {self.count:,} rows of another shard. Go on with the layout and the "

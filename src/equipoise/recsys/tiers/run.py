@@ -51,13 +51,18 @@ def keep_rows(
             step,
             samples.row_counts(),
             int(tables.memory_mib * 2**20),
-            folder / _FOLDER / f"rank-{rank:05d}",
+            rank_folder(folder, rank),
             policy=tables.cache_policy,
             commit=commit,
         )
     if tables.precision == "fp32":
         return None
     return TablePrecision(tables.precision, tables.rounding, tables.cache, tables.cache_policy)
+
+
+def rank_folder(folder: Path, rank: int) -> Path:
+    """Where a rank of a run's folder has its files of rows."""
+    return folder / _FOLDER / f"rank-{rank:05d}"
 
 
 def fetch_ahead(tables: ShardedTables, batch: KeyedJagged) -> None:

@@ -135,7 +135,7 @@ class TowerReturns(Returns):
                 got[at] = rows_of.view(mine, tower.vectors, tower.width)
                 taken = end
         together = torch.cat([got[at] for at in range(len(self.plan.towers))], dim=1)
-        return together[:, self._order()]
+        return together[:, self.plan.vector_order]
 
     def return_outputs(self, grad_BVN: Tensor, sizes: Sequence[int]) -> dict[int, Tensor]:
         """Bring gradients of what left towers to the ranks that condensed it.
@@ -148,7 +148,7 @@ class TowerReturns(Returns):
             For each tower of this host, float32 [samples that this rank serves, V, N].
         """
         wire, blocks, expected = self.backward_wire, [], []
-        served, back = self._served(self._rank), torch.argsort(self._order())
+        served, back = self._served(self._rank), torch.argsort(torch.tensor(self.plan.vector_order))
         ends = [tower.vectors for tower in self.plan.towers]
         split = grad_BVN[:, back].split(ends, dim=1)
         for peer in range(self.exchange.ranks):
@@ -233,13 +233,6 @@ class TowerReturns(Returns):
 
     def _near_tables(self) -> list[TablePlacement]:
         return [each for each in self.plan.placements if self._is_near(each.ranks[0])]
-
-    def _order(self) -> Tensor:
-        """Where each vector of ``TablePlan.outputs`` stands, tower after tower."""
-        if not self.plan.keeps_tables:
-            return torch.arange(sum(tower.vectors for tower in self.plan.towers))
-        names = [name for tower in self.plan.towers for name in tower.tables]
-        return torch.tensor([names.index(each.table.name) for each in self.plan.placements])
 
 
 def _sends_lengths(placement: TablePlacement, shard: int) -> bool:

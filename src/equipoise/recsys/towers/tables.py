@@ -30,6 +30,7 @@ from equipoise.recsys.embedding import ShardedTables, scale_sums
 from equipoise.recsys.exchange import TableExchange
 from equipoise.recsys.jagged import KeyedJagged
 from equipoise.recsys.optimizer import SparseStep
+from equipoise.recsys.rank.scorer import run_tiles
 from equipoise.recsys.shard import RowKeeping
 from equipoise.recsys.towers.modules import TowerModule, make_module
 from equipoise.recsys.towers.returns import TowerReturns
@@ -128,11 +129,13 @@ class TowerTables(ShardedTables):
                 for name in tower.placement.tables
             ]
             entered = torch.stack(rows, dim=1).requires_grad_(is_training)
-            with torch.set_grad_enabled(is_training):
-                left = tower.module(entered)
             if is_training:
+                with torch.enable_grad():
+                    left = tower.module(entered)
                 tower.entered, tower.left = entered, left
-            outs[at] = left.detach()
+                outs[at] = left.detach()
+            else:
+                outs[at] = run_tiles(tower.module, entered)
         return self._towers_way.send_outputs(outs, sizes).flatten(1)
 
     def backward(self, grad: Tensor, passed: Delivered) -> None:
@@ -175,7 +178,7 @@ class TowerTables(ShardedTables):
         if self.exchange.rank % self.plan.per_host:
             return {}
         return {
-            _name(at): {
+            tower_name(at): {
                 "module": tower.module.state_dict(),
                 "optimizer": {} if tower.optimizer is None else tower.optimizer.state_dict(),
             }
@@ -184,12 +187,12 @@ class TowerTables(ShardedTables):
 
     def part_names(self) -> list[str]:
         """Names of such states over all hosts."""
-        return [_name(at) for at in range(len(self.plan.towers))]
+        return [tower_name(at) for at in range(len(self.plan.towers))]
 
     def load_parts(self, read: Callable[[str], Mapping[str, Any]]) -> None:
         """Take the modules of this host from a checkpoint of any layout."""
         for at, tower in self.towers.items():
-            state = read(_name(at))
+            state = read(tower_name(at))
             tower.module.load_state_dict(state["module"])
             if tower.optimizer is not None:
                 tower.optimizer.load_state_dict(state["optimizer"])
@@ -230,5 +233,6 @@ def make_tables(
     )
 
 
-def _name(tower: int) -> str:
+def tower_name(tower: int) -> str:
+    """Under which a checkpoint has the state of a tower's module."""
     return f"tower-{tower:03d}"

@@ -266,6 +266,14 @@ class TablePlan:
         """Whether a sample's rank gets one vector for each table."""
         return all(tower.vectors == len(tower.tables) for tower in self.towers)
 
+    @property
+    def vector_order(self) -> tuple[int, ...]:
+        """Where each vector of ``outputs`` stands among those of all towers, side by side."""
+        if not self.keeps_tables:
+            return tuple(range(sum(tower.vectors for tower in self.towers)))
+        names = [name for tower in self.towers for name in tower.tables]
+        return tuple(names.index(each.table.name) for each in self.placements)
+
     def held_rows(self, rank: int) -> dict[str, int]:
         """How many rows of each table a rank holds, counted once for each range of columns."""
         return {

@@ -59,6 +59,8 @@ STAGES = (
     "towers",
 )
 
+_RECEIVED = ("lengths", "ids", "gradients")
+
 
 def wire_bytes(width: int, wire: Wire) -> int:
     """Bytes of a row of some floats on the wire; int8 adds its scale.
@@ -97,11 +99,17 @@ def count_traffic(
         For each stage, int64 [from, to]; nothing is sent from a rank to itself.
     """
     ranks = plan.ranks
-    bytes_of = {stage: np.zeros((ranks, ranks), dtype=np.int64) for stage in STAGES}
+    # Stages that are counted receiver by receiver have a receiver's bytes side by side.
+    bytes_of = {
+        stage: np.zeros((ranks, ranks), dtype=np.int64, order="F" if stage in _RECEIVED else "C")
+        for stage in STAGES
+    }
+    by_table = sizes if isinstance(sizes, Mapping) else dict[str, Sequence[int]]()
+    every = np.asarray([] if isinstance(sizes, Mapping) else sizes, dtype=np.int64)
     bytes_of["sizes"] += 8 * groups
     for each in plan.placements:
         name, width = each.table.name, each.table.width
-        size_R = np.asarray(sizes[name] if isinstance(sizes, Mapping) else sizes, dtype=np.int64)
+        size_R = np.asarray(by_table[name], dtype=np.int64) if by_table else every
         if each.kind == "data":
             if touched is not None:
                 bytes_of["replicas"] += 8 + touched[name][:, None] * (8 + 4 * width)
@@ -127,7 +135,7 @@ def count_traffic(
             bytes_of["squares"] += sent[:, None] * (held > 0)[None, :]
     for tower in plan.towers:
         name = tower.tables[0]
-        size_R = np.asarray(sizes[name] if isinstance(sizes, Mapping) else sizes, dtype=np.int64)
+        size_R = np.asarray(by_table[name], dtype=np.int64) if by_table else every
         first = tower.host * plan.per_host
         host = np.arange(first, first + plan.per_host)
         for rank in host.tolist():

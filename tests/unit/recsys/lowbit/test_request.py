@@ -200,6 +200,17 @@ def test_what_is_wrong_is_one_sentence(
     assert not (tmp_path / "to").exists()
 
 
+def test_scores_that_are_not_numbers_have_no_loss(ranker: Ranker, samples: Samples) -> None:
+    part = part_of(samples, 0, 40)
+    part.numbers[3] = torch.inf
+    with pytest.raises(EquipoiseError) as caught:
+        ReferenceScores(ranker.scorer, part)
+    assert str(caught.value) == (
+        "Scores of 1 of 40 samples are not numbers, so no loss can be measured. Leave out rows "
+        "with numbers far from training's."
+    )
+
+
 def test_a_torn_folder_is_refused(run: Path, tmp_path: Path) -> None:
     target = tmp_path / "small"
     convert_run(run, target, 0.02)

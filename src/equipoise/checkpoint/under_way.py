@@ -1,0 +1,64 @@
+"""A save that is under way on one rank: its open folders, how far it is, and what it took.
+
+Kept true (tests/multi/checkpoint/test_background.py, tests/multi/recsys/test_saving.py)
+    A run's folder may be moved while its checkpoint is written: the handles go with it.
+"""
+
+import os
+import threading
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(slots=True)
+class SaveTimes:
+    """What a save took on this rank [s]."""
+
+    blocked_s: float = 0.0
+    """Training stood still: while the save began, for what was not copied, until it had ended."""
+    settled_s: float = 0.0
+    """The last part of that: until it had ended."""
+    staged_s: float = 0.0
+    """From its begin until all was copied."""
+    written_s: float = 0.0
+    """From its begin until this rank's part was on the disk and verified."""
+    core_s: float = 0.0
+    """Processor time that the thread took meanwhile."""
+
+
+@dataclass(slots=True, eq=False)
+class UnderWay:
+    """A save under way."""
+
+    root: Path
+    """Folder of the run's checkpoints."""
+    name: str
+    """The folder of the save in it, until it is published."""
+    began: float
+    root_handle: int = -1
+    handle: int = -1
+    size_bytes: int = 0
+    """This rank's part."""
+    times: SaveTimes = field(default_factory=SaveTimes)
+    fault: str = ""
+    """Why this rank's part failed; empty if it has not."""
+    written: threading.Event = field(default_factory=threading.Event)
+    ended: threading.Event = field(default_factory=threading.Event)
+    abandoned: threading.Event = field(default_factory=threading.Event)
+
+    def open(self) -> None:
+        """Make the folder of the save, and hold it and the one around it."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        self.root_handle = os.open(self.root, flags)
+        with suppress(FileExistsError):
+            os.mkdir(self.name, dir_fd=self.root_handle)
+        self.handle = os.open(self.name, flags, dir_fd=self.root_handle)
+
+    def close(self) -> None:
+        """Let go of the folders."""
+        for handle in (self.handle, self.root_handle):
+            if handle >= 0:
+                os.close(handle)
+        self.handle = self.root_handle = -1
