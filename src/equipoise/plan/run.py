@@ -260,7 +260,6 @@ def open_corpus(run: ResolvedRun, progress: Progress | None = None) -> "TokenSto
     """
     from equipoise.data.cache.store import check_vocabulary, prepare  # a tokenizer is an extra
 
-
     rules = ItemRules.of(run.spec)
     store = prepare(run.spec.data, run.base, progress=progress or SilentProgress(), rules=rules)
     check_vocabulary(store, run.model.vocab)
