@@ -71,9 +71,9 @@ def _calls(dtype: str) -> list[tuple[KeptKernel, tuple[Any, ...]]]:
     ]
     if dtype == "bf16" and multiplies_pairs():
         pairs = np.zeros((1, 1, 2), np.uint32)
-        packed = np.zeros((1, 1, 1, 2), np.uint32)
+        packed, sums = np.zeros((1, 1, 1, 2), np.uint32), np.zeros((1, 1), wide)
         kernels += [
             (pack_keys, (pairs, pairs, rows, 1, 1, packed)),
-            (attend_chunk, (pairs, packed, 1, 1, eps, 1, heads)),
+            (attend_chunk, (pairs, packed, 1, 1, 1, eps, 1, parts[0], sums)),
         ]
     return [(kernel, given) for kernel, given in kernels if isinstance(kernel, KeptKernel)]

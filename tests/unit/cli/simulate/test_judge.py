@@ -32,7 +32,7 @@ SMALL = (
         (
             ("--model=mixtral-8x7b", "--expert-skew=inf"),
             "expert_skew is inf. Give the rows of the expert rank that has most over the mean: 1 "
-            "is balanced.",
+            "is balanced, and 1,048,576 the most.",
         ),
         (
             ("--expert-skew=2",),
