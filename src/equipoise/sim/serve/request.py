@@ -284,7 +284,9 @@ def open_site(
     """
     model = read_model(model) if isinstance(model, str) else model
     if not 1.0 <= expert_skew <= _MOST_SKEW:
-        raise SpecError(f"expert_skew is {expert_skew:g}. Give a ratio of 1 (balanced) or more.")
+        raise SpecError(
+            f"expert_skew is {expert_skew:g}. Give a ratio from 1 (balanced) to {_MOST_SKEW:,.0f}."
+        )
     if expert_skew > 1.0 and not model.experts:
         raise SpecError("expert_skew changes nothing for a model without experts. Leave it out.")
     machine = Machine(read_cluster(cluster) if isinstance(cluster, str) else cluster)

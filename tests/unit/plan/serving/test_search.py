@@ -166,6 +166,10 @@ def test_without_time_for_all_the_answer_says_so() -> None:
             "There are no requests. Give at least one.",
         ),
         (
+            ServingPlanRequest(TRACE, "mixtral-8x7b", "h100-sxm:2", expert_skew=1e300),
+            "expert_skew is 1e+300. Give a ratio from 1 (balanced) to 1,000,000.",
+        ),
+        (
             ServingPlanRequest(TRACE, "llama3-8b", "h100-sxm:2", expert_skew=2.0),
             "expert_skew changes nothing for a model without experts. Leave it out.",
         ),
