@@ -69,7 +69,7 @@ def run(
     prepare(folder, spec, base)
     require_same_newest(folder, spec, samples)
     write_coding(folder, samples.coding)
-    if not _is_trained(folder, spec.train.epochs * count_epoch_steps(spec, samples)):
+    if not is_trained(folder, spec.train.epochs * count_epoch_steps(spec, samples)):
 
         def again(dp: int) -> int:
             prepare(folder, with_ranks(spec, dp), base)
@@ -81,7 +81,7 @@ def run(
     return read_trained(folder)
 
 
-def _is_trained(folder: Path, steps: int) -> bool:
+def is_trained(folder: Path, steps: int) -> bool:
     """Whether nothing is left to do: the record says so, and a whole checkpoint of then is there.
 
     Raises:

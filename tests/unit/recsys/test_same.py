@@ -152,25 +152,17 @@ def test_what_older_checkpoints_do_not_say_is_refused_by_their_shapes(
 
 
 def test_a_run_is_trained_where_its_record_and_its_last_checkpoint_are_whole(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: Path, tmp_path: Path
 ) -> None:
     """What messages advise, the same command again, then does something."""
-    folder, begun = copy_of(place, tmp_path), []
-    monkeypatch.setattr(request, "recover_ranks", lambda *_: begun.append(1))
-    spec, base = read_recommend(tmp_path / "run.toml", [("layout.dp", "1")])
+    folder = copy_of(place, tmp_path)
     record = folder / "recommend.json"
-
-    def starts() -> bool:
-        begun.clear()
-        request.run(spec, base, out=folder)
-        return bool(begun)
-
-    assert starts()
+    assert not request.is_trained(folder, 24)
     whole = {"step": 24, "losses": [], "best": None, "spec": {}, "tables": [], "traffic": []}
     record.write_text(json.dumps(whole))
-    assert not starts()
+    assert request.is_trained(folder, 24) and not request.is_trained(folder, 25)
     record.write_text('{"step": 24}')
-    assert starts()
+    assert not request.is_trained(folder, 24)
     record.write_text(json.dumps(whole))
     (folder / NEWEST / "dense.pt").write_bytes(b"")
-    assert starts()
+    assert not request.is_trained(folder, 24)

@@ -75,7 +75,7 @@ def write_checkpoint(root: Path, step: int) -> Path:
 
 @contextmanager
 def training(run: Path, *, replaced: int) -> Iterator[None]:
-    """A process that replaces so many checkpoints of a run, each while it is read."""
+    """A process that replaces a run's checkpoint this many times, each while it is being read."""
     for step in range(1, replaced + 2):
         write_checkpoint(run / "waiting", step)
     root = run / "checkpoint"
