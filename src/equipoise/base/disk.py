@@ -90,3 +90,42 @@ def writing(flag: str, place: Path) -> Iterator[None]:
         raise SpecError(
             f"{place} cannot be written: {reason}. Choose another with --{flag}."
         ) from error
+
+
+def why_unwritable(folder: Path) -> str:
+    """Why nothing can be made in a folder that may be still to be made; empty if it can be.
+
+    >>> why_unwritable(Path("/proc/self/status/run"))
+    'Not a directory'
+    """
+    place = next(each for each in (folder, *folder.parents) if os.path.lexists(each))
+    if not place.is_dir():
+        number = errno.ENOTDIR
+    elif os.statvfs(place).f_flag & os.ST_RDONLY:
+        number = errno.EROFS
+    elif not os.access(place, os.W_OK | os.X_OK):
+        number = errno.EACCES
+    else:
+        return ""
+    return explain_refusal(OSError(number, os.strerror(number)), place)
+
+
+def run_unwritten(folder: Path, why: str) -> SpecError:
+    """The error of a run whose folder cannot be written."""
+    return SpecError(
+        f"The run's folder {folder} cannot be written ({why}). Make it writable, or choose another "
+        "with --out."
+    )
+
+
+@contextmanager
+def writing_run(folder: Path) -> Iterator[None]:
+    """Say in one sentence why a file of a run's folder cannot be written.
+
+    Raises:
+        SpecError: with the system's words.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise run_unwritten(folder, explain_refusal(error, folder)) from error

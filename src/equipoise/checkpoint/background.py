@@ -32,6 +32,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Self
@@ -45,7 +46,6 @@ from equipoise.checkpoint.manifest import Manifest, folder_name
 from equipoise.checkpoint.places import Placed, Places
 from equipoise.checkpoint.publish import (
     SAVING,
-    AbandonedError,
     collect,
     discard,
     discard_partial,
@@ -84,13 +84,6 @@ class _Save(UnderWay):
     index: str = ""
     ready: Any = None
     """On a device: when its stream has come to the state that is saved."""
-    staged: threading.Event = field(default_factory=threading.Event)
-
-    def fail(self, error: BaseException) -> None:
-        """Note why this rank's part failed; the first reason counts."""
-        if not self.fault:
-            lines = str(error).strip().splitlines()
-            self.fault = lines[-1] if lines else type(error).__name__
 
 
 class Saver:
@@ -173,8 +166,7 @@ class Saver:
             self._hand_over(save)
         except Exception as error:  # ranks hear of it together, in ``settle``
             save.fail(error)
-            for event in (save.staged, save.written, save.ended):
-                event.set()
+            save.end()
         else:
             self._saves.put(save)
         save.times.blocked_s += time.perf_counter() - began
@@ -272,26 +264,9 @@ class Saver:
         if self._ranks.device.type == "cuda":
             torch.cuda.set_device(self._ranks.device)
         while (save := self._saves.get()) is not None:
-            core = time.thread_time()
-            try:
-                self._stage(save)
-                save.staged.set()
-                save.times.staged_s = time.perf_counter() - save.began
-                self._reached("staged")
-                self._write(save)
-                save.times.written_s = time.perf_counter() - save.began
-                save.times.core_s = time.thread_time() - core
-                save.written.set()
-                if self._leads:
-                    self._publish(save)
-            except AbandonedError:
-                pass  # the rank that failed says why
-            except Exception as error:  # whatever it is, training goes on
-                save.fail(error)
-            finally:
-                save.boxes = []
-                for event in (save.staged, save.written, save.ended):
-                    event.set()
+            publish = partial(self._publish, save) if self._leads else None
+            save.work(partial(self._write, save), publish)
+            save.boxes = []
 
     def _stage(self, save: _Save) -> None:
         """Copy this rank's boxes into the arena."""
@@ -322,6 +297,10 @@ class Saver:
         return self._arena
 
     def _write(self, save: _Save) -> None:
+        self._stage(save)
+        save.staged.set()
+        save.times.staged_s = time.perf_counter() - save.began
+        self._reached("staged")
         data = self._hold(save.size_bytes).numpy().data
         write_part(save.handle, self._ranks.rank, data, save.abandoned)
         self._reached("written")

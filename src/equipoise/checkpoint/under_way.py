@@ -6,9 +6,13 @@ Kept true (tests/multi/checkpoint/test_background.py, tests/multi/recsys/test_sa
 
 import os
 import threading
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from equipoise.checkpoint.publish import AbandonedError
 
 
 @dataclass(slots=True)
@@ -43,6 +47,7 @@ class UnderWay:
     times: SaveTimes = field(default_factory=SaveTimes)
     fault: str = ""
     """Why this rank's part failed; empty if it has not."""
+    staged: threading.Event = field(default_factory=threading.Event)
     written: threading.Event = field(default_factory=threading.Event)
     ended: threading.Event = field(default_factory=threading.Event)
     abandoned: threading.Event = field(default_factory=threading.Event)
@@ -55,6 +60,39 @@ class UnderWay:
         with suppress(FileExistsError):
             os.mkdir(self.name, dir_fd=self.root_handle)
         self.handle = os.open(self.name, flags, dir_fd=self.root_handle)
+
+    def fail(self, error: BaseException) -> None:
+        """Note why this rank's part failed; the first reason counts."""
+        if not self.fault:
+            lines = str(error).strip().splitlines()
+            self.fault = lines[-1] if lines else type(error).__name__
+
+    def end(self) -> None:
+        """Let go of all who wait for it."""
+        for event in (self.staged, self.written, self.ended):
+            event.set()
+
+    def work(self, write: Callable[[], None], publish: Callable[[], None] | None) -> None:
+        """Write this rank's part and publish the whole; a thread's body, which raises nothing.
+
+        Args:
+            write: Puts this rank's part on the disk and verifies it.
+            publish: Waits for the parts of all ranks and gives the whole its name; rank 0's alone.
+        """
+        core = time.thread_time()
+        try:
+            write()
+            self.times.written_s = time.perf_counter() - self.began
+            self.times.core_s = time.thread_time() - core
+            self.written.set()
+            if publish is not None:
+                publish()
+        except AbandonedError:
+            pass  # the rank that failed says why
+        except Exception as error:  # whatever it is, training goes on
+            self.fail(error)
+        finally:
+            self.end()
 
     def close(self) -> None:
         """Let go of the folders."""

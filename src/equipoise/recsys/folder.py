@@ -19,7 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 from equipoise.base.durable import write_whole
 from equipoise.base.errors import CheckpointError, SpecError
 from equipoise.base.read import read_json, reason
-from equipoise.spec.names import RANKED, RECOMMEND
+from equipoise.spec.names import RANKED, RECOMMEND, unread_record
 from equipoise.spec.recommend import RecommendSpec
 
 _SAME = (
@@ -123,9 +123,9 @@ def read_trained(folder: Path) -> dict[str, Any]:
     try:
         record = read_json(file) if file.is_file() else {}
     except (OSError, ValueError) as error:
-        raise _damaged(file, reason(error)) from None
+        raise CheckpointError(unread_record(file, reason(error))) from None
     if not isinstance(record, dict):
-        raise _damaged(file, "it does not hold a JSON object")
+        raise CheckpointError(unread_record(file, "it does not hold a JSON object"))
     return record
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.balance.tables.plan import TableAnswer
+from equipoise.base.disk import run_unwritten, why_unwritable, writing_run
 from equipoise.base.errors import EquipoiseError
 from equipoise.base.shown import counted
 from equipoise.fault.recover import Smaller, recover_ranks
@@ -55,9 +56,12 @@ def run(
         DataError: a file or a column is wrong.
         ModelError: the model's sizes do not go together.
         FitError: the tables fit no rank.
+        SpecError: the folder cannot be written.
         CheckpointError: the folder holds another run, or checkpoints of which none is whole.
     """
     folder = (out or Path("runs") / spec.name).absolute()
+    if why := why_unwritable(folder):
+        raise run_unwritten(folder, why)
     samples = read_samples(spec.data, base)
     answer = plan_samples(spec, samples)
     require_scores(samples)
@@ -66,9 +70,11 @@ def run(
         sys.stdout.write(_describe(spec, samples, answer))
         sys.stdout.flush()
     require_free_folder(folder)
-    prepare(folder, spec, base)
+    with writing_run(folder):
+        prepare(folder, spec, base)
     require_same_newest(folder, spec, samples)
-    write_coding(folder, samples.coding)
+    with writing_run(folder):
+        write_coding(folder, samples.coding)
     if not is_trained(folder, spec.train.epochs * count_epoch_steps(spec, samples)):
 
         def again(dp: int) -> int:

@@ -33,6 +33,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,6 @@ from equipoise.base.errors import CheckpointError
 from equipoise.checkpoint.manifest import find_checkpoints, folder_name
 from equipoise.checkpoint.publish import (
     SAVING,
-    AbandonedError,
     collect_reports,
     discard,
     discard_partial,
@@ -216,8 +216,7 @@ class TableSaver:
             save.open()
         except OSError as error:
             save.fail(error)
-            save.written.set()
-            save.ended.set()
+            save.end()
             return
         threading.Thread(target=self._work, args=(save,), name="checkpoint", daemon=True).start()
 
@@ -238,26 +237,13 @@ class TableSaver:
     # In the thread. ----------------------------------------------------------------------------
 
     def _work(self, save: _TableSave) -> None:
-        core = time.thread_time()
-        try:
-            self.reached("copied")
-            self._write(save)
-            save.times.written_s = time.perf_counter() - save.began
-            save.times.core_s = time.thread_time() - core
-            save.written.set()
-            if self._tables.exchange.rank == 0:
-                self._publish(save)
-        except AbandonedError:
-            pass  # the rank that failed says why
-        except Exception as error:  # whatever it is, training goes on
-            save.fail(error)
-        finally:
-            save.arrays, save.states = {}, {}
-            save.written.set()
-            save.ended.set()
+        publish = None if self._tables.exchange.rank else partial(self._publish, save)
+        save.work(partial(self._write, save), publish)
+        save.arrays, save.states = {}, {}
 
     def _write(self, save: _TableSave) -> None:
         """Write this rank's files, read them back, and leave word of them."""
+        self.reached("copied")
         folder, rank = save.root / save.name, self._tables.exchange.rank
         shards = f"rank-{rank:05d}.safetensors"
         save_file(dict(save.arrays), folder / shards)

@@ -152,9 +152,11 @@ def make_record(
         "step": rows[0]["step"],
         "losses": rows[0]["losses"],
         "best": rows[0]["best"],
-        "traffic": before.get("traffic", traffic),
-        "sharing": before.get("sharing", _sharing(spec, rows)),
-        "held": before.get("held", _held(spec, rows)),
+        **(
+            {"traffic": traffic, "sharing": _sharing(spec, rows), "held": _held(spec, rows)}
+            if has_steps
+            else {name: before.get(name, []) for name in ("traffic", "sharing", "held")}
+        ),
     }
 
 

@@ -28,3 +28,11 @@ def is_recommender(folder: Path) -> bool:
     """Whether a folder is that of a recommender's run, or holds one in few bits."""
     is_run = (folder / RANKED).is_file() and not (folder / RESOLVED).exists()
     return is_run or (folder / LOW_BIT).is_file()
+
+
+def unread_record(file: Path, why: str) -> str:
+    """The message for a record of a recommender's run that cannot be read."""
+    return (
+        f"{file} cannot be read: {why}. Delete it, and run the same `equipoise train` again, which "
+        "writes it from the newest checkpoint."
+    )

@@ -14,16 +14,14 @@ Kept true (tests/multi/train/test_request.py, tests/unit/train/test_light.py)
 """
 
 import dataclasses
-import errno
 import importlib.util
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 
-from equipoise.base.disk import explain_refusal
+from equipoise.base.disk import run_unwritten, why_unwritable, writing_run
 from equipoise.base.errors import FitError, ModelError, SpecError
 from equipoise.base.read import real_path
 from equipoise.base.units import format_bytes
@@ -351,13 +349,8 @@ def _require_own_folder(folder: Path) -> None:
     Raises:
         SpecError: it cannot be written, or a run's files would replace somebody's model.
     """
-    place = next(each for each in (folder, *folder.parents) if os.path.lexists(each))
-    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
-        reason = os.strerror(errno.EACCES if place.is_dir() else errno.ENOTDIR)
-        raise SpecError(
-            f"The run's folder {folder} cannot be written ({reason}). Make it writable, or choose "
-            f"another with --out."
-        )
+    if why := why_unwritable(folder):
+        raise run_unwritten(folder, why)
     kept = folder / HF
     if kept.exists() and not (kept / KEPT).exists():
         raise SpecError(
@@ -379,10 +372,5 @@ def _keep_files(folder: Path, settled: ResolvedFile, store: TokenStore) -> None:
     source = Path(settled.init_folder) if settled.init_folder else None
     is_theirs = settled.spec.model.engine == "transformers"
     files = files_to_keep(source, store.tokenizer_file, may_draw=is_theirs)
-    try:
+    with writing_run(folder):
         keep_files(files, kept)
-    except OSError as error:
-        raise SpecError(
-            f"The run's folder {folder} cannot be written ({explain_refusal(error, folder)}). Make "
-            f"it writable, or choose another with --out."
-        ) from error

@@ -85,9 +85,17 @@ def test_what_is_wrong_is_said_once(run_toml: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "bad").exists()
 
 
+_DELETE = (
+    "Delete it, and run the same `equipoise train` again, which writes it from the newest "
+    "checkpoint."
+)
 RECORDS = {
-    "recommend.json": ("[]", "it does not hold a JSON object"),
-    "spec.json": ("{}", "it does not hold a run's tables"),
+    "recommend.json": ("[]", f"it does not hold a JSON object. {_DELETE}"),
+    "spec.json": (
+        "{}",
+        "it does not hold a run's tables. Copy it from a backup, or choose another folder with "
+        "--out.",
+    ),
 }
 
 
@@ -98,6 +106,13 @@ def test_a_record_that_is_torn_is_refused_before_ranks_start(
     flags = ["--checkpoint.every_steps=5", "--train.epochs=1", "--json"]
     assert main(["train", str(run_toml), "--out", str(whole), *flags]) == 0
     capsys.readouterr()
+
+    beneath = whole / "recommend.json" / "run"
+    assert main(["train", str(run_toml), "--out", str(beneath), *flags]) == 2
+    assert json.loads(capsys.readouterr().out)["error"] == (
+        f"The run's folder {beneath} cannot be written (Not a directory). Make it writable, or "
+        "choose another with --out."
+    )
 
     def said(place: str, damage: Callable[[Path], object]) -> tuple[int, str, Path]:
         folder = tmp_path / f"{len(list(tmp_path.iterdir()))}"
@@ -110,6 +125,5 @@ def test_a_record_that_is_torn_is_refused_before_ranks_start(
         code, err, file = said(place, lambda file, text=text: file.write_text(text))
         assert (code, err) == (
             4,
-            f"{file} cannot be read: {why}. Copy it from a backup, or choose another folder with "
-            "--out.\n",
+            f"{file} cannot be read: {why}\n",
         )

@@ -1,6 +1,5 @@
 """The page of a recommender's run."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -52,6 +51,21 @@ def test_predicted_stands_beside_measured(tmp_path: Path) -> None:
 
 
 def test_a_damaged_record_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "recommend.json").write_text(json.dumps([1]))
-    with pytest.raises(DataError, match=r"is damaged. Run the same equipoise train again"):
-        read_record(tmp_path)
+    file = tmp_path / "recommend.json"
+    for text, why in (
+        ("[1]", "it does not hold a JSON object"),
+        ("{}", "it does not hold a run's record"),
+    ):
+        file.write_text(text)
+        with pytest.raises(DataError) as caught:
+            read_record(tmp_path)
+        assert str(caught.value) == (
+            f"{file} cannot be read: {why}. Delete it, and run the same `equipoise train` again, "
+            "which writes it from the newest checkpoint."
+        )
+
+
+def test_a_record_that_was_written_anew_has_no_traffic() -> None:
+    again = RECORD | {"traffic": [], "sharing": [], "held": []}
+    assert headline(again) == ("On later samples: AUC 0.7000, normalised entropy 0.9000 (epoch 2).")
+    assert "No step was taken since the record was written anew." in render(again)

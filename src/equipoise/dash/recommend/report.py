@@ -4,7 +4,6 @@ Kept true (tests/unit/dash/test_recommend.py)
     Predicted stands beside measured for every rank; names from data cannot become markup.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -13,8 +12,9 @@ from typing import Any
 from equipoise.base.disk import explain_refusal
 from equipoise.base.durable import write_whole
 from equipoise.base.errors import DataError, SpecError
+from equipoise.base.read import read_json, reason
 from equipoise.base.units import format_bytes
-from equipoise.spec.names import RECOMMEND
+from equipoise.spec.names import RECOMMEND, unread_record
 
 _STYLE = (
     "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;"
@@ -31,14 +31,15 @@ def read_record(folder: Path) -> dict[str, Any]:
     Raises:
         DataError: it cannot be read.
     """
+    file = folder / RECOMMEND
     try:
-        record: dict[str, Any] = json.loads((folder / RECOMMEND).read_text(encoding="utf-8"))
-        if not isinstance(record, dict) or "traffic" not in record:
-            raise ValueError
-    except (OSError, ValueError):
-        raise DataError(
-            f"{folder / RECOMMEND} is damaged. Run the same equipoise train again; it writes it."
-        ) from None
+        record: dict[str, Any] = read_json(file)
+    except (OSError, ValueError) as error:
+        raise DataError(unread_record(file, reason(error))) from None
+    if not isinstance(record, dict):
+        raise DataError(unread_record(file, "it does not hold a JSON object"))
+    if "traffic" not in record:
+        raise DataError(unread_record(file, "it does not hold a run's record"))
     return record
 
 
@@ -46,7 +47,6 @@ def headline(record: Mapping[str, Any]) -> str:
     """How well the run ranks samples that it has not seen, and how even its ranks are."""
     best = record["best"]
     ids = [float(row["ids"]) for row in record["traffic"]]
-    skew = max(ids) / (sum(ids) / len(ids)) if sum(ids) else 1.0
     when = "later" if record["samples"]["by_time"] else "held-out"
     text = (
         "No epoch has ended yet"
@@ -54,6 +54,9 @@ def headline(record: Mapping[str, Any]) -> str:
         else f"On {when} samples: AUC {best['test_auc']:.4f}, normalised entropy "
         f"{best['test_entropy']:.4f} (epoch {best['epoch']})"
     )
+    if not sum(ids):
+        return f"{text}."
+    skew = max(ids) / (sum(ids) / len(ids))
     return f"{text}; ids looked up by the busiest rank are {skew:.3f} times the mean."
 
 
@@ -76,18 +79,6 @@ def write_report(record: Mapping[str, Any], out: Path) -> Path:
 
 def render(record: Mapping[str, Any]) -> str:
     """The page as text; it fetches nothing and runs nothing."""
-    traffic = record["traffic"]
-    by_rank = [
-        [
-            f"rank {row['rank']}",
-            f"{row['ids']:,.0f}",
-            f"{row['predicted_ids']:,}",
-            format_bytes(round(row["sent_bytes"])),
-            format_bytes(row["predicted_sent_bytes"]),
-            format_bytes(row["held_bytes"]),
-        ]
-        for row in traffic
-    ]
     tables = [
         [
             row["name"],
@@ -111,15 +102,7 @@ def render(record: Mapping[str, Any]) -> str:
         "<h2>Loss</h2>",
         _draw_loss(record["losses"]),
         "<h2>A mean step's traffic by rank: measured (filled) and predicted (outlined)</h2>",
-        "<h3>Ids looked up</h3>",
-        _draw_bars([(row["ids"], row["predicted_ids"]) for row in traffic]),
-        "<h3>Bytes sent</h3>",
-        _draw_bars([(row["sent_bytes"], row["predicted_sent_bytes"]) for row in traffic]),
-        _table(
-            ("", "ids", "predicted", "sent", "predicted", "rows and state"),
-            by_rank,
-        ),
-        *_across(record),
+        *_traffic(record),
         "<h2>Tables</h2>",
         _table(
             ("table", "rows", "width", "ids a sample", "kind", "buckets", "ranks"),
@@ -130,6 +113,32 @@ def render(record: Mapping[str, Any]) -> str:
         "</body></html>\n",
     ]
     return "\n".join(parts)
+
+
+def _traffic(record: Mapping[str, Any]) -> list[str]:
+    """What ranks looked up and sent."""
+    traffic = record["traffic"]
+    if not traffic:
+        return ["<p>No step was taken since the record was written anew.</p>"]
+    by_rank = [
+        [
+            f"rank {row['rank']}",
+            f"{row['ids']:,.0f}",
+            f"{row['predicted_ids']:,}",
+            format_bytes(round(row["sent_bytes"])),
+            format_bytes(row["predicted_sent_bytes"]),
+            format_bytes(row["held_bytes"]),
+        ]
+        for row in traffic
+    ]
+    return [
+        "<h3>Ids looked up</h3>",
+        _draw_bars([(row["ids"], row["predicted_ids"]) for row in traffic]),
+        "<h3>Bytes sent</h3>",
+        _draw_bars([(row["sent_bytes"], row["predicted_sent_bytes"]) for row in traffic]),
+        _table(("", "ids", "predicted", "sent", "predicted", "rows and state"), by_rank),
+        *_across(record),
+    ]
 
 
 def _across(record: Mapping[str, Any]) -> list[str]:

@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from equipoise.base.disk import writing
 from equipoise.base.errors import SpecError
 from equipoise.base.nearest import nearest
 from equipoise.data.progress import Progress, SilentProgress
@@ -119,7 +120,8 @@ def _rehearse(stage: Stage, name: str, request: DrillRequest, progress: Progress
 def _scratch(out: Path | None) -> Iterator[Path]:
     """A folder that stays if it was asked for, and is removed otherwise."""
     if out is not None:
-        out.mkdir(parents=True)
+        with writing("out", out):
+            out.mkdir(parents=True)
         yield out.resolve()
         return
     root = Path(tempfile.mkdtemp(prefix="equipoise-drill-"))

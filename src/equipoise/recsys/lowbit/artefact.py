@@ -3,10 +3,12 @@
 What it decides
     ``ranking.json`` says what each part is kept in, what that was measured to lose, and what the
     monitor saw; ``weights.safetensors`` has rows and weights as they are kept; ``columns.json`` is
-    the run's. The folder has its name only once it is whole.
+    the run's. The first has a digest of itself and of the other two. The folder has its name only
+    once it is whole. Format 1 had no digests.
 
 Kept true (tests/unit/recsys/lowbit/test_request.py)
-    What is read back scores as what was written, to the bit; a folder that is torn is refused.
+    What is read back scores as what was written, to the bit; a folder that is torn, or that has a
+    file of another one, is refused.
 """
 
 import dataclasses
@@ -23,14 +25,16 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import equipoise
+from equipoise.base.digest import digest, digest_file
+from equipoise.base.disk import disk_of, explain_refusal
 from equipoise.base.durable import write_whole
-from equipoise.base.errors import CheckpointError
+from equipoise.base.errors import CheckpointError, ModelError
 from equipoise.base.read import read_json, reason, require_file
 from equipoise.numerics.rows import ROW_FORMATS
 from equipoise.recsys.lowbit.layers import LayerForm, RoundedLinear, linears_of, swap_module
 from equipoise.recsys.lowbit.parts import Forms
 from equipoise.recsys.models.catalog import build_model
-from equipoise.recsys.rank.coding import Coding, read_coding, write_coding
+from equipoise.recsys.rank.coding import COLUMNS, Coding, read_coding, write_coding
 from equipoise.recsys.rank.pooling import PooledTable
 from equipoise.recsys.rank.ranker import Ranker, open_ranker
 from equipoise.recsys.rank.scorer import Scorer
@@ -38,9 +42,9 @@ from equipoise.spec.names import LOW_BIT
 from equipoise.spec.recommend import RankModelSpec
 from equipoise.spec.tables.table import TableSpec
 
-_FORMAT = 1
+_FORMAT = 2
 _WEIGHTS = "weights.safetensors"
-_TABLE, _DENSE = "table ", "dense "
+_TABLE, _DENSE, _DIGEST = "table ", "dense ", "digest"
 
 
 def write_artefact(
@@ -60,14 +64,41 @@ def write_artefact(
         coding: Of the run's columns.
         model: Of the run.
         facts: ``name`` and ``step`` of the run, and whatever else ``inspect`` shall show.
+
+    Raises:
+        ModelError: it cannot be written.
     """
     unfinished = target.with_name(f".{target.name}")
     shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir(parents=True)
+    try:
+        unfinished.mkdir(parents=True)
+        _fill(unfinished, scorer, forms, coding, model, facts)
+        unfinished.rename(target)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        why = f"{error}; {disk_of(target)}"  # safetensors has its own words for a full disk
+        if isinstance(error, OSError):
+            why = explain_refusal(error, target)
+        raise unwritten(target, why) from error
+
+
+def unwritten(target: Path, why: str) -> ModelError:
+    """The error of a folder that cannot be made."""
+    return ModelError(f"{target} cannot be written ({why}). Name a folder on another disk.")
+
+
+def _fill(
+    folder: Path,
+    scorer: Scorer,
+    forms: Forms,
+    coding: Coding,
+    model: RankModelSpec,
+    facts: Mapping[str, Any],
+) -> None:
     tensors = {f"{_TABLE}{each.table.name}": each.rows.contiguous() for each in scorer.tables}
     tensors |= {f"{_DENSE}{k}": t.contiguous() for k, t in scorer.dense.state_dict().items()}
-    save_file(tensors, unfinished / _WEIGHTS)
-    write_coding(unfinished, coding)
+    save_file(tensors, folder / _WEIGHTS)
+    write_coding(folder, coding)
     written = {
         "format": _FORMAT,
         "version": equipoise.__version__,
@@ -77,9 +108,9 @@ def write_artefact(
         "tables": [[t.table.name, t.table.rows, t.table.width] for t in scorer.tables],
         "forms": dict(forms),
         "weight_bytes": scorer.held_bytes,
+        "files": {name: digest_file(folder / name) for name in (_WEIGHTS, COLUMNS)},
     }
-    write_whole(unfinished / LOW_BIT, json.dumps(written, indent=1))
-    unfinished.rename(target)
+    write_whole(folder / LOW_BIT, json.dumps(written | {_DIGEST: digest(written)}, indent=1))
 
 
 def read_facts(folder: Path) -> dict[str, Any]:
@@ -98,6 +129,10 @@ def read_facts(folder: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{file} is of format {form}, and this version reads {_FORMAT}. Update equipoise."
         )
+    if form != 1 and facts.get(_DIGEST) != digest(
+        {key: value for key, value in facts.items() if key != _DIGEST}
+    ):
+        raise _damaged(file, ValueError("its bytes have changed"))
     return dict(facts)
 
 
@@ -105,10 +140,14 @@ def read_artefact(folder: Path) -> Ranker:
     """The model of a folder.
 
     Raises:
-        CheckpointError: a file is missing or damaged, or the folder is of a newer format.
+        CheckpointError: a file is missing, damaged or of another folder, or the folder is of a
+            newer format.
     """
-    facts, coding = read_facts(folder), read_coding(folder)
+    facts = read_facts(folder)
     file = folder / LOW_BIT
+    for name, held in facts.get("files", {}).items():
+        _require_bytes(folder / name, held)
+    coding = read_coding(folder)
     try:
         model = TypeAdapter(RankModelSpec).validate_python(facts["model"])
         forms = {str(name): str(form) for name, form in facts["forms"].items()}
@@ -170,8 +209,21 @@ def _swap_layers(dense: nn.Module, forms: Forms) -> None:
             swap_module(dense, name, made)
 
 
+def _require_bytes(file: Path, held: str) -> None:
+    try:
+        require_file(file)
+        is_same = digest_file(file) == held
+    except OSError as error:
+        raise _damaged(file, error) from None
+    if not is_same:
+        raise _damaged(file, ValueError("its bytes have changed, or it is another folder's"))
+
+
 def _damaged(file: Path, error: Exception) -> CheckpointError:
-    why = reason(error) if isinstance(error, FileNotFoundError) else "it is damaged"
+    is_said = isinstance(error, FileNotFoundError | ValueError) and not isinstance(
+        error, ValidationError
+    )
+    why = reason(error) if is_said else "it is damaged"
     return CheckpointError(
         f"{file} cannot be read: {why}. Convert the run again: equipoise convert RUN TO --budget "
         "0.001."

@@ -17,11 +17,12 @@ from typing import Any
 
 import numpy as np
 
+from equipoise.base.disk import why_unwritable
 from equipoise.base.errors import DataError, ModelError, SpecError
 from equipoise.base.nearest import nearest
 from equipoise.base.shown import listed
 from equipoise.recsys.columns import column_numbers, read_columns, time_order
-from equipoise.recsys.lowbit.artefact import read_artefact, write_artefact
+from equipoise.recsys.lowbit.artefact import read_artefact, unwritten, write_artefact
 from equipoise.recsys.lowbit.drift import DriftMonitor
 from equipoise.recsys.lowbit.parts import parts_of
 from equipoise.recsys.lowbit.scan import Loss, ReferenceScores, Sampled
@@ -73,12 +74,14 @@ def convert_run(
 
     Raises:
         SpecError: the budget cannot be, or the run cannot be read here.
-        ModelError: the target exists.
+        ModelError: the target exists, or cannot be written.
         CheckpointError, DataError: the run or its data is missing or damaged.
     """
     require_budget(budget)
     if target.exists():
         raise ModelError(f"{target} already exists. Name a new folder, or delete it.")
+    if why := why_unwritable(target):
+        raise unwritten(target, why)
     stored = read_stored(folder)
     if stored.spec.model.towers:
         raise SpecError(

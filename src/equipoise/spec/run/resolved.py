@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter
 
-from equipoise.base.disk import explain_refusal
+from equipoise.base.disk import writing_run
 from equipoise.base.errors import SpecError
 from equipoise.base.read import read_json
 from equipoise.spec.model.presets import ModelSpec
@@ -84,15 +84,10 @@ def write_resolved(folder: Path, resolved: ResolvedFile) -> None:
         SpecError: the folder cannot be written.
     """
     partial = folder / f".{RESOLVED}-{os.getpid()}"
-    try:
+    with writing_run(folder):
         folder.mkdir(parents=True, exist_ok=True)
         partial.write_text(json.dumps(dataclasses.asdict(resolved), indent=1) + "\n")
         partial.rename(folder / RESOLVED)
-    except OSError as error:
-        raise SpecError(
-            f"The run's folder {folder} cannot be written ({explain_refusal(error, folder)}). Make "
-            f"it writable, or choose another with --out."
-        ) from error
 
 
 def read_resolved(folder: Path) -> ResolvedFile:

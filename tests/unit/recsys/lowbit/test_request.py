@@ -224,12 +224,42 @@ def test_a_torn_folder_is_refused(run: Path, tmp_path: Path) -> None:
         return str(caught.value)
 
     again = "Convert the run again: equipoise convert RUN TO --budget 0.001."
-    said.write_text(json.dumps(whole | {"format": 2}))
-    assert refused() == f"{said} is of format 2, and this version reads 1. Update equipoise."
+    changed = f"cannot be read: its bytes have changed, or it is another folder's. {again}"
+    said.write_text(json.dumps(whole | {"format": 3}))
+    assert refused() == f"{said} is of format 3, and this version reads 2. Update equipoise."
+    said.write_text(json.dumps(whole | {"step": whole["step"] + 1}))
+    assert refused() == f"{said} cannot be read: its bytes have changed. {again}"
     said.write_text(json.dumps({"format": 1}))
     assert refused() == f"{said} cannot be read: it is damaged. {again}"
     said.write_text(json.dumps(whole))
-    weights.write_bytes(weights.read_bytes()[:400])
-    assert refused() == f"{weights} cannot be read: it is damaged. {again}"
+    columns = target / "columns.json"
+    words = json.loads(columns.read_text())
+    mine, words["words"]["user"] = columns.read_text(), words["words"]["user"][::-1]
+    columns.write_text(json.dumps(words))  # as a run on the same users in another order has it
+    assert refused() == f"{columns} {changed}"
+    columns.unlink()
+    assert refused() == f"{columns} cannot be read: no such file or directory. {again}"
+    columns.write_text(mine)
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    assert refused() == f"{weights} {changed}"
     weights.unlink()
     assert refused() == f"{weights} cannot be read: no such file or directory. {again}"
+    # Format 1 had no digests.
+    said.write_text(
+        json.dumps({key: each for key, each in whole.items() if key != "files"} | {"format": 1})
+    )
+    weights.write_bytes(data[:400])
+    assert refused() == f"{weights} cannot be read: it is damaged. {again}"
+
+
+def test_a_folder_that_cannot_be_made_is_said_before_anything_is_computed(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    target = tmp_path / "file" / "small"
+    assert main(["convert", str(run), str(target), "--quiet"]) == 2
+    assert capsys.readouterr().err == (
+        f"{target} cannot be written (Not a directory). Name a folder on another disk.\n"
+    )
