@@ -1,7 +1,8 @@
 """A save that is under way on one rank: its open folders, how far it is, and what it took.
 
-Kept true (tests/multi/checkpoint/test_background.py, tests/multi/recsys/test_saving.py)
-    A run's folder may be moved while its checkpoint is written: the handles go with it.
+Kept true (tests/multi/checkpoint/test_background.py, tests/unit/checkpoint/test_publish.py)
+    A run's folder may be moved while its checkpoint is written: the handles go with it. Every name
+    and byte of a checkpoint is flushed before it has its name.
 """
 
 import os
@@ -12,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from equipoise.base.durable import sync
 from equipoise.checkpoint.publish import AbandonedError
 
 
@@ -54,7 +56,11 @@ class UnderWay:
 
     def open(self) -> None:
         """Make the folder of the save, and hold it and the one around it."""
-        self.root.mkdir(parents=True, exist_ok=True)
+        if not self.root.exists():
+            self.root.mkdir(parents=True, exist_ok=True)
+            for above in self.root.parents[:2]:  # a name lasts once its folder is flushed
+                with suppress(OSError):
+                    sync(above)
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
         self.root_handle = os.open(self.root, flags)
         with suppress(FileExistsError):

@@ -42,6 +42,22 @@ def test_every_bit_counts(fingerprint) -> None:
 
 
 @pytest.mark.parametrize("fingerprint", KINDS)
+def test_a_swap_and_two_equal_flips_are_seen(fingerprint) -> None:
+    """What an XOR or a plain sum does not see."""
+    tensor = torch.randn(70_000, generator=torch.Generator().manual_seed(2))
+    words, right = tensor.view(torch.int32), fingerprint(tensor)
+    swapped = tensor.clone()
+    swapped[[3, 69_000]] = tensor[[69_000, 3]]
+    assert fingerprint(swapped) != right
+    one, other = (int(at) for at in torch.nonzero(words & 1 == 0)[:2])
+    odd = int(torch.nonzero(words & 1)[0])
+    for up, down in ((one, other), (one, odd)):
+        flipped = words.clone()
+        flipped[[up, down]] ^= 1
+        assert fingerprint(flipped.view(torch.float32)) != right
+
+
+@pytest.mark.parametrize("fingerprint", KINDS)
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_what_plain_sums_do_not_see(fingerprint, data: st.DataObject) -> None:

@@ -4,6 +4,7 @@ The page on faults has the same table. A guard is switched off in place, and its
 """
 
 import importlib.util
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,15 +13,16 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
-from equipoise.checkpoint import blocks, manifest
+from equipoise.checkpoint import blocks, manifest, publish
 from equipoise.checkpoint.blocks import SummedFile, sum_block
 from equipoise.comm import patience, signature, standstill
-from equipoise.fault import blame, policy, recover
-from equipoise.fault.detect import links, slow
+from equipoise.fault import blame, fingerprint, policy, recover
+from equipoise.fault.detect import copies, links, slow
 from equipoise.fault.drill import inside
 from equipoise.fault.interference.verdict import HostVerdict
-from equipoise.launch import ends
+from equipoise.launch import ends, local
 from equipoise.launch.gang import KeptReady
 from equipoise.observe.fence import Fence
 from equipoise.sim import faults
@@ -59,6 +61,13 @@ def blind(*ignored: Any, **also: Any) -> None:
     """Does nothing, finds nothing."""
 
 
+def without_flush(folder: int, name: str, text: str) -> None:
+    """Writes, and does not wait for the disk."""
+    flags = os.O_WRONLY | os.O_CREAT
+    with os.fdopen(os.open(name, flags, 0o666, dir_fd=folder), "w") as file:
+        file.write(text)
+
+
 GUARDS = {
     "wait for spares": Guard(
         policy,
@@ -78,6 +87,34 @@ GUARDS = {
         "FORMAT",
         manifest.FORMAT + 1,
         "fault/drill/test_skewed.py::test_a_newer_format_is_refused_by_its_number",
+        in_folder,
+    ),
+    "flush before a checkpoint's name": Guard(
+        publish,
+        "_write",
+        without_flush,
+        "checkpoint/test_publish.py"
+        "::test_bytes_and_names_are_flushed_before_a_checkpoint_has_its_name",
+        in_folder,
+    ),
+    "places in a fingerprint": Guard(
+        fingerprint,
+        "_odd",
+        lambda count, stream, device: torch.ones(count, dtype=torch.int64, device=device),
+        "fault/test_fingerprint.py::test_a_swap_and_two_equal_flips_are_seen",
+        lambda folder: (lambda tensor: int(fingerprint.weighted_sum(tensor)),),
+    ),
+    "copies of one tensor": Guard(
+        copies,
+        "judge_copies",
+        blind,
+        "fault/detect/test_copies.py::test_two_that_differ_are_both_under_suspicion",
+    ),
+    "lock of a run's folder": Guard(
+        local,
+        "require_free_folder",
+        blind,
+        "launch/test_local.py::test_a_folder_whose_run_goes_on",
         in_folder,
     ),
     "checksum of every block": Guard(

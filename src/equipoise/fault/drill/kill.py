@@ -16,7 +16,9 @@ _LONGEST_S = 0.5
 _IN_A_ROW = 3
 """After as many kills at one step a rank is given up (``fault.policy``)."""
 
-_ROUNDING = 1e-5
+_SOON, _ROUNDING, _GROWN = 4, 1e-5, 1e-3
+"""Until so many steps after a start with fewer ranks, losses differ by rounding alone; each update
+makes that larger, and by the last step it may have grown to this."""
 """By which share of themselves losses may differ where fewer ranks add up."""
 
 _READY_WITHIN_S = 300
@@ -72,7 +74,9 @@ def shrink(stage: Stage, repeat: int) -> Rehearsal:
     line = attempt.first(_killed(struck[-1]))
     since = [each["t"] for each in events(folder, "recovery") if each["action"] == "shrink"]
     goes_on = BY_ITSELF if code == 0 and since else ""
-    off = stage.loss_distance(folder)
+    off = stage.loss_distances(folder)
+    begun = [each["resumed_step"] for each in events(folder, "start")][-1] if off else 0
+    soon, ever = max(off[: begun + _SOON], default=math.inf), max(off, default=math.inf)
     return Rehearsal(
         injected=f"SIGKILL, {len(struck)} times, rank {rank} in forward of step {step}",
         detected_by="launcher" if line else "",
@@ -80,11 +84,12 @@ def shrink(stage: Stage, repeat: int) -> Rehearsal:
         detected_s=None if line is None else line.at_s - struck[-1].at_s,
         resumed_s=resumed_s(folder, since[0]) if since else None,
         lost_tokens=stage.lost_tokens(folder, *(each.step for each in struck)),
-        is_equal=off <= _ROUNDING,
+        is_equal=soon <= _ROUNDING and ever <= _GROWN,
         goes_on=goes_on,
         said=line.text if line else attempt.last_words,
         note=f"{stage.data_ranks - 1} of {stage.data_ranks} data-parallel ranks went on with the "
-        f"same batches; losses of all steps differ by at most {off:.1g} of themselves.",
+        f"same batches; losses differ by at most {soon:.1g} of themselves until {_SOON} steps later, "
+        f"and by {ever:.1g} until the end.",
     )
 
 

@@ -10,7 +10,6 @@ Kept true (tests/unit/fault/drill/test_stage.py, tests/multi/fault/test_drill.py
     Nothing is written outside the scratch folder but the token cache, which every run shares.
 """
 
-import math
 import random
 import shutil
 from dataclasses import dataclass, field
@@ -164,10 +163,10 @@ class Stage:
             (ours, ledger(folder)) == (state(self.reference, STEPS), ledger(self.reference))
         )
 
-    def loss_distance(self, folder: Path) -> float:
-        """By how much of itself a step's loss differs at most from the undisturbed run's.
+    def loss_distances(self, folder: Path) -> list[float]:
+        """By how much of itself each step's loss differs from the undisturbed run's.
 
-        Infinite unless both trained the same steps on as many tokens.
+        Empty unless both trained the same steps on as many tokens.
         """
         ours, theirs = (
             {each["step"]: (each["tokens_seen"], each["loss"]) for each in events(run, "step")}
@@ -176,8 +175,8 @@ class Stage:
         if {step: seen for step, (seen, _) in ours.items()} != {
             step: seen for step, (seen, _) in theirs.items()
         }:
-            return math.inf
-        return float(max(abs(loss / theirs[step][1] - 1) for step, (_, loss) in ours.items()))
+            return []
+        return [abs(ours[step][1] / theirs[step][1] - 1) for step in sorted(ours)]
 
     def lost_tokens(self, folder: Path, *steps: int) -> int:
         """Tokens of the steps that were computed again, those cut off in the middle among them.
