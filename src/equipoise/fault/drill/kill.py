@@ -1,5 +1,7 @@
 """Ranks that are killed in a step (F1) or in a save (F2), or starved of memory (F12)."""
 
+import math
+
 from equipoise.fault.drill.acts import SAVE_POINTS, SHARED_POINTS
 from equipoise.fault.drill.facts import events, resumed_s
 from equipoise.fault.drill.injection import Fired, Injection, ask, proven
@@ -18,8 +20,7 @@ _IN_A_ROW = 3
 
 _SOON, _ROUNDING, _GROWN = 4, 1e-5, 1e-3
 """Until so many steps after a start with fewer ranks, losses differ by rounding alone; each update
-makes that larger, and by the last step it may have grown to this."""
-"""By which share of themselves losses may differ where fewer ranks add up."""
+makes that larger, and by the last step it may have grown to this [share of a loss]."""
 
 _READY_WITHIN_S = 300
 """Deadline of waits while a rank waits until others are ready [s]."""
@@ -88,8 +89,8 @@ def shrink(stage: Stage, repeat: int) -> Rehearsal:
         goes_on=goes_on,
         said=line.text if line else attempt.last_words,
         note=f"{stage.data_ranks - 1} of {stage.data_ranks} data-parallel ranks went on with the "
-        f"same batches; losses differ by at most {soon:.1g} of themselves until {_SOON} steps later, "
-        f"and by {ever:.1g} until the end.",
+        f"same batches; losses differ by at most {soon:.1g} of themselves until {_SOON} steps "
+        f"later, and by {ever:.1g} until the end.",
     )
 
 
