@@ -73,6 +73,8 @@ BENCHES = (
     "interference.live",
     "faults.hangs",
     "faults.kills",
+    "faults.flips",
+    "faults.slow_ranks",
     "recsys.models",
     "recsys.file_order",
     "recsys.ensemble",

@@ -1,17 +1,21 @@
 """How well slow ranks are named in the noise of runs that the thresholds were not chosen on.
 
-``python -m bench.faults.slow_ranks RUN...`` takes folders of runs of even ranks. Each run's
-own steps are replayed as they came, which counts false alarms, and then again with one rank made
-slower by a fifth in one part from a step on.
+``python -m bench.faults.slow_ranks RUN...`` takes folders of runs of even ranks, and without any
+trains one. Each run's own steps are replayed as they came, which counts false alarms, and then
+again with one rank made slower by a fifth in one part from a step on.
 """
 
 import argparse
 import json
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
 
+from bench.lib.corpus import open_corpus
+from bench.lib.stamp import LoadStamp, environment
 from equipoise.fault.detect.slow import PARTS, SlowRanks, StepTimes
 from equipoise.observe.journal_lines import read_journals
 
@@ -63,11 +67,28 @@ def is_named(steps: list[StepTimes], rank: int, part: str) -> bool:
     return False
 
 
+def train(folder: Path, steps: int) -> None:
+    """Train two even ranks for as many short steps."""
+    open_corpus()
+    sizes = {"model.preset": "2m", "model.layers": 1, "layout.dp": 2, "train.steps": steps}
+    sizes |= {"pack.context_tokens": 1024, "pack.step_tokens": 2048}
+    words = [f"--{key}={value}" for key, value in sizes.items()]
+    command = [sys.executable, "-m", "equipoise.cli.main", "train", "--out", str(folder), "--quiet"]
+    subprocess.run([*command, *words], check=True, stdout=sys.stderr)
+
+
 def main() -> None:
     """Print false alarms, and how often a slow rank is named in time, by part."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("runs", nargs="+", type=Path, help="folders of runs of even ranks")
-    runs = [steps_of(folder) for folder in parser.parse_args().runs]
+    parser.add_argument("runs", nargs="*", type=Path, help="folders of runs of even ranks")
+    parser.add_argument("--steps", type=int, default=2000, help="of the run that is trained")
+    args = parser.parse_args()
+    stamp = LoadStamp()
+    with tempfile.TemporaryDirectory() as name:
+        if not args.runs:
+            trained = Path(name) / "run"
+            train(trained, args.steps)
+        runs = [steps_of(folder) for folder in args.runs or [trained]]
     named: dict[str, list[bool]] = {part: [] for part in PARTS}
     for steps in runs:
         for begin in range(0, len(steps) - _BEFORE - _WITHIN + 1, _EVERY):
@@ -80,6 +101,8 @@ def main() -> None:
         "false alarms": sum(map(alarms, runs)),
         "trials": {part: len(each) for part, each in named.items()},
         "named": {part: float(np.mean(each)) if each else None for part, each in named.items()},
+        "other_load_cores": stamp.other_load(),
+        "environment": environment(),
     }
     json.dump(answer, sys.stdout, indent=1)
 

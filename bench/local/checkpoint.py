@@ -6,6 +6,7 @@ between saves each computes, and takes a step of the optimizer. Blocked is what 
 thread waited.
 """
 
+import argparse
 import dataclasses
 import itertools
 import json
@@ -138,17 +139,17 @@ def blocked(ranks: Ranks, root: Path, name: str) -> dict[str, list[float]]:
     )
 
 
-def soak(ranks: Ranks, root: Path) -> dict[str, Any]:
-    """What 2,000 saves of a small model leave behind in this process."""
+def soak(ranks: Ranks, root: Path, saves: int) -> dict[str, Any]:
+    """What many saves of a small model leave behind in this process."""
     model = ModelSpec(layers=1, hidden=32, heads=2, kv_heads=1, ffn=48, vocab=320, head_width=16)
     decoder, optimizer, step = _build(ranks, model)
     uses = []
     with Saver(root, decoder, optimizer, ranks, keep=2) as saver:
-        for number in range(1, WARM + SOAK + 1):
+        for number in range(1, WARM + saves + 1):
             saver.begin(_manifest(model, number, ranks.world), {})
             step()
             saver.settle()
-            if number in (WARM, WARM + SOAK):
+            if number in (WARM, WARM + saves):
                 pages = int(Path("/proc/self/statm").read_text().split()[1])
                 uses.append(
                     {
@@ -159,8 +160,12 @@ def soak(ranks: Ranks, root: Path) -> dict[str, Any]:
                     }
                 )
     before, after = uses
-    growth = (after["resident_kib"] - before["resident_kib"]) / (SOAK / 100)
-    return {"after 200": before, "after 2,200": after, "KiB per 100 saves (goal 1,024)": growth}
+    growth = (after["resident_kib"] - before["resident_kib"]) / (saves / 100)
+    return {
+        f"after {WARM:,}": before,
+        f"after {WARM + saves:,}": after,
+        "KiB per 100 saves (goal 1,024)": growth,
+    }
 
 
 def save_until_killed(ranks: Ranks, root: Path, first: int, stage: str, after_s: float) -> None:
@@ -193,7 +198,7 @@ def save_until_killed(ranks: Ranks, root: Path, first: int, stage: str, after_s:
                 (root / "last").write_text(str(number))
 
 
-def kills(root: Path, count: int = KILLS) -> dict[str, Any]:
+def kills(root: Path, count: int) -> dict[str, Any]:
     """Kill one run of saves again and again, each time going on where it was.
 
     Half of the kills come at any time of a save, the others just after a stage of it: before and
@@ -244,8 +249,14 @@ def _step_s(folder: Path, every: int) -> list[float]:
     return [later - earlier for earlier, later in itertools.pairwise(ends)]
 
 
-def measure() -> dict[str, Any]:
-    """All three."""
+def measure(saves: int, killed_saves: int, turns: int) -> dict[str, Any]:
+    """All three.
+
+    Args:
+        saves: How many of the soak.
+        killed_saves: How many saves are killed.
+        turns: Of runs of the demo's model that save every step, and none.
+    """
     open_corpus()
     stamp = LoadStamp()
     with tempfile.TemporaryDirectory() as name:
@@ -258,10 +269,10 @@ def measure() -> dict[str, Any]:
         size = sum(row["bytes"][0] for row in rows)
         del slowest["bytes"]
         median = {way: statistics.median(each) for way, each in slowest.items()}
-        killed = kills(root / "killed")
-        (soaked,) = run_ranks(1, soak, root / "soak")
+        killed = kills(root / "killed", killed_saves)
+        (soaked,) = run_ranks(1, soak, root / "soak", saves)
         steps: dict[int, list[float]] = {1: [], 1000: []}
-        for turn in range(3):
+        for turn in range(turns):
             for every in (1, 1000) if turn % 2 else (1000, 1):
                 steps[every] += _step_s(root / f"run-{turn}-{every}", every)
     own = median["background"]
@@ -276,7 +287,7 @@ def measure() -> dict[str, Any]:
         "step_s, saving every step": spread(steps[1]),
         "step_s, saving none": spread(steps[1000]),
         "step that saves over one that does not (goal 1.05)": ratio,
-        "2,000 saves": soaked,
+        f"{saves:,} saves": soaked,
         "killed while saving": killed,
         "other_load_cores": stamp.other_load(),
         "environment": environment(),
@@ -284,4 +295,9 @@ def measure() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    json.dump(measure(), sys.stdout, indent=1)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--saves", type=int, default=SOAK)
+    parser.add_argument("--kills", type=int, default=KILLS)
+    parser.add_argument("--turns", type=int, default=3)
+    args = parser.parse_args()
+    json.dump(measure(args.saves, args.kills, args.turns), sys.stdout, indent=1)
