@@ -1,7 +1,7 @@
 """Are bits that flip in memory found within the steps between comparisons, and what does it cost?
 
 Three ranks hold a small decoder whose state either all of them hold (copies) or each its part. In
-each trial, one rank's weights or moments change after a drawn step, in a drawn way, or nothing does.
+each trial one rank's weights or moments change after a drawn step, in a drawn way, or nothing does.
 Found means that a comparison within ``--every`` steps names that tensor, and that rank or, among
 copies, a majority without it. What an update has since rounded away is healed, and no miss: all
 bytes are then equal by SHA-256. The cost is that of real steps of two ranks, with and without the
