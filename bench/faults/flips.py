@@ -90,7 +90,7 @@ def campaign(ranks: Ranks, zero: int, every: int, trials: int) -> dict[str, Any]
             if each.tensor.dtype == torch.float32 and each.tensor.numel() > 1
         ]
         struck = draw.choice(floats)
-        has_changed, found = False, None
+        has_changed, verdict = False, None
         for number in range(1, after + every + 1):
             if number == after + 1 and ranks.rank == rank:
                 has_changed = change(struck.tensor, how, draw)
@@ -99,7 +99,7 @@ def campaign(ranks: Ranks, zero: int, every: int, trials: int) -> dict[str, Any]
             try:
                 watch.require_right(number, parts, is_any=is_any)
             except CorruptError as error:
-                found = number, str(error)
+                verdict = number, str(error)
                 break
             if number % every == 0 and number > after:
                 break
@@ -107,11 +107,11 @@ def campaign(ranks: Ranks, zero: int, every: int, trials: int) -> dict[str, Any]
             watch.updated()
         has_changed = ranks.gather_objects(has_changed)[rank]
         if not has_changed:
-            counted["false alarms" if found else "nothing changed, nothing said"] += 1
-        elif found is not None:
-            is_right = struck.name in found[1] and f"Rank {rank} holds" in found[1]
+            counted["false alarms" if verdict else "nothing changed, nothing said"] += 1
+        elif verdict is not None:
+            is_right = struck.name in verdict[1] and f"Rank {rank} holds" in verdict[1]
             counted["found and named" if is_right else "found"] += 1
-            latest = max(latest, found[0] - after)
+            latest = max(latest, verdict[0] - after)
         elif zero == 0 and len(set(ranks.gather_objects(_all_bytes(state)))) == 1:
             counted["healed by an update"] += 1
         else:

@@ -1,7 +1,6 @@
 """What is made smaller, and when an end counts as equal."""
 
 import dataclasses
-import math
 from pathlib import Path
 
 import pytest
@@ -118,10 +117,10 @@ def test_losses_of_fewer_ranks_are_equal_up_to_rounding(tmp_path: Path) -> None:
     for name, second in (("undisturbed", 2.0), ("near", 2.000002), ("far", 2.1)):
         finished(tmp_path / name, [(1, "a", 3.0), (2, "a", second)])
     finished(tmp_path / "short", [(1, "a", 3.0)])
-    assert stage.loss_distance(tmp_path / "undisturbed") == 0
-    assert stage.loss_distance(tmp_path / "near") == pytest.approx(1e-6)
-    assert stage.loss_distance(tmp_path / "far") == pytest.approx(0.05)
-    assert stage.loss_distance(tmp_path / "short") == math.inf
+    assert stage.loss_distances(tmp_path / "undisturbed") == [0, 0]
+    assert stage.loss_distances(tmp_path / "near") == pytest.approx([0, 1e-6])
+    assert stage.loss_distances(tmp_path / "far") == pytest.approx([0, 0.05])
+    assert stage.loss_distances(tmp_path / "short") == []
 
 
 def test_a_rank_is_given_up_only_where_others_have_its_model(tmp_path: Path) -> None:
