@@ -19,8 +19,8 @@ _IN_A_ROW = 3
 """After as many kills at one step a rank is given up (``fault.policy``)."""
 
 _SOON, _ROUNDING, _GROWN = 4, 1e-5, 1e-3
-"""Until 4 steps after a start with fewer ranks, losses differ by rounding alone, 1e-5 of themselves;
-each update makes that larger, to at most 1e-3 by the last step."""
+"""Until 4 steps after a start with fewer ranks, losses differ by rounding alone: by 1e-5 of
+themselves. Each update makes that larger, to at most 1e-3 by the last step."""
 
 _READY_WITHIN_S = 300
 """Deadline of waits while a rank waits until others are ready [s]."""
