@@ -179,6 +179,11 @@ class ClusterInputs:
         return None if self.search.machine.device.is_here else step_interval(price.terms)
 
     @property
+    def has_sites(self) -> bool:
+        """Whether the cluster has several sites, and what they could do alone is priced."""
+        return len(self.search.machine.cluster.classes) > 1 and self.search.packer is None
+
+    @property
     def by_layer(self) -> bool:
         """Whether layers may have strategies of their own."""
         return self.request.layers == "own"
@@ -229,12 +234,17 @@ class ClusterInputs:
         said = remarks_of(*of_all, named=self.request.program != DEFAULT)
         search, best = self.search, finalists[0].run.price
         cluster, base = search.machine.cluster, search.space.base
-        if len(cluster.classes) == 1 or search.packer is not None:
+        if not self.has_sites:
             return said
         sites = (cluster, base.step_sequences, search.model.params, self._search_site, due)
         step = step_of_sites(*sites)
         if step is None:
-            return said
+            unsaid = (
+                "Local updates and late or compressed gradients between sites are not priced, as "
+                "no step of a site alone was found. Give more --seconds, or a number of sequences "
+                "that sites can share by their devices."
+            )
+            return (*said, unsaid)
         return (*said, *across_remarks(step, best.step_s, base.stack.grad_bytes))
 
     def _search_site(self, site: ClusterSpec, sequences: int) -> Search:

@@ -104,20 +104,20 @@ def step_of_sites(
     shares = [sequences * each.devices / cluster.devices for each in sites]
     if len(sites) == 1 or rate == 0.0 or any(share % 1 for share in shares):
         return None
-    known: dict[tuple[str, int, int], tuple[float, str]] = {}
-    for at, (site, share) in enumerate(zip(sites, shares, strict=True)):
-        key = site.device.name, site.devices, int(share)
-        if key in known:
-            continue
-        left = due.left_s / (len(sites) - at)
-        search = make(site, int(share))
-        outcome = search.run(seconds=left)
+    kinds = {
+        (site.device.name, site.devices): (site, int(share))
+        for site, share in zip(sites, shares, strict=True)
+    }
+    found: list[tuple[float, str]] = []
+    for site, share in kinds.values():
+        search = make(site, share)
+        outcome = search.run(seconds=due.left_s / (len(kinds) - len(found)))
         if not outcome.fitting:
             return None
         best = outcome.fitting[0]
-        known[key] = best.step_s, search.space.choice(best.row).words()["layout"]
-    slowest = max(step_s for step_s, _ in known.values())
-    layouts = tuple(layout for _, layout in known.values())
+        found.append((best.step_s, search.space.choice(best.row).words()["layout"]))
+    slowest = max(step_s for step_s, _ in found)
+    layouts = tuple(layout for _, layout in found)
     latency = 0.0 if cluster.between is None else cluster.between.latency_s
     devices = min(site.devices for site in sites)
     return SitesStep(slowest, layouts, params, rate, latency, len(sites), devices)
