@@ -238,13 +238,6 @@ class ClusterInputs:
             return said
         sites = (cluster, base.step_sequences, search.model.params, self._search_site, due)
         step = step_of_sites(*sites)
-        if step is None:
-            unsaid = (
-                "Local updates and late or compressed gradients between sites are not priced, as "
-                "no step of a site alone was found. Give more --seconds, or a number of sequences "
-                "that sites can share by their devices."
-            )
-            return (*said, unsaid)
         return (*said, *across_remarks(step, best.step_s, base.stack.grad_bytes))
 
     def _search_site(self, site: ClusterSpec, sequences: int) -> Search:
