@@ -175,8 +175,8 @@ def price_layer(
         each_way = _experts_s(
             work, options, traffic.expert, traffic.routes, hidden, top_k, width, skew
         )
-        exposed = _exposed(each_way * residuals.traffic, stack, parts, work, core_s)
-        for row, seconds in enumerate(exposed):
+        waits = _exposed(each_way * residuals.traffic, stack, parts, work, core_s)
+        for row, seconds in enumerate(waits):
             add(parts, row, "expert traffic", seconds)
     if traffic.within is not None and work.routed_rows and layout.etp > 1:
         whole = work.routed_rows * hidden * width * layout.etp * options.skew_of(layout)
