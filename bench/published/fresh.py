@@ -1,9 +1,10 @@
 """Steps that nothing was fitted to: rows of 2025 and 2026.
 
 NVIDIA's tables of Megatron-Bridge and of NeMo AutoModel, priced as ``equipoise simulate`` prices
-them: a known model, cluster and program, with the residuals that the product ships. Some tables
-leave out what their recipes recompute; of what the program can, the fastest that fits is taken. One
-row is not scored: a fact of its program was read off it.
+them: a known model, cluster and program, with the residuals that the product ships. Program and
+recomputation are those of the release's recipe; where it says nothing of the latter, of what the
+program can, the fastest that fits is taken. One row is not scored: a fact of its program was read
+off it.
 """
 
 import dataclasses
@@ -22,6 +23,7 @@ from equipoise.cost.step.request import StepOptions, residuals_of
 from equipoise.spec.cluster.spec import find_cluster
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import PLANNED
+from equipoise.spec.offload import Offload
 from equipoise.spec.run.spec import Recompute
 
 GOAL = {"mean": 0.08, "worst": 0.12}
@@ -29,29 +31,12 @@ GOAL = {"mean": 0.08, "worst": 0.12}
 RECOMPUTES = ("none", "attention", "every-4", "every-3", "every-2", "full")
 """What Megatron-Core can compute again by whole layers."""
 
-MODULES = {
-    ("deepseek-v3", "gb300", "bf16"): "moe_act",
-    ("deepseek-v3", "h100-sxm", ""): "mla_up_proj+mlp",
-    ("deepseek-v3", "", ""): "mla_up_proj",
-    ("gpt-oss-120b", "gb200", ""): "layernorm+moe_act",
-    ("gpt-oss-120b", "b200", ""): "layernorm+moe_act",
-    ("gpt-oss-120b", "h100-sxm", ""): "layernorm+moe_act",
+BY_RECIPE = {
+    ("25.11", "h100-sxm", "gpt-oss-120b"): {"mbs": "1"},
+    ("25.11", "b200", "gpt-oss-120b"): {"ep": "64"},
 }
-"""What recipes compute again, by model, device and precision, where any is the empty word; others
-of these models compute nothing again (``scripts/performance/configs`` of v0.2.0 to v0.4.0)."""
-
-
-def recomputes(row: dict[str, str]) -> tuple[str, ...]:
-    """What a row's recipe computes again; where no model of experts, what it may."""
-    if int(row["ep"]) == 1:
-        return RECOMPUTES
-    keys = (row["model"], row["device"], row["precision"])
-    named = (MODULES.get(key) for key in (keys, (*keys[:2], ""), (keys[0], "", "")))
-    return (next((each for each in named if each), "none"),)
-
-
-MICRO_BATCHES = {("25.11", "h100-sxm", "gpt-oss-120b"): 1}
-"""Windows of a micro-batch by the recipe of the release, where the printed row contradicts itself:
+"""What the release's recipe has instead of what a row prints, where the row contradicts itself (4
+windows a micro-batch do not fit), or the recipe and the next release's row of equal speed:
 ``scripts/performance/configs/gpt_oss/workload_base_configs.py`` of v0.2.0 to v0.2.2."""
 
 
@@ -77,27 +62,18 @@ def disagreements() -> list[str]:
     return faults
 
 
-OVERLAPS = ("26.04", "26.06", "26.08"), ("gb200", "gb300"), ("deepseek-v3", "qwen3")
-"""Releases, devices and models whose recipes in MXFP8 send rows beside another micro-batch
-(``src/megatron/bridge/perf_recipes``)."""
-
-
 def bridge() -> Iterator[Row]:
     """Megatron-Bridge's rows."""
     for row in read("megatron_bridge.csv"):
+        row |= BY_RECIPE.get((row["release"], row["device"], row["model"]), {})
         tp, pp, cp, ep, virtual = (int(row[key]) for key in ("tp", "pp", "cp", "ep", "vp"))
         gpus, gbs, seq = int(row["gpus"]), int(row["gbs"]), int(row["seq"])
-        released, devices, models = OVERLAPS
-        overlaps = row["precision"] == "mxfp8" and row["release"] in released
-        overlaps = overlaps and row["device"] in devices and row["model"].startswith(models)
-        program = "megatron-bridge-overlap" if overlaps else "megatron-bridge"
-        if row["fsdp"] == "1":
-            program = "megatron-fsdp"
         virtual = virtual if pp > 1 else 1
+        known = row["recompute"]
         yield make_row(
             f"Megatron-Bridge {row['device']} {'experts' if ep > 1 else 'dense'}",
             f"{row['release']} {row['model']} {row['precision']} x{gpus}",
-            program,
+            row["program"],
             PLANNED[row["model"]],
             f"{row['device']}:{gpus}",
             Layout(
@@ -112,15 +88,14 @@ def bridge() -> Iterator[Row]:
                 StepOptions(
                     seq,
                     gbs,
-                    micro_batch=MICRO_BATCHES.get(
-                        (row["release"], row["device"], row["model"]), int(row["mbs"])
-                    ),
+                    micro_batch=int(row["mbs"]),
                     virtual=virtual,
                     schedule="interleaved" if virtual > 1 else "1f1b",
-                    recompute=recompute,
+                    recompute=cast(Recompute, recompute),
+                    offload=cast(Offload, row["offload"]),
                     precision="bf16" if row["precision"] == "bf16" else "fp8",
                 )
-                for recompute in recomputes(row)
+                for recompute in (RECOMPUTES if known == "?" else (known,))
             ],
             gbs * seq / (float(row["tokens_per_s_gpu"]) * gpus),
             "tokens a second",

@@ -1,8 +1,7 @@
 """A plan for a model on a described cluster: what is asked, what is read, which choices there are.
 
 Kept true (tests/unit/cli/plan, tests/unit/plan/test_request.py)
-    The words that a lock keeps under ``asked`` are read back as the same request; each refusal has
-    one sentence.
+    A lock's words under ``asked`` are read back as the same request; a refusal is one sentence.
 """
 
 import dataclasses
@@ -179,6 +178,11 @@ class ClusterInputs:
         return None if self.search.machine.device.is_here else step_interval(price.terms)
 
     @property
+    def has_sites(self) -> bool:
+        """Whether what several sites could do alone is priced."""
+        return len(self.search.machine.cluster.classes) > 1 and self.search.packer is None
+
+    @property
     def by_layer(self) -> bool:
         """Whether layers may have strategies of their own."""
         return self.request.layers == "own"
@@ -227,21 +231,18 @@ class ClusterInputs:
         """Published recipes at this step, and who runs the best's schedule."""
         of_all = self.search, self.lattice, self.published, finalists
         said = remarks_of(*of_all, named=self.request.program != DEFAULT)
-        search, best = self.search, finalists[0].run.price
-        cluster, base = search.machine.cluster, search.space.base
-        if len(cluster.classes) == 1 or search.packer is not None:
+        if not self.has_sites:
             return said
-        sites = (cluster, base.step_sequences, search.model.params, self._search_site, due)
-        step = step_of_sites(*sites)
-        if step is None:
-            return said
-        return (*said, *across_remarks(step, best.step_s, base.stack.grad_bytes))
+        search, base, best_s = self.search, self.search.space.base, finalists[0].run.price.step_s
+        sizes = search.machine.cluster, base.step_sequences, search.model.params
+        step = step_of_sites(*sizes, self._search_site, due)
+        return (*said, *across_remarks(step, best_s, base.stack.grad_bytes))
 
     def _search_site(self, site: ClusterSpec, sequences: int) -> Search:
         """One site's devices with its share of the sequences."""
         base = dataclasses.replace(self.search.space.base, step_sequences=sequences)
-        model, fixed = self.search.model, _fixed(self.request)
-        lattice = list_runnable(self.trains, model, site.devices, base, fixed=fixed)
+        model, given = self.search.model, _fixed(self.request)
+        lattice = list_runnable(self.trains, model, site.devices, base, fixed=given)
         return make_search(model, Machine(site), lattice, self.request.model)[0]
 
     def walls(self, best: Finalist, due: Deadline) -> tuple[Wall, ...]:

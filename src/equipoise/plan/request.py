@@ -43,6 +43,9 @@ Inputs: TypeAlias = ClusterInputs | RunInputs
 _SEARCH_SHARE = 0.8
 """The search's share of the time; the rest is for pricing the best and the next whole."""
 
+_SITES_SHARE = 0.5
+"""The same over several sites, whose own steps are searched for with the rest."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlanAnswer:
@@ -227,7 +230,8 @@ def decide(inputs: Inputs, outcome: Outcome, finalists: list[Finalist], due: Dea
 
 
 def _search(inputs: Inputs, due: Deadline, seconds: float, progress: Progress) -> Outcome:
-    shown, searched = 0, due.part(_SEARCH_SHARE)
+    of_sites = isinstance(inputs, ClusterInputs) and inputs.has_sites
+    shown, searched = 0, due.part(_SITES_SHARE if of_sites else _SEARCH_SHARE)
 
     def watch(_: object) -> None:
         nonlocal shown

@@ -221,7 +221,8 @@ class StepParts:
         return BatchParts(layers, self._first(core), self._last(core), hop, of_layers)
 
     def _key(self, core: CoreTimes, sparse: bool) -> KindKey:
-        is_beside = sparse and self._model.shortcut
+        beside_layer = self._options.stack.dispatch_beside == "layer" and self._layout.ep > 1
+        is_beside = sparse and (self._model.shortcut or beside_layer)
         return core.tokens, sparse, (core.forward_s, core.backward_s) if is_beside else None
 
     def _layer(self, core: CoreTimes, sparse: bool, recompute: str) -> Floats:
@@ -253,7 +254,7 @@ class StepParts:
                 top_k=self._model.mean_top_k,
                 traffic=self._traffic,
                 width=self._width,
-                shortcut_core_s=known[2],
+                core_s=known[2],
             )
             self._kinds[known] = priced, np.zeros_like(again) if sparse else again, work
         parts, spared, work = self._kinds[known]

@@ -194,11 +194,15 @@ def read_model(text: str) -> ModelSpec:
     kind, known = config.get("model_type"), (*MODEL_TYPES, *FORECAST)
     if isinstance(kind, str) and kind not in known:
         raise ModelError(
-            f"config.json: model_type {shown(kind)} is not one of {', '.join(known)}. Nearest: "
+            f"{file.name}: model_type {shown(kind)} is not one of {', '.join(known)}. Nearest: "
             f"{nearest(kind, known)}."
         )
     is_priced = _forecast_kind(config) is not None
-    return _require_layers((forecast_config if is_priced else model_from_hf_config)(config))
+    try:
+        model = (forecast_config if is_priced else model_from_hf_config)(config)
+    except ModelError as error:
+        raise ModelError(str(error).replace("config.json", file.name, 1)) from None
+    return _require_layers(model)
 
 
 def forecast_note(text: str) -> str:

@@ -59,6 +59,25 @@ def test_a_model_type_that_nobody_knows(tmp_path) -> None:
     )
 
 
+def test_faults_of_a_config_name_its_file(tmp_path) -> None:
+    file = tmp_path / "ours.json"
+    for config, said in (
+        (
+            {"model_type": "llama", "hidden_size": 0},
+            ": hidden_size 0 is not a whole number above 0.",
+        ),
+        (
+            {"model_type": "gpt_oss", "hidden_size": 0},
+            " has no num_local_experts, and packs cannot be priced without it. Save the "
+            "configuration again with transformers, which writes every size.",
+        ),
+    ):
+        file.write_text(json.dumps(config))
+        with pytest.raises(ModelError) as refusal:
+            read_model(str(file))
+        assert str(refusal.value) == f"ours.json{said}"
+
+
 def test_a_layout_of_words() -> None:
     found = read_layout("tp=8, cp=2, pp=4, dp=16, ep=8, etp=1, zero=3, replicas=2, virtual=5")
     layout = found.layout

@@ -183,6 +183,10 @@ def _documents(args: argparse.Namespace, run: "ResolvedRun") -> tuple[tuple[int,
 
     listed = None if args.lengths is None else listed_lengths(args.lengths, least=0)
     if listed is not None:
+        if not any(listed):
+            raise SpecError(
+                f"--lengths {args.lengths}: there is no token to attend to. Give lengths."
+            )
         return listed, "--lengths"
     pieces, origin = asked.first_pieces(args, run, run.spec.pack.context_tokens, "window")
     return tuple((pieces[:, 2] - pieces[:, 1]).tolist()), origin

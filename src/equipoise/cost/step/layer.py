@@ -42,7 +42,7 @@ from equipoise.cost.step.fp8 import cast_bytes, is_narrow
 from equipoise.cost.step.request import TERMS, StepOptions
 from equipoise.cost.step.work import LayerWork, Product
 from equipoise.spec.layout import Layout
-from equipoise.spec.program.stack import Attention, Fp8
+from equipoise.spec.program.stack import Attention, Fp8, Stack
 
 _MOVES_BACKWARD = 1.6
 
@@ -125,14 +125,14 @@ def price_layer(
     traffic: LayerTraffic,
     top_k: float = 1,
     width: int = 2,
-    shortcut_core_s: tuple[float, float] | None = None,
+    core_s: tuple[float, float] | None = None,
 ) -> Floats:
     """Price one layer without its attention core and its recomputation.
 
     ``tokens`` are those of the micro-batch on this rank's context share; ``width`` is the bytes of
     an activation that travels, and ``top_k`` the experts of a row that is routed.
-    ``shortcut_core_s`` is what the attention core takes in forward and backward, where rows of
-    experts travel beside it.
+    ``core_s`` is what the attention core takes in forward and backward, where rows of experts
+    travel beside it: behind a shortcut, or beside the layer of another micro-batch.
 
     Returns:
         float64 [PASSES, TERMS] [s].
@@ -172,17 +172,12 @@ def price_layer(
         for row, size in enumerate(_copy_bytes(work, options, layout, width)):
             seconds = traffic.expert("all_to_all", size) * residuals.traffic if size else 0.0
             add(parts, row, "expert traffic", seconds)
-        for row in (0, 1):
-            seconds = _experts_s(
-                work, options, traffic.expert, traffic.routes, hidden, top_k, width, skew
-            )
-            seconds *= residuals.traffic
-            if shortcut_core_s is None:
-                beside = _beside_experts(stack.dispatch_beside, parts[row], work)
-                exposed = max(0.0, seconds - beside)
-            else:
-                exposed = _exposed_by_shortcut(seconds, parts[row], work, shortcut_core_s[row])
-            add(parts, row, "expert traffic", exposed)
+        each_way = _experts_s(
+            work, options, traffic.expert, traffic.routes, hidden, top_k, width, skew
+        )
+        waits = _exposed(each_way * residuals.traffic, stack, parts, work, core_s)
+        for row, seconds in enumerate(waits):
+            add(parts, row, "expert traffic", seconds)
     if traffic.within is not None and work.routed_rows and layout.etp > 1:
         whole = work.routed_rows * hidden * width * layout.etp * options.skew_of(layout)
         seconds = _halves_s(traffic.within, whole) * residuals.traffic
@@ -231,19 +226,40 @@ def _copy_bytes(
     return copied * width, copied * (width + options.stack.grad_bytes)
 
 
-def _beside_experts(beside: str, parts: Floats, work: LayerWork) -> float:
-    """What rows' travel runs beside in one pass [s].
+def _exposed(
+    seconds: float,
+    stack: Stack,
+    parts: Floats,
+    work: LayerWork,
+    core_s: tuple[float, float] | None,
+) -> tuple[float, float]:
+    """What forward and backward wait for rows [s].
+
+    Beside another micro-batch, a forward's rows travel while the other's backward computes, and a
+    backward's beside a forward, so it is the two together that hide or wait. While rows travel,
+    the multiprocessors that carry them compute nothing.
 
     Args:
-        beside: ``Stack.dispatch_beside``.
-        parts: Of the pass, float64 [TERMS].
+        seconds: That rows travel in one pass.
+        stack: What rows travel beside.
+        parts: Without travelling rows, float64 [PASSES, TERMS].
         work: Of the layer.
+        core_s: The attention core in forward and backward, where rows travel beside it.
     """
-    if beside == "nothing":
-        return 0.0
-    if beside == "layer":
-        return float(parts.sum())
-    return float(parts[TERMS.index("products")]) * _shared_share(work)
+    if stack.dispatch_beside == "layer" and core_s is not None:
+        computed = (float(parts.sum()) + sum(core_s)) / 2
+        waits = max(seconds - computed, stack.dispatch_share * seconds)
+        return waits, waits
+    if core_s is not None:
+        forward, backward = (
+            _exposed_by_shortcut(seconds, parts[row], work, core_s[row]) for row in (0, 1)
+        )
+        return forward, backward
+    if stack.dispatch_beside == "nothing":
+        return seconds, seconds
+    share = _shared_share(work)
+    products = parts[:2, TERMS.index("products")] * share
+    return max(0.0, seconds - float(products[0])), max(0.0, seconds - float(products[1]))
 
 
 def _shared_share(work: LayerWork) -> float:

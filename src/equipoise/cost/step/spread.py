@@ -48,10 +48,10 @@ CURVES = {
 }
 """Terms of a step by the curve that priced them."""
 
-SPREADS = {"matrix products": 0.055, "attention": 0.1, "memory": 0.068, "messages": 0.107}
+SPREADS = {"matrix products": 0.055, "attention": 0.101, "memory": 0.073, "messages": 0.106}
 """Relative spread of each curve's factor [share]."""
 
-WIDTH = 1.67
+WIDTH = 1.64
 """Spreads from a forecast to an end of its interval of 80%."""
 
 SHARE = 0.8

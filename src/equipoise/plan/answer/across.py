@@ -104,33 +104,39 @@ def step_of_sites(
     shares = [sequences * each.devices / cluster.devices for each in sites]
     if len(sites) == 1 or rate == 0.0 or any(share % 1 for share in shares):
         return None
-    known: dict[tuple[str, int, int], tuple[float, str]] = {}
-    for at, (site, share) in enumerate(zip(sites, shares, strict=True)):
-        key = site.device.name, site.devices, int(share)
-        if key in known:
-            continue
-        left = due.left_s / (len(sites) - at)
-        search = make(site, int(share))
-        outcome = search.run(seconds=left)
+    kinds = {
+        (site.device.name, site.devices): (site, int(share))
+        for site, share in zip(sites, shares, strict=True)
+    }
+    alone: list[tuple[float, str]] = []
+    for site, share in kinds.values():
+        search = make(site, share)
+        outcome = search.run(seconds=due.left_s / (len(kinds) - len(alone)))
         if not outcome.fitting:
             return None
         best = outcome.fitting[0]
-        known[key] = best.step_s, search.space.choice(best.row).words()["layout"]
-    slowest = max(step_s for step_s, _ in known.values())
-    layouts = tuple(layout for _, layout in known.values())
+        alone.append((best.step_s, search.space.choice(best.row).words()["layout"]))
+    slowest = max(step_s for step_s, _ in alone)
+    layouts = tuple(layout for _, layout in alone)
     latency = 0.0 if cluster.between is None else cluster.between.latency_s
     devices = min(site.devices for site in sites)
     return SitesStep(slowest, layouts, params, rate, latency, len(sites), devices)
 
 
-def across_remarks(step: SitesStep, best_s: float, grad_bytes: float) -> list[str]:
+def across_remarks(step: SitesStep | None, best_s: float, grad_bytes: float) -> list[str]:
     """One sentence for each way that is faster than the plan's best.
 
     Args:
-        step: What sites take.
+        step: What sites take; None where that is not known, which is then said.
         best_s: The plan's best step, which is synchronous.
         grad_bytes: Width of a gradient's element as it is reduced.
     """
+    if step is None:
+        return [
+            "Local updates and late or compressed gradients between sites are not priced, as no "
+            "step of a site alone was found. Give more --seconds, or a number of sequences that "
+            "sites can share by their devices."
+        ]
     small, whole = step.exchange_s(_SMALL_BYTES), step.exchange_s(grad_bytes)
     update = step.exchange_s(_UPDATE_BYTES)
     ways: Sequence[tuple[float, str, str]] = [

@@ -46,6 +46,7 @@ _Bytes = Annotated[float, Field(ge=0, le=1e6)]
 _MOVED = "norm_bytes", "rotation_bytes", "sum_bytes", "logit_bytes", "merge_bytes"
 _LIMITS: dict[str, Any] = {
     "tensor_overlap": _Share,
+    "dispatch_share": _Share,
     "rails": Annotated[float, Field(gt=0, le=1)],
     "slack_share": _Share,
     "host_launch_s": _Share,

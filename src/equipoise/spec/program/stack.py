@@ -79,6 +79,9 @@ class Stack:
     dispatch_beside: Literal["nothing", "shared", "layer"] = "nothing"
     """What a row's travel to and from experts runs beside: nothing, the shared expert, or the layer
     of another micro-batch."""
+    dispatch_share: float = 0.0
+    """Share of a device's multiprocessors that carry rows to and from experts, 0 to 1; what
+    computes beside them has the rest."""
     weighs_hidden: bool = False
     """A router's weight scales an expert's hidden units as the activation writes them, so that no
     gradient reads what the expert gives back; elsewhere it scales that, which is kept."""

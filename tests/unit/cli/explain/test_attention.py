@@ -176,7 +176,7 @@ def test_faster_links_expose_less(capsys: pytest.CaptureFixture[str]) -> None:
     assert exposed[3] > 2 * exposed[1]  # who computes sooner hides less
 
 
-@pytest.mark.parametrize("lengths", ["0", "1", "5,0,3", "7,"])
+@pytest.mark.parametrize("lengths", ["1", "5,0,3", "7,"])
 def test_packs_of_next_to_nothing(capsys: pytest.CaptureFixture[str], lengths: str) -> None:
     argv = ("--lengths", lengths, "--ranks", "3")
     for strategy in ("needed-kv", "usp", "all"):
@@ -264,6 +264,9 @@ def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     )
     assert refused(capsys, "attention", "--lengths", "300,x") == (
         '--lengths 300,x: "x" is not a length. Give whole numbers of tokens, as in 3000,40,900.\n'
+    )
+    assert refused(capsys, "attention", "--lengths", "0,0") == (
+        "--lengths 0,0: there is no token to attend to. Give lengths.\n"
     )
     assert refused(capsys, "attention", "--link", "fast") == (
         '--link: "fast" is not a latency in us and a bandwidth in GB/s, as in 10:50.\n'

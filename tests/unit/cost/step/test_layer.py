@@ -72,7 +72,7 @@ def parts(
     )
     bytes_per_s = {"all_reduce": 0.5e11, "all_gather": 1e11}
     traffic = LayerTraffic(*(lambda op, size: size / bytes_per_s.get(op, 1e11) for _ in range(3)))
-    sizes = {"tokens": 4096.0, "hidden": model.hidden, "shortcut_core_s": core_s}
+    sizes = {"tokens": 4096.0, "hidden": model.hidden, "core_s": core_s}
     return price_layer(work, Flat(), layout, options, traffic=traffic, **sizes)
 
 
@@ -141,6 +141,22 @@ def test_a_shortcut_hides_one_way_behind_attention_and_one_behind_the_shared_exp
     )
     longer = parts(**shape, core_s=(both, both))
     assert term(longer, "expert traffic")[0] == pytest.approx(max(0.0, both / 2 - shared))
+
+
+def test_beside_another_micro_batch_both_passes_hide_rows_together() -> None:
+    shape = {"layout": Layout(dp=8, ep=8), "sparse": True}
+    travels = sum(term(parts(**shape), "expert traffic"))
+
+    def waits(core_s: tuple[float, float], share: float = 0.0) -> list[float]:
+        beside = parts(**shape, dispatch_beside="layer", core_s=core_s, dispatch_share=share)
+        return term(beside, "expert traffic")
+
+    # Fewer rows than a layer hides, in whichever pass it computes.
+    hidden = travels + 1.0 - sum(waits((-1.0, 0.0)))
+    assert sum(waits((0.0, -2.0))) == pytest.approx(travels + 2.0 - hidden)
+    assert waits((1.0, 0.0)) == waits((0.0, 1.0)) == [0, 0, 0]
+    # Multiprocessors that carry rows compute nothing meanwhile.
+    assert waits((1.0, 0.0), share=0.25) == pytest.approx([travels / 8, travels / 8, 0])
 
 
 def test_sums_of_gradients_move_their_bytes() -> None:

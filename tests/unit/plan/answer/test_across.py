@@ -12,6 +12,8 @@ from equipoise.plan.answer.across import (
     step_of_sites,
     trunk_rate,
 )
+from equipoise.plan.described import PlanRequest
+from equipoise.plan.request import plan
 from equipoise.plan.search.deadline import NEVER
 from equipoise.plan.search.search import Search
 from equipoise.plan.space.listing import list_space
@@ -43,6 +45,14 @@ def test_each_site_trains_its_share_alone() -> None:
     assert step.exchange_s(4.0) == pytest.approx(
         MODEL.params * 4.0 / trunk_rate(SITES) + 2 * SITES.between.latency_s
     )
+    made: list[str] = []
+
+    def counted(site: ClusterSpec, sequences: int) -> Search:
+        made.append(site.name)
+        return search_site(site, sequences)
+
+    assert step_of_sites(SITES, 64, MODEL.params, counted, NEVER) == step
+    assert made == ["b"]  # alike, so searched once, with all the time
     uneven = step_of_sites(SITES, 63, MODEL.params, search_site, NEVER)
     one = step_of_sites(ClusterSpec("a", SITES.classes[:1]), 64, MODEL.params, search_site, NEVER)
     assert uneven is one is None
@@ -72,3 +82,18 @@ def test_ways_are_said_with_their_effect_and_only_where_they_gain() -> None:
     assert f"joined every {LOCAL_STEPS} steps (DiLoCo, arXiv:2311.08105): 2.01 s" in local
     assert "steps of its own on 1/2 of the sequences" in local
     assert local.endswith("which holds 0.93 GiB more on each device.")
+
+
+def test_sites_that_cannot_share_a_step_say_so(tmp_path) -> None:
+    file = tmp_path / "sites.toml"
+    nodes = "".join(
+        f'[[nodes]]\nname = "{name}"\ndevice = "h100-sxm"\nnodes = 1\n' for name in ("a", "b")
+    )
+    file.write_text(f'name = "s"\nbetween = "roce-400"\ntrunk_gbit_per_s = 400\n{nodes}')
+    words = "layers=2,hidden=256,heads=8,vocab=1000"
+    request = PlanRequest(words, str(file), 1024, 3, layout="tp=8,pp=2", seconds=20)
+    assert (
+        "Local updates and late or compressed gradients between sites are not priced, as no step "
+        "of a site alone was found. Give more --seconds, or a number of sequences that sites can "
+        "share by their devices."
+    ) in plan(request).lock.remarks
