@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import sys
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from equipoise.launch.leave import run_and_leave
 from equipoise.observe.journal import Journal
 from equipoise.recsys.exchange import TimedExchange
 from equipoise.recsys.folder import read_prepared, read_trained
+from equipoise.recsys.foresight.forecast import count_shards
 from equipoise.recsys.place import plan_samples, predict_traffic
 from equipoise.recsys.samples import Samples, read_samples
 from equipoise.recsys.sessions.sharing import table_groups
@@ -89,6 +91,7 @@ def train_rank(
         "rows": trainer.sharing.rows,
         "held": count_held(trainer.tables),
         "predicted_hits": trainer.predict_hits(),
+        "dense_sent": {stage: b / steps for stage, b in trainer.dense_part.sent.items()},
     }
     journal.write(
         "scalar",
@@ -155,7 +158,31 @@ def make_record(
         "traffic": before.get("traffic", traffic),
         "sharing": before.get("sharing", _sharing(spec, rows)),
         "held": before.get("held", _held(spec, rows)),
+        "dense": before.get("dense", _dense(spec, samples, answer, rows)),
     }
+
+
+def _dense(
+    spec: RecommendSpec, samples: Samples, answer: TableAnswer, rows: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """What each rank sends in a mean step for a dense part in shards; empty where it has copies."""
+    shards = count_shards(spec, samples, answer.plan)
+    if shards is None:
+        return []
+
+    def inside(sent: Mapping[str, float]) -> float:
+        return sent["gather"] + sent["scatter"]
+
+    return [
+        {
+            "rank": rank,
+            "inside_bytes": inside(row["measured"]["dense_sent"]),
+            "predicted_inside_bytes": inside(shards.sent),
+            "across_bytes": row["measured"]["dense_sent"]["across"],
+            "predicted_across_bytes": shards.sent["across"],
+        }
+        for rank, row in enumerate(rows)
+    ]
 
 
 def _held(spec: RecommendSpec, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from equipoise.recsys.models.catalog import build_model
 from equipoise.recsys.models.shards import unit_shapes
 from equipoise.recsys.place import plan_samples
 from equipoise.recsys.samples import read_samples
-from equipoise.schedule.tables.traffic import count_dense
+from equipoise.schedule.tables.traffic import count_dense_bytes
 from equipoise.spec.architectures import ARCHITECTURES
 from equipoise.spec.recommend import RecommendSpec, read_recommend
 from support.read_run import EXACT
@@ -71,7 +71,7 @@ def test_every_architecture_equals_one_process(world: int, tmp_path: Path) -> No
             assert error <= EXACT * np.abs(expected[table]).max(), (name, table)
         tables = plan_samples(spec, samples := read_samples(spec.data, tmp_path)).plan.outputs
         model = build_model(spec.model, tables, samples.numbers.shape[1], seed=0)
-        sent = count_dense(unit_shapes(model), hosts=world // 2, per_host=2)
+        sent = count_dense_bytes(unit_shapes(model), hosts=world // 2, per_host=2)
         assert all(step.sent == (sent if spec.layout.zero else NOTHING) for step in own), name
         assert sum(step.held for step in own) == world // (1 + (spec.layout.zero > 0)) * one.held
     for each in ranks:  # once more, to the bit

@@ -51,6 +51,15 @@ def test_predicted_stands_beside_measured(tmp_path: Path) -> None:
     assert write_report(RECORD, tmp_path / "r.html").read_text() == page
 
 
+def test_bytes_of_a_divided_dense_part_stand_by_rank() -> None:
+    sent = {"inside_bytes": 3072.0, "predicted_inside_bytes": 3072}
+    sent |= {"across_bytes": 1024.0, "predicted_across_bytes": 1024}
+    page = render(RECORD | {"dense": [{"rank": 0, **sent}]})
+    cells = ("rank 0", "3.0 KiB", "3.0 KiB", "1.0 KiB", "1.0 KiB")
+    assert "".join(f"<td>{cell}</td>" for cell in cells) in page
+    assert "shards of the dense part" not in render(RECORD)
+
+
 def test_a_damaged_record_is_refused(tmp_path: Path) -> None:
     (tmp_path / "recommend.json").write_text(json.dumps([1]))
     with pytest.raises(DataError, match=r"is damaged. Run the same equipoise train again"):

@@ -120,6 +120,7 @@ def render(record: Mapping[str, Any]) -> str:
             by_rank,
         ),
         *_across(record),
+        *_dense(record.get("dense", [])),
         "<h2>Tables</h2>",
         _table(
             ("table", "rows", "width", "ids a sample", "kind", "buckets", "ranks"),
@@ -153,6 +154,14 @@ def _across(record: Mapping[str, Any]) -> list[str]:
         _table(("", "sent", "predicted"), rows),
         *([_table(("tower", "columns"), towers)] if towers else []),
     ]
+
+
+def _dense(ranks: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What ranks send for a dense part that is divided inside hosts."""
+    keys = ("inside_bytes", "predicted_inside_bytes", "across_bytes", "predicted_across_bytes")
+    rows = [[f"rank {r['rank']}", *(format_bytes(round(r[key])) for key in keys)] for r in ranks]
+    head = ("", "inside its host", "predicted", "to other hosts", "predicted")
+    return ["<h2>Sent for shards of the dense part</h2>", _table(head, rows)] if rows else []
 
 
 def _shared(groups: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -18,7 +18,7 @@ What it decides
 
 Kept true (tests/multi/recsys/test_shards.py)
     Loss and every gradient are those of one process, reruns are equal to the bit, bytes are those
-    of ``schedule.tables.traffic.count_dense``, and checkpoints are those of copies.
+    of ``schedule.tables.traffic.count_dense_bytes``, and checkpoints are those of copies.
 
 Sources
     Hybrid sharding: B. Zhang et al., arXiv:2203.11014, section 3.3; torch 2.13's ``fully_shard``.
@@ -87,6 +87,9 @@ class DensePart:
         for part in self._parts:
             part.set_gradient_divide_factor(1.0)
             part.set_force_sum_reduction_for_comms(True)
+            # Its own order of layers has those of scoring, too, which no backward follows: it would
+            # gather one more in the step after.
+            part.set_modules_to_backward_prefetch([part])
             part.set_custom_all_gather(_CountedGather(self, "gather"))
             part.set_custom_reduce_scatter(_CountedReduce(self, "scatter"))
             if hosts is not None:
@@ -179,7 +182,7 @@ def units_of(model: nn.Module) -> list[nn.Module]:
 
 
 def unit_shapes(model: nn.Module) -> list[list[Sequence[int]]]:
-    """The shapes of each unit's weights, as ``count_dense`` takes them."""
+    """The shapes of each unit's weights, as ``count_dense_bytes`` takes them."""
     return [[tuple(each.shape) for each in unit.parameters()] for unit in units_of(model)]
 
 

@@ -155,7 +155,7 @@ def count_traffic(
     return bytes_of
 
 
-def count_dense(
+def count_dense_bytes(
     units: Sequence[Sequence[Sequence[int]]], *, hosts: int, per_host: int
 ) -> dict[str, int]:
     """Bytes that a rank sends in a step for a dense part in shards inside hosts.
@@ -168,7 +168,7 @@ def count_dense(
         hosts: H, copies of all shards.
         per_host: L, over which weights are divided.
 
-    >>> count_dense([[(8, 2), (4,)]], hosts=2, per_host=2)
+    >>> count_dense_bytes([[(8, 2), (4,)]], hosts=2, per_host=2)
     {'gather': 80, 'scatter': 40, 'across': 40}
     """
     shards = [
