@@ -22,6 +22,7 @@ import equipoise
 from equipoise.balance.tables.plan import TableAnswer
 from equipoise.base.durable import write_whole
 from equipoise.base.errors import EquipoiseError, LayoutError
+from equipoise.base.shown import counted
 from equipoise.comm.group import Ranks, join_from_environment
 from equipoise.fault.rank import RankWords, WatchedJournal, complain, hold_folder
 from equipoise.launch.agent import end_with_agent
@@ -255,7 +256,8 @@ def main() -> int:
             ranks, watchdog = stack.enter_context(joined)
             if ranks.world != spec.layout.dp:
                 raise LayoutError(
-                    f"torchrun started {ranks.world} ranks and the run wants {spec.layout.dp}. "
+                    f"torchrun started {counted(ranks.world, 'rank')} and the run wants "
+                    f"{spec.layout.dp:,}. "
                     f"Pass --nproc-per-node {spec.layout.dp}."
                 )
             fence = stack.enter_context(hold_folder(folder, ranks))

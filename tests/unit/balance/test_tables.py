@@ -166,7 +166,7 @@ def test_nothing_to_place_and_unknown_kinds_are_refused() -> None:
         plan_tables([], machine(2))
     with pytest.raises(SpecError, match=r"diagonal: no such kind of sharding. Choose from table"):
         plan_tables([TableSpec("t", 3, 4)], machine(2), kinds=["diagonal"])
-    with pytest.raises(SpecError, match=r"3 ranks do not fill hosts of 2. Give a multiple of 2"):
+    with pytest.raises(SpecError, match=r"3 ranks cannot fill hosts of 2. Give a multiple of 2"):
         machine(3, ranks_per_host=2)
     with pytest.raises(SpecError, match="has 3 rows, and lookups of 2 are given"):
         plan_tables(

@@ -16,7 +16,7 @@ What it decides
     Sums are taken in the order of ranks, then of hosts. To score, ranks gather all weights once,
     since they may have different numbers of samples.
 
-Kept true (tests/multi/recsys/test_shards.py)
+Kept true (tests/multi/recsys/test_models.py)
     Loss and every gradient are those of one process, reruns are equal to the bit, bytes are those
     of ``schedule.tables.traffic.count_dense_bytes``, and checkpoints are those of copies.
 

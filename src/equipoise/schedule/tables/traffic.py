@@ -28,7 +28,7 @@ What it decides
         spread      as partial without lengths, the other way
         towers      4 B of each weight of a module to the other ranks of its host
 
-Kept true (tests/multi/recsys/test_tables.py, tests/multi/recsys/test_shards.py)
+Kept true (tests/multi/recsys/test_tables.py, tests/multi/recsys/test_models.py)
     Each number is what ranks sent, in each stage, on each link.
 
 Sources
