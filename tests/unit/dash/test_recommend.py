@@ -48,6 +48,9 @@ def test_predicted_stands_beside_measured(tmp_path: Path) -> None:
         "busiest rank are 1.048 times the mean."
     )
     assert headline(RECORD | {"best": None}).startswith("No epoch has ended yet;")
+    copied = [row | {"ids": 0.0, "predicted_ids": 0} for row in RECORD["traffic"]]
+    page_of_copies = render(RECORD | {"traffic": copied})
+    assert "<p>Every rank has a copy of all tables, so no ids travel.</p>" in page_of_copies
     assert write_report(RECORD, tmp_path / "r.html").read_text() == page
 
 

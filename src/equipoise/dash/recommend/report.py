@@ -20,7 +20,7 @@ _STYLE = (
     "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;"
     "color:#1d2733}table{border-collapse:collapse;width:100%;margin:1rem 0}"
     "td,th{padding:.25rem .6rem;border-bottom:1px solid #e7ebef;text-align:right}"
-    "td:first-child,th:first-child{text-align:left}div{overflow-x:auto}"
+    "td:first-child,th:first-child{text-align:left}td{white-space:nowrap}div{overflow-x:auto}"
 )
 _WIDTH, _BAR = 640, 14
 
@@ -112,7 +112,9 @@ def render(record: Mapping[str, Any]) -> str:
         _draw_loss(record["losses"]),
         "<h2>A mean step's traffic by rank: measured (filled) and predicted (outlined)</h2>",
         "<h3>Ids looked up</h3>",
-        _draw_bars([(row["ids"], row["predicted_ids"]) for row in traffic]),
+        _draw_bars([(row["ids"], row["predicted_ids"]) for row in traffic])
+        if any(row["ids"] for row in traffic)
+        else "<p>Every rank has a copy of all tables, so no ids travel.</p>",
         "<h3>Bytes sent</h3>",
         _draw_bars([(row["sent_bytes"], row["predicted_sent_bytes"]) for row in traffic]),
         _table(
@@ -218,13 +220,13 @@ def _draw_bars(pairs: Sequence[tuple[float, float]]) -> str:
     height = len(pairs) * 2 * _BAR
     bars = "".join(
         f'<text x="0" y="{2 * _BAR * at + 12}" font-size="12">{at}</text>'
-        f'<rect x="24" y="{2 * _BAR * at}" width="{(_WIDTH - 30) * measured / most:.1f}" '
+        f'<rect x="8%" y="{2 * _BAR * at + 1}" width="{91 * measured / most:.2f}%" '
         f'height="{_BAR}" fill="#9db8d6"/>'
-        f'<rect x="24" y="{2 * _BAR * at}" width="{(_WIDTH - 30) * predicted / most:.1f}" '
+        f'<rect x="8%" y="{2 * _BAR * at + 1}" width="{91 * predicted / most:.2f}%" '
         f'height="{_BAR}" fill="none" stroke="#c8553d"/>'
         for at, (measured, predicted) in enumerate(pairs)
     )
-    return f'<svg viewBox="0 0 {_WIDTH} {height}" role="img">{bars}</svg>'
+    return f'<svg width="100%" height="{height}" role="img">{bars}</svg>'
 
 
 def _draw_loss(losses: Sequence[float]) -> str:
@@ -242,5 +244,6 @@ def _draw_loss(losses: Sequence[float]) -> str:
     )
     return (
         f'<svg viewBox="0 0 {_WIDTH} 160" role="img"><polyline fill="none" stroke="#1d2733" '
-        f'points="{points}"/></svg><p>{high:.4f} to {low:.4f} over {len(losses):,} steps</p>'
+        f'stroke-width="1.5" vector-effect="non-scaling-stroke" points="{points}"/></svg>'
+        f"<p>{high:.4f} to {low:.4f} over {len(losses):,} steps</p>"
     )
