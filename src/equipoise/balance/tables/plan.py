@@ -154,8 +154,9 @@ def plan_tables(
                 return best
     if best is None:
         raise planner.no_room()
-    finer = planner.place_finer() if len(tables) <= _FEW else ()
-    return min((best, *finer), key=lambda each: each.most_ps)
+    finer = planner.place_finer() if len(tables) <= _FEW else []
+    answers: list[TableAnswer] = [best, *finer]
+    return min(answers, key=lambda each: each.most_ps)
 
 
 class _Planner:
@@ -236,7 +237,7 @@ class _Planner:
     def place_finer(self) -> list[TableAnswer]:
         """Plans in which the lightest tables are divided by a smaller share than the others."""
         order = sorted(range(len(self.tables)), key=lambda i: (self.first[i].total_ps, i))
-        answers = []
+        answers: list[TableAnswer | None] = []
         for at, share in enumerate(_SHARES[:3]):
             for smaller in _SHARES[at + 1 : 4]:
                 limits = share * self.mean_ps, smaller * self.mean_ps

@@ -26,6 +26,7 @@ Sources
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -93,7 +94,7 @@ class DensePart:
             part.set_custom_all_gather(_CountedGather(self, "gather"))
             part.set_custom_reduce_scatter(_CountedReduce(self, "scatter"))
             if hosts is not None:
-                part.set_all_reduce_hook(lambda grad: self._sum_over_hosts(grad, hosts))
+                part.set_all_reduce_hook(partial(self._sum_over_hosts, hosts=hosts))
 
     def _sum_over_hosts(self, grad: Tensor, hosts: dist.ProcessGroup) -> None:
         """Sum a shard's gradient, float32 [n], over hosts, in place."""
@@ -177,7 +178,10 @@ def units_of(model: nn.Module) -> list[nn.Module]:
     """The parts of a model that are gathered one at a time: its layers, and what is around them."""
     parts: list[nn.Module] = []
     for child in model.children():
-        parts += child if isinstance(child, nn.ModuleList) else [child]
+        if isinstance(child, nn.ModuleList):
+            parts.extend(child)
+        else:
+            parts.append(child)
     return [part for part in parts if any(True for _ in part.parameters())]
 
 
