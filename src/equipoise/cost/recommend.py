@@ -11,7 +11,7 @@ What it decides
         lookup    1, shards and copies on the rank, bytes of their passes
         exchange  exchanges among all ranks, bytes that the rank sends
         dense     1, FLOP of its samples, forward and backward
-        reduce    1, bytes of the dense gradient; alone nothing is reduced
+        reduce    exchanges of the dense part, and bytes of its gradient; alone there are none
         rest      1, samples of the rank: batches, and the journal
 
     A step takes as long as its slowest rank.
@@ -48,7 +48,10 @@ class RankCounts:
     flop: float
     """Operations of its samples through the dense part, forward and backward."""
     dense_bytes: int
-    """Bytes of the dense gradient; 0 alone."""
+    """Bytes of the dense gradient; 0 alone. Of a divided dense part, those whose sum over all ranks
+    would send as much."""
+    dense_exchanges: int
+    """Sums and gathers of the dense part: 1 of copies, 0 alone."""
     samples: float
 
     def features(self, part: str) -> tuple[float, ...]:
@@ -57,7 +60,7 @@ class RankCounts:
             "lookup": (1.0, float(self.shards), self.table_bytes),
             "exchange": (float(self.exchanges), self.sent_bytes),
             "dense": (1.0, self.flop),
-            "reduce": (float(self.dense_bytes > 0), float(self.dense_bytes)),
+            "reduce": (float(self.dense_exchanges), float(self.dense_bytes)),
             "rest": (1.0, self.samples),
         }[part]
 

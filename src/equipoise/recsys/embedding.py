@@ -35,6 +35,7 @@ from torch import Tensor
 
 from equipoise.base.arrays import Ints
 from equipoise.base.errors import LayoutError
+from equipoise.base.shown import counted
 from equipoise.recsys.ahead.delivery import Batch, Delivered, Delivery
 from equipoise.recsys.exchange import TableExchange, as_bytes
 from equipoise.recsys.optimizer import SparseStep, sum_rows
@@ -76,8 +77,8 @@ class ShardedTables:
         """
         if plan.ranks != exchange.ranks:
             raise LayoutError(
-                f"The tables are planned for {plan.ranks} ranks, and {exchange.ranks} have "
-                "joined. Plan them for these."
+                f"The tables are planned for {counted(plan.ranks, 'rank')}; "
+                f"{exchange.ranks:,} joined. Plan them for {exchange.ranks:,}."
             )
         self.plan, self.exchange, self.optimizer = plan, exchange, step
         self.forward_wire, self.backward_wire = forward, backward

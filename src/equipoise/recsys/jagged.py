@@ -16,6 +16,8 @@ Sources
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import index
+from typing import SupportsIndex
 
 import torch
 from torch import Tensor
@@ -39,6 +41,12 @@ class KeyedJagged:
                 f"Lengths of {len(self.keys)} features must have a row for each, and have shape "
                 f"{list(self.lengths.shape)}."
             )
+        kinds = self.lengths.dtype, self.values.dtype
+        if kinds != (torch.int32, torch.int64):
+            raise DataError(
+                f"Lengths must be torch.int32 and ids torch.int64; they are {kinds[0]} and "
+                f"{kinds[1]}. Convert them with Tensor.to()."
+            )
         if len(set(self.keys)) < len(self.keys):
             raise DataError("Two features have one key. Rename one.")
         total = int(self.lengths.sum())
@@ -52,6 +60,9 @@ class KeyedJagged:
     def from_bags(cls, bags: Mapping[str, Sequence[Sequence[int]]]) -> "KeyedJagged":
         """From lists: for each feature, for each sample, its ids.
 
+        Raises:
+            DataError: an id is not a whole number, or features have different numbers of samples.
+
         >>> KeyedJagged.from_bags({"genre": [[4, 1], [], [7]]}).lengths.tolist()
         [[2, 0, 1]]
         """
@@ -59,7 +70,7 @@ class KeyedJagged:
         if len({len(row) for row in lengths}) > 1:
             counts = ", ".join(f"{key} {len(rows)}" for key, rows in bags.items())
             raise DataError(f"Features have bags for different numbers of samples: {counts}.")
-        values = [each for rows in bags.values() for bag in rows for each in bag]
+        values = [_whole(key, each) for key, rows in bags.items() for bag in rows for each in bag]
         return cls(
             tuple(bags),
             torch.tensor(lengths, dtype=torch.int32).reshape(len(bags), -1),
@@ -133,3 +144,13 @@ def require_ids(key: str, lengths: Tensor, values: Tensor, rows: int) -> None:
     what = "is negative" if bad < 0 else f"is beyond its table of {rows:,} rows"
     fix = "Ids begin at 0." if bad < 0 else f"Map it to one of 0 to {rows - 1:,}."
     raise DataError(f"Feature {key}: id {bad:,} of sample {sample:,} {what}. {fix}")
+
+
+def _whole(key: str, number: SupportsIndex) -> int:
+    """An id as an integer; torch would cut a fraction off."""
+    try:
+        return index(number)
+    except TypeError:
+        raise DataError(
+            f"Feature {key}: id {number!r} is not a whole number. Map values to rows first."
+        ) from None

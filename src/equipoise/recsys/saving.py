@@ -40,7 +40,6 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.numpy import save_file
-from torch import nn
 
 from equipoise.base.digest import digest_file
 from equipoise.base.disk import disk_of
@@ -58,6 +57,7 @@ from equipoise.checkpoint.publish import (
 from equipoise.checkpoint.under_way import UnderWay
 from equipoise.observe.journal import EventSink
 from equipoise.recsys.embedding import ShardedTables
+from equipoise.recsys.models.shards import DensePart
 from equipoise.recsys.store import DENSE, RankSaved, shard_arrays
 from equipoise.recsys.tiers.run import commit_files
 from equipoise.recsys.whole import MANIFEST, find_damage, gather, seal, step_of
@@ -94,8 +94,7 @@ class TableSaver:
         self,
         folder: Path,
         tables: ShardedTables,
-        dense: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        dense: DensePart,
         run: Mapping[str, Any],
         verified: set[Path],
         journal: EventSink,
@@ -109,7 +108,6 @@ class TableSaver:
             folder: The run's.
             tables: This rank's shards.
             dense: The dense part.
-            optimizer: Its moments.
             run: Whose checkpoints they are (``same.describe_run``).
             verified: Checkpoints of which every byte is known to be right; new ones are added.
             journal: What saves took goes here.
@@ -118,7 +116,7 @@ class TableSaver:
                 on rank 0 ``collected`` and ``published``.
         """
         self._root, self._tables, self._dense = folder / CHECKPOINTS, tables, dense
-        self._optimizer, self._run, self._journal = optimizer, run, journal
+        self._run, self._journal = run, journal
         self._verified, self._has_files, self.reached = verified, has_files, reached
         self._session = ""
         self._save: _TableSave | None = None
@@ -199,8 +197,8 @@ class TableSaver:
         # No other attempt of this run or another writes to a folder of this name.
         self._session = self._session or gather(ranks, uuid.uuid4().hex[:8])[0]
         states: dict[str, Any] = {f"{name}.pt": part for name, part in tables.parts().items()}
+        dense = self._dense.state()
         if rank == 0:
-            dense = {"dense": self._dense.state_dict(), "optimizer": self._optimizer.state_dict()}
             states[DENSE] = dense
         save = self._save = _TableSave(
             self._root,

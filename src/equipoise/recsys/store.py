@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from equipoise.base.errors import CheckpointError
 from equipoise.recsys.embedding import ShardedTables
+from equipoise.recsys.models.shards import take_shards
 from equipoise.recsys.shard import TableShard
 from equipoise.recsys.whole import read_facts, stored_files
 
@@ -83,7 +84,7 @@ def load(
             )
     state = torch.load(checkpoint / DENSE, weights_only=True)
     load_module(checkpoint, dense, state["dense"])
-    optimizer.load_state_dict(state["optimizer"])
+    optimizer.load_state_dict(_own_moments(state["optimizer"], optimizer))
     tables.load_parts(lambda name: torch.load(checkpoint / f"{name}.pt", weights_only=True))
     tables.number = int(facts["number"])
     return RankSaved(int(facts["step"]), list(facts["losses"]), facts["best"])
@@ -106,7 +107,18 @@ def load_module(checkpoint: Path, module: nn.Module, state: Mapping[str, Tensor]
             f"run: {own.get(name, 'none')}). Restore a checkpoint of this run, or choose another "
             "folder with --out."
         )
-    module.load_state_dict(state)
+    weights = module.state_dict()
+    module.load_state_dict({key: take_shards(each, weights[key]) for key, each in state.items()})
+
+
+def _own_moments(state: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """A whole state of Adam as this rank holds it."""
+    weights = [each for group in optimizer.param_groups for each in group["params"]]
+    moments = {
+        at: {key: take_shards(each, weights[at]) for key, each in held.items()}
+        for at, held in state["state"].items()
+    }
+    return {**state, "state": moments}
 
 
 def _shapes(tables: Mapping[str, Any]) -> str:

@@ -34,6 +34,7 @@ from equipoise.recsys.cache.foresight import expect_epoch, predict_hits
 from equipoise.recsys.exchange import TimedExchange
 from equipoise.recsys.metrics import measure_auc, measure_entropy
 from equipoise.recsys.models.catalog import build_model
+from equipoise.recsys.models.shards import DensePart
 from equipoise.recsys.optimizer import SparseStep
 from equipoise.recsys.rank.scorer import run_tiles
 from equipoise.recsys.same import describe_run, require_same_run
@@ -147,20 +148,14 @@ class RankTrainer:
         self.tables = make_tables(spec, plan, exchange, step, kept)
         self._known_epoch = -1
         """The epoch whose steps the tables' caches know."""
-        self.dense = build_model(
-            spec.model,
-            plan.outputs,
-            samples.numbers.shape[1],
-            seed=spec.train.seed,
-        )
-        self.optimizer = torch.optim.Adam(
-            self.dense.parameters(), lr=spec.train.lr, weight_decay=spec.train.weight_decay
-        )
+        numbers, seed = samples.numbers.shape[1], spec.train.seed
+        self.dense = build_model(spec.model, plan.outputs, numbers, seed=seed)
+        self.dense_part = DensePart(spec, self.dense, exchange.rank, exchange.ranks)
+        self.optimizer = self.dense_part.optimizer
         self.saver = TableSaver(
             folder,
             self.tables,
-            self.dense,
-            self.optimizer,
+            self.dense_part,
             describe_run(spec, samples),
             set() if self._newest is None else {self._newest},
             journal,
@@ -290,7 +285,7 @@ class RankTrainer:
         self._tell_caches()
         self.exchange.clear()
         self.exchange.spent_s, self.exchange.swaps = 0.0, 0
-        clock = _Clock()
+        clock, waited_s = _Clock(), self.dense_part.meter.waited_s
         given, early = self._ahead.take(self.step, end)
         count, numbers, labels = given.samples, given.numbers, given.labels
         self._ahead.begin_next(early)
@@ -307,6 +302,7 @@ class RankTrainer:
         self.optimizer.zero_grad()
         (loss / count).backward()
         dense_s = clock.lap()
+        waited_s = self.dense_part.meter.waited_s - waited_s
         self._ahead.advance()
         pooled.backward(cut.grad)
         tables_s += clock.lap()
@@ -319,7 +315,7 @@ class RankTrainer:
                 f"The loss of step {self.step + 1:,} is not a number. Lower train.lr or tables.lr; "
                 "the last checkpoint is whole."
             )
-        self._sum_dense()
+        self.dense_part.sum_gradients()
         reduce_s = clock.lap()
         self.optimizer.step()
         dense_s += clock.lap()
@@ -333,8 +329,8 @@ class RankTrainer:
         parts: StepParts = {
             "lookup_s": tables_s - (self.exchange.spent_s - spent_s),
             "exchange_s": self.exchange.spent_s,
-            "dense_s": dense_s,
-            "reduce_s": reduce_s,
+            "dense_s": dense_s - waited_s,
+            "reduce_s": reduce_s + waited_s,
             **asdict(early),
         }
         return total, count, parts
@@ -344,17 +340,10 @@ class RankTrainer:
             dist.all_reduce(tensor)
         return tensor
 
-    def _sum_dense(self) -> None:
-        grads = [p.grad for p in self.dense.parameters() if p.grad is not None]
-        flat = self._sum(torch.cat([grad.flatten() for grad in grads]))
-        for grad, part in zip(grads, flat.split([each.numel() for each in grads]), strict=True):
-            grad.copy_(part.view_as(grad))
-
     def _score(self, show: Callable[[str], None]) -> None:
         epoch = self.step // self.epoch_steps
-        (auc, entropy), (test_auc, test_entropy) = (
-            self.score(split) for split in ("validation", "test")
-        )
+        with self.dense_part.whole():
+            (auc, entropy), (test_auc, test_entropy) = map(self.score, ("validation", "test"))
         scores = Scores(epoch, self.step, auc, entropy, test_auc, test_entropy)
         if self.best is None or entropy < self.best.entropy:
             self.best = scores

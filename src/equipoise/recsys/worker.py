@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import sys
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ import equipoise
 from equipoise.balance.tables.plan import TableAnswer
 from equipoise.base.durable import write_whole
 from equipoise.base.errors import EquipoiseError, LayoutError
+from equipoise.base.shown import counted
 from equipoise.comm.group import Ranks, join_from_environment
 from equipoise.fault.rank import RankWords, WatchedJournal, complain, hold_folder
 from equipoise.launch.agent import end_with_agent
@@ -29,6 +31,7 @@ from equipoise.launch.leave import run_and_leave
 from equipoise.observe.journal import Journal
 from equipoise.recsys.exchange import TimedExchange
 from equipoise.recsys.folder import read_prepared, read_trained
+from equipoise.recsys.foresight.forecast import count_shards
 from equipoise.recsys.place import plan_samples, predict_traffic
 from equipoise.recsys.samples import Samples, read_samples
 from equipoise.recsys.sessions.sharing import table_groups
@@ -89,6 +92,7 @@ def train_rank(
         "rows": trainer.sharing.rows,
         "held": count_held(trainer.tables),
         "predicted_hits": trainer.predict_hits(),
+        "dense_sent": {stage: b / steps for stage, b in trainer.dense_part.sent.items()},
     }
     journal.write(
         "scalar",
@@ -153,11 +157,39 @@ def make_record(
         "losses": rows[0]["losses"],
         "best": rows[0]["best"],
         **(
-            {"traffic": traffic, "sharing": _sharing(spec, rows), "held": _held(spec, rows)}
+            {
+                "traffic": traffic,
+                "sharing": _sharing(spec, rows),
+                "held": _held(spec, rows),
+                "dense": _dense(spec, samples, answer, rows),
+            }
             if has_steps
-            else {name: before.get(name, []) for name in ("traffic", "sharing", "held")}
+            else {name: before.get(name, []) for name in ("traffic", "sharing", "held", "dense")}
         ),
     }
+
+
+def _dense(
+    spec: RecommendSpec, samples: Samples, answer: TableAnswer, rows: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """What each rank sends in a mean step for a dense part in shards; empty where it has copies."""
+    shards = count_shards(spec, samples, answer.plan)
+    if shards is None:
+        return []
+
+    def inside(sent: Mapping[str, float]) -> float:
+        return sent["gather"] + sent["scatter"]
+
+    return [
+        {
+            "rank": rank,
+            "inside_bytes": inside(row["measured"]["dense_sent"]),
+            "predicted_inside_bytes": inside(shards.sent),
+            "across_bytes": row["measured"]["dense_sent"]["across"],
+            "predicted_across_bytes": shards.sent["across"],
+        }
+        for rank, row in enumerate(rows)
+    ]
 
 
 def _held(spec: RecommendSpec, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -230,7 +262,8 @@ def main() -> int:
             ranks, watchdog = stack.enter_context(joined)
             if ranks.world != spec.layout.dp:
                 raise LayoutError(
-                    f"torchrun started {ranks.world} ranks and the run wants {spec.layout.dp}. "
+                    f"torchrun started {counted(ranks.world, 'rank')} and the run wants "
+                    f"{spec.layout.dp:,}. "
                     f"Pass --nproc-per-node {spec.layout.dp}."
                 )
             fence = stack.enter_context(hold_folder(folder, ranks))

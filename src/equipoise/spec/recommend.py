@@ -163,6 +163,8 @@ class RankLayoutSpec:
     dp: Annotated[int, Field(ge=1, le=1024)] = 2
     ranks_per_host: Annotated[int, Field(ge=0, le=1024)] = 0
     """Ranks of a host, for what is placed on hosts and counted between them; 0: all are on one."""
+    zero: Literal[0, 3] = 0
+    """3: the dense part is divided over the ranks of a host, and copied on hosts."""
     deadline_s: Annotated[float | None, Field(gt=0, le=36_000)] = None
     """Longest wait of one rank for another; ten steps and at least 30 s unless given."""
 
@@ -336,6 +338,11 @@ def _require(spec: RecommendSpec) -> None:
     columns, shares = (*spec.data.ids, *spec.data.bags), bool(spec.tables.deduplicate)
     require_towers(spec.model.towers, spec.model.tower_sizes, columns, shares_rows=shares)
     require_hosts(len(spec.model.towers), spec.layout.dp, spec.layout.ranks_per_host)
+    if spec.layout.zero and spec.layout.ranks_per_host == 1 < spec.layout.dp:
+        raise SpecError(
+            "layout.zero = 3 divides the dense part over the ranks of a host, and "
+            "layout.ranks_per_host = 1. Give 2 or more, or set layout.zero = 0."
+        )
 
 
 def _require_groups(spec: RecommendSpec) -> None:

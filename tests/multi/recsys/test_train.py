@@ -12,6 +12,9 @@ import pytest
 from equipoise.base.errors import DataError
 from equipoise.cli.main import main
 from equipoise.recsys import request
+from equipoise.recsys.foresight.forecast import count_shards
+from equipoise.recsys.place import plan_samples
+from equipoise.recsys.samples import read_samples
 from equipoise.spec.recommend import RecommendSpec, read_recommend
 from support.recsys.clicks import run_part, write_clicks
 
@@ -33,12 +36,17 @@ def test_two_ranks_equal_one_and_a_run_goes_on_under_another_plan(
     alone = run_part(run_toml, tmp_path / "one", one)
     assert np.abs(np.subtract(whole[0]["losses"], alone[0]["losses"])).max() < 1e-5
     assert whole[0]["best"]["test_auc"] == pytest.approx(alone[0]["best"]["test_auc"], abs=1e-3)
-    # Five steps on two ranks by rows, the rest on one: as if nothing had happened.
-    rows = spec_of(run_toml, ("tables.kinds", '["row"]'))
-    run_part(run_toml, tmp_path / "moved", rows, 5)
-    moved = run_part(run_toml, tmp_path / "moved", one)
-    assert moved[0]["measured"]["steps"] == len(alone[0]["losses"]) - 5
+    # Five steps on two ranks by rows, the dense part in shards, five on one, the rest on two again:
+    # as if nothing had happened.
+    rows = spec_of(run_toml, ("tables.kinds", '["row"]'), ("layout.zero", "3"))
+    for spec, stop_at in ((rows, 5), (one, 10), (rows, None)):
+        moved = run_part(run_toml, tmp_path / "moved", spec, stop_at)
+    assert moved[0]["measured"]["steps"] == len(alone[0]["losses"]) - 10
     assert np.abs(np.subtract(moved[0]["losses"], alone[0]["losses"])).max() < 1e-5
+    # Scoring after every epoch gathers all weights, and is none of a step's bytes.
+    samples = read_samples(rows.data, run_toml.parent)
+    shards = count_shards(rows, samples, plan_samples(rows, samples).plan)
+    assert shards is not None and moved[0]["measured"]["dense_sent"] == shards.sent
 
 
 def test_ranks_without_samples_equal_one(run_toml: Path, tmp_path: Path) -> None:

@@ -5,10 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch.distributed.tensor import DTensor
 
 from equipoise.comm.group import Ranks
 from equipoise.observe.journal import EventSink
 from equipoise.recsys.exchange import TimedExchange
+from equipoise.recsys.models.shards import gather_whole
 from equipoise.recsys.place import plan_samples
 from equipoise.recsys.samples import read_samples
 from equipoise.recsys.trainer import RankTrainer
@@ -24,6 +26,10 @@ class Step:
     """The gradient of each weight, summed over all ranks."""
     tables: list[tuple[str, np.ndarray, tuple[int, int], np.ndarray]]
     """This rank's parts of each table: name, rows, columns, and how SGD at rate 1 moved them."""
+    sent: dict[str, int]
+    """Bytes that it sent for a divided dense part, by stage."""
+    held: int
+    """Floats of the dense part's weights on this rank."""
 
 
 def take_step(folder: Path, spec: RecommendSpec, base: Path, exchange: TimedExchange) -> Step:
@@ -34,12 +40,15 @@ def take_step(folder: Path, spec: RecommendSpec, base: Path, exchange: TimedExch
     trainer = RankTrainer(folder, spec, samples, plan, EventSink(), exchange)
     before = [shard.weight.clone() for shard in trainer.tables.held()]
     trained = trainer.run(lambda _: None, stop_at=1)
-    dense = {name: each.grad.numpy() for name, each in trainer.dense.named_parameters()}
+    grads_of = [*trainer.dense.parameters()]
+    grads = gather_whole({n: each.grad for n, each in trainer.dense.named_parameters()})
+    dense = {name: grad.numpy() for name, grad in grads.items()}
     moved = [
         (shard.table.name, shard.rows, shard.columns, (old - shard.weight).numpy())
         for shard, old in zip(trainer.tables.held(), before, strict=True)
     ]
-    return Step(trained.losses[0], dense, moved)
+    held = sum(e.to_local().numel() if isinstance(e, DTensor) else e.numel() for e in grads_of)
+    return Step(trained.losses[0], dense, moved, trainer.dense_part.sent, held)
 
 
 def take_steps(ranks: Ranks, folder: Path, specs: list[RecommendSpec], base: Path) -> list[Step]:

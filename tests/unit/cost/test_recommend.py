@@ -25,6 +25,7 @@ def some_counts() -> list[RankCounts]:
             sent_bytes=float(source.uniform(1e4, 1e7)),
             flop=float(source.uniform(1e6, 1e9)),
             dense_bytes=int(source.integers(1e4, 1e6)),
+            dense_exchanges=1,
             samples=float(source.integers(8, 4096)),
         )
         for _ in range(12)
@@ -55,7 +56,7 @@ def test_no_rate_is_negative_and_noise_costs_little() -> None:
 
 
 def test_what_did_not_happen_costs_nothing() -> None:
-    alone = RankCounts(2, 1e6, 0, 0.0, 1e6, 0, 8.0)
+    alone = RankCounts(2, 1e6, 0, 0.0, 1e6, 0, 0, 8.0)
     seconds = {"lookup": 1e-3, "exchange": 0.0, "dense": 1e-3, "reduce": 0.0, "rest": 1e-3}
     fitted = fit_rates([alone], [seconds])
     assert fitted["exchange"] == fitted["reduce"] == (0.0, 0.0)

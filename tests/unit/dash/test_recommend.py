@@ -47,7 +47,19 @@ def test_predicted_stands_beside_measured(tmp_path: Path) -> None:
         "busiest rank are 1.048 times the mean."
     )
     assert headline(RECORD | {"best": None}).startswith("No epoch has ended yet;")
+    copied = [row | {"ids": 0.0, "predicted_ids": 0} for row in RECORD["traffic"]]
+    page_of_copies = render(RECORD | {"traffic": copied})
+    assert "<p>Every rank has a copy of all tables, so no ids travel.</p>" in page_of_copies
     assert write_report(RECORD, tmp_path / "r.html").read_text() == page
+
+
+def test_bytes_of_a_divided_dense_part_stand_by_rank() -> None:
+    sent = {"inside_bytes": 3072.0, "predicted_inside_bytes": 3072}
+    sent |= {"across_bytes": 1024.0, "predicted_across_bytes": 1024}
+    page = render(RECORD | {"dense": [{"rank": 0, **sent}]})
+    cells = ("rank 0", "3.0 KiB", "3.0 KiB", "1.0 KiB", "1.0 KiB")
+    assert "".join(f"<td>{cell}</td>" for cell in cells) in page
+    assert "shards of the dense part" not in render(RECORD)
 
 
 def test_a_damaged_record_is_refused(tmp_path: Path) -> None:

@@ -69,6 +69,19 @@ def test_batches_that_do_not_add_up_are_refused() -> None:
         KeyedJagged.from_bags({"a": [[1]], "b": [[1], [2]]})
     with pytest.raises(DataError, match="must have a row for each, and have shape"):
         KeyedJagged(("a",), torch.zeros(2, 1, dtype=torch.int32), torch.zeros(0).long())
+    with pytest.raises(DataError, match=r"^Feature a: id 1.5 is not a whole number\. Map"):
+        KeyedJagged.from_bags({"a": [[1], [1.5]]})
+    lengths, ids = torch.tensor([[1, 1]]), torch.tensor([1.0, 2.0])
+    for given, kinds in (
+        ((lengths, ids.long()), "torch.int64 and torch.int64"),
+        ((lengths.int(), ids), "torch.int32 and torch.float32"),
+    ):
+        with pytest.raises(DataError) as error:
+            KeyedJagged(("a",), *given)
+        assert str(error.value) == (
+            f"Lengths must be torch.int32 and ids torch.int64; they are {kinds}. Convert them with "
+            "Tensor.to()."
+        )
     with pytest.raises(DataError, match=r"Two features have one key. Rename one."):
         KeyedJagged(("a", "a"), torch.zeros(2, 1, dtype=torch.int32), torch.zeros(0).long())
 
@@ -83,5 +96,5 @@ def test_steps_out_of_turn_are_refused() -> None:
     with torch.no_grad():
         tables(batch)
     tables.step()
-    with pytest.raises(LayoutError, match="planned for 2 ranks, and 1 have joined"):
+    with pytest.raises(LayoutError, match=r"planned for 2 ranks; 1 joined\. Plan them for 1\."):
         make(2)

@@ -58,7 +58,7 @@ def test_placements_that_cannot_be_are_refused() -> None:
         TablePlacement(TABLE, "column", (0, 1, 2, 3, 4))
     with pytest.raises(LayoutError, match="two buckets of rows on one rank"):
         TablePlacement(TABLE, "row", (1, 1))
-    with pytest.raises(LayoutError, match="3 ranks are not hosts of 2"):
+    with pytest.raises(LayoutError, match="3 ranks cannot fill hosts of 2"):
         TablePlan((), 3, 2)
     with pytest.raises(LayoutError, match="need the shard of each of 10 rows"):
         RowMap(10, 2, "by-cost").rows_of(0)

@@ -47,6 +47,17 @@ def test_every_fault_is_reported_at_its_line(run_toml: Path) -> None:
     ]
 
 
+def test_shards_of_a_dense_part_need_ranks_beside_each_other(run_toml: Path) -> None:
+    flags = [("layout.zero", "3"), ("layout.ranks_per_host", "1")]
+    with pytest.raises(SpecError) as error:
+        read_recommend(run_toml, flags)
+    assert str(error.value) == (
+        "layout.zero = 3 divides the dense part over the ranks of a host, and "
+        "layout.ranks_per_host = 1. Give 2 or more, or set layout.zero = 0."
+    )
+    assert read_recommend(run_toml, [*flags, ("layout.dp", "1")])[0].layout.zero == 3
+
+
 def test_a_key_that_the_architecture_does_not_read_is_refused(run_toml: Path) -> None:
     run_toml.write_text(RUN.replace("top = [8]", "top = [8]\nlayers = 3"))
     with pytest.raises(SpecError) as error:

@@ -63,8 +63,8 @@ class TableMachine:
             )
         if self.ranks % self.per_host:
             raise SpecError(
-                f"{self.ranks} ranks do not fill hosts of {self.per_host}. Give a multiple of "
-                f"{self.per_host}."
+                f"{counted(self.ranks, 'rank')} cannot fill hosts of {self.per_host:,}. Give a "
+                f"multiple of {self.per_host:,}."
             )
 
     @property

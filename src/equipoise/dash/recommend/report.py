@@ -20,7 +20,7 @@ _STYLE = (
     "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;"
     "color:#1d2733}table{border-collapse:collapse;width:100%;margin:1rem 0}"
     "td,th{padding:.25rem .6rem;border-bottom:1px solid #e7ebef;text-align:right}"
-    "td:first-child,th:first-child{text-align:left}div{overflow-x:auto}"
+    "td:first-child,th:first-child{text-align:left}td{white-space:nowrap}div{overflow-x:auto}"
 )
 _WIDTH, _BAR = 640, 14
 
@@ -103,6 +103,7 @@ def render(record: Mapping[str, Any]) -> str:
         _draw_loss(record["losses"]),
         "<h2>A mean step's traffic by rank: measured (filled) and predicted (outlined)</h2>",
         *_traffic(record),
+        *_dense(record.get("dense", [])),
         "<h2>Tables</h2>",
         _table(
             ("table", "rows", "width", "ids a sample", "kind", "buckets", "ranks"),
@@ -133,7 +134,9 @@ def _traffic(record: Mapping[str, Any]) -> list[str]:
     ]
     return [
         "<h3>Ids looked up</h3>",
-        _draw_bars([(row["ids"], row["predicted_ids"]) for row in traffic]),
+        _draw_bars([(row["ids"], row["predicted_ids"]) for row in traffic])
+        if any(row["ids"] for row in traffic)
+        else "<p>Every rank has a copy of all tables, so no ids travel.</p>",
         "<h3>Bytes sent</h3>",
         _draw_bars([(row["sent_bytes"], row["predicted_sent_bytes"]) for row in traffic]),
         _table(("", "ids", "predicted", "sent", "predicted", "rows and state"), by_rank),
@@ -162,6 +165,14 @@ def _across(record: Mapping[str, Any]) -> list[str]:
         _table(("", "sent", "predicted"), rows),
         *([_table(("tower", "columns"), towers)] if towers else []),
     ]
+
+
+def _dense(ranks: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What ranks send for a dense part that is divided inside hosts."""
+    keys = ("inside_bytes", "predicted_inside_bytes", "across_bytes", "predicted_across_bytes")
+    rows = [[f"rank {r['rank']}", *(format_bytes(round(r[key])) for key in keys)] for r in ranks]
+    head = ("", "inside its host", "predicted", "to other hosts", "predicted")
+    return ["<h2>Sent for shards of the dense part</h2>", _table(head, rows)] if rows else []
 
 
 def _shared(groups: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -218,13 +229,13 @@ def _draw_bars(pairs: Sequence[tuple[float, float]]) -> str:
     height = len(pairs) * 2 * _BAR
     bars = "".join(
         f'<text x="0" y="{2 * _BAR * at + 12}" font-size="12">{at}</text>'
-        f'<rect x="24" y="{2 * _BAR * at}" width="{(_WIDTH - 30) * measured / most:.1f}" '
+        f'<rect x="8%" y="{2 * _BAR * at + 1}" width="{91 * measured / most:.2f}%" '
         f'height="{_BAR}" fill="#9db8d6"/>'
-        f'<rect x="24" y="{2 * _BAR * at}" width="{(_WIDTH - 30) * predicted / most:.1f}" '
+        f'<rect x="8%" y="{2 * _BAR * at + 1}" width="{91 * predicted / most:.2f}%" '
         f'height="{_BAR}" fill="none" stroke="#c8553d"/>'
         for at, (measured, predicted) in enumerate(pairs)
     )
-    return f'<svg viewBox="0 0 {_WIDTH} {height}" role="img">{bars}</svg>'
+    return f'<svg width="100%" height="{height}" role="img">{bars}</svg>'
 
 
 def _draw_loss(losses: Sequence[float]) -> str:
@@ -242,5 +253,6 @@ def _draw_loss(losses: Sequence[float]) -> str:
     )
     return (
         f'<svg viewBox="0 0 {_WIDTH} 160" role="img"><polyline fill="none" stroke="#1d2733" '
-        f'points="{points}"/></svg><p>{high:.4f} to {low:.4f} over {len(losses):,} steps</p>'
+        f'stroke-width="1.5" vector-effect="non-scaling-stroke" points="{points}"/></svg>'
+        f"<p>{high:.4f} to {low:.4f} over {len(losses):,} steps</p>"
     )

@@ -10,6 +10,8 @@ Kept true (tests/multi/recsys/test_forecast.py)
 """
 
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -20,10 +22,12 @@ from equipoise.balance.tables.plan import TableAnswer
 from equipoise.base.errors import SpecError
 from equipoise.cost.recommend import RankCounts, StepRates
 from equipoise.recsys.models.catalog import build_model
+from equipoise.recsys.models.shards import unit_shapes
 from equipoise.recsys.place import predict_traffic
 from equipoise.recsys.samples import Samples
 from equipoise.recsys.towers.modules import TowerModule
 from equipoise.schedule.tables.placement import TablePlan
+from equipoise.schedule.tables.traffic import count_dense_bytes
 from equipoise.spec.device.file import device_folder
 from equipoise.spec.device.here import cpu_model
 from equipoise.spec.recommend import RecommendSpec
@@ -108,6 +112,10 @@ def count_step(spec: RecommendSpec, samples: Samples, answer: TableAnswer) -> li
             passes[rank] += (4 * ids + 2 * size * ranks) * (end - begin) * FLOAT_BYTES
             held[rank] += 1
     sent = traffic["bytes"].sum(axis=1)
+    dense_bytes, dense_exchanges = (4 * weights, 1) if ranks > 1 else (0, 0)
+    if shards := count_shards(spec, samples, plan):
+        dense_bytes = sum(shards.sent.values()) * ranks // (2 * (ranks - 1))
+        dense_exchanges = shards.units * (3 + 2 * (plan.hosts > 1))
     exchanges = 0 if ranks == 1 else count_exchanges(spec, answer)
     return [
         RankCounts(
@@ -116,11 +124,32 @@ def count_step(spec: RecommendSpec, samples: Samples, answer: TableAnswer) -> li
             exchanges=exchanges,
             sent_bytes=float(sent[rank]),
             flop=3.0 * size * (flop + plan.hosts * towers[rank]),
-            dense_bytes=4 * weights if ranks > 1 else 0,
+            dense_bytes=dense_bytes,
+            dense_exchanges=dense_exchanges,
             samples=size,
         )
         for rank in range(ranks)
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class DenseShards:
+    """A dense part that is divided over the ranks of a host."""
+
+    units: int
+    """Parts that are gathered one at a time."""
+    sent: Mapping[str, int]
+    """Bytes that a rank sends in a step, by stage of ``DENSE_STAGES``."""
+
+
+def count_shards(spec: RecommendSpec, samples: Samples, plan: TablePlan) -> DenseShards | None:
+    """How a run's dense part is divided; None where each rank has a copy."""
+    if not spec.layout.zero or plan.ranks == 1:
+        return None
+    dense = build_model(spec.model, plan.outputs, samples.numbers.shape[1], seed=0)
+    units = unit_shapes(dense)
+    sent = count_dense_bytes(units, hosts=plan.hosts, per_host=plan.per_host)
+    return DenseShards(len(units), sent)
 
 
 def count_exchanges(spec: RecommendSpec, answer: TableAnswer) -> int:

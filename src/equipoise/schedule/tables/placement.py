@@ -31,6 +31,7 @@ import numpy as np
 
 from equipoise.base.arrays import Ints
 from equipoise.base.errors import LayoutError
+from equipoise.base.shown import counted
 from equipoise.spec.tables.table import TableSpec
 
 ShardKind = Literal["table", "row", "table-row", "column", "data"]
@@ -181,7 +182,8 @@ class TablePlan:
             raise LayoutError("Two tables have one name. Rename one.")
         if self.ranks < 1 or self.ranks % self.per_host:
             raise LayoutError(
-                f"{self.ranks} ranks are not hosts of {self.per_host}. Give a multiple."
+                f"{counted(self.ranks, 'rank')} cannot fill hosts of {self.per_host:,}. Give a "
+                "multiple."
             )
         for each in self.placements:
             self._require(each)

@@ -28,13 +28,15 @@ What it decides
         spread      as partial without lengths, the other way
         towers      4 B of each weight of a module to the other ranks of its host
 
-Kept true (tests/multi/recsys/test_tables.py)
+Kept true (tests/multi/recsys/test_tables.py, tests/multi/recsys/test_models.py)
     Each number is what ranks sent, in each stage, on each link.
 
 Sources
-    Bytes by kind of sharding: Neo, arXiv:2104.05158, section 4.2.
+    Bytes by kind of sharding: Neo, arXiv:2104.05158, section 4.2. Shards of a dense part: DHEN,
+    arXiv:2203.11014, section 3.3.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Literal, get_args
 
@@ -58,6 +60,9 @@ STAGES = (
     "replicas",
     "towers",
 )
+
+DENSE_STAGES = ("gather", "scatter", "across")
+"""Exchanges of a dense part in shards (``recsys.models.shards``)."""
 
 _RECEIVED = ("lengths", "ids", "gradients")
 
@@ -148,6 +153,30 @@ def count_traffic(
     for stage in STAGES:
         np.fill_diagonal(bytes_of[stage], 0)
     return bytes_of
+
+
+def count_dense_bytes(
+    units: Sequence[Sequence[Sequence[int]]], *, hosts: int, per_host: int
+) -> dict[str, int]:
+    """Bytes that a rank sends in a step for a dense part in shards inside hosts.
+
+    A weight is cut along its first dim, and its parts are filled up to the first one's size; with
+    P bytes of weights, 3 P (L - 1) / L inside a host of L ranks and 2 (P / L) (H - 1) / H across.
+
+    Args:
+        units: For each unit that is gathered at a time, the shapes of its weights.
+        hosts: H, copies of all shards.
+        per_host: L, over which weights are divided.
+
+    >>> count_dense_bytes([[(8, 2), (4,)]], hosts=2, per_host=2)
+    {'gather': 80, 'scatter': 40, 'across': 40}
+    """
+    shards = [
+        sum(-(-first // per_host) * math.prod(rest) for first, *rest in unit) for unit in units
+    ]
+    inside = FLOAT_BYTES * (per_host - 1) * sum(shards)
+    across = 2 * FLOAT_BYTES * (hosts - 1) * sum(-(-shard // hosts) for shard in shards)
+    return {"gather": 2 * inside, "scatter": inside, "across": across}
 
 
 def _count_inside(
