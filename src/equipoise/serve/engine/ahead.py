@@ -15,11 +15,13 @@ import sys
 from typing import Any
 
 import numpy as np
+import torch
 
 from equipoise.serve.engine.chunks.dot import multiplies_pairs
 from equipoise.serve.engine.chunks.kernel import attend_chunk, pack_keys
 from equipoise.serve.engine.jit import KeptKernel
 from equipoise.serve.engine.kernel import attend_rows
+from equipoise.serve.engine.products import multiplies_words, multiply_words
 from equipoise.serve.engine.rows import gate_rows, head_rows, norm_rows
 
 _PROGRAM = """
@@ -70,6 +72,9 @@ def _calls(dtype: str) -> list[tuple[KeptKernel, tuple[Any, ...]]]:
         (norm_rows, (x, scales[0], eps, x)),
         (gate_rows, (x, x)),
     ]
+    if dtype == "bf16" and multiplies_words(torch.zeros(1, 2, dtype=torch.bfloat16)):
+        words = np.zeros((1, 1, 1), np.uint32)
+        kernels.append((multiply_words, (scales, words, x, 1, x)))
     if dtype == "bf16" and multiplies_pairs():
         pairs = np.zeros((1, 1, 2), np.uint32)
         packed = np.zeros((1, 1, 1, 2), np.uint32)
