@@ -30,7 +30,7 @@ from equipoise.nn.lora import adapter_of
 from equipoise.nn.norm import RmsNorm
 from equipoise.serve.engine.bits import bits_of
 from equipoise.serve.engine.jit import use_threads, use_threads_for
-from equipoise.serve.engine.products import Words, multiplies_words
+from equipoise.serve.engine.products import PairedWeight, multiplies_words
 from equipoise.serve.engine.rows import gate_rows, head_rows, norm_rows
 
 _PACKED_ROWS = 32
@@ -58,7 +58,7 @@ class _Product:
         self._weight = torch.cat([part.weight.detach() for part in parts])
         self._bias = torch.cat(biases) if biases else None
         self._ops: Any = None
-        self._words: Words | None = None
+        self._words: PairedWeight | None = None
         is_slow = widens(self._weight) and not _gains(self._weight)
         self._plain = self._weight if is_slow else None
         self._widened_rows = _WIDENED_ROWS["plain"]
@@ -73,7 +73,7 @@ class _Product:
             self._plain = self._weight if keeps_plain and widens(self._weight) else None
             self._widened_rows = _WIDENED_ROWS["packed"]
             if multiplies_words(self._weight):
-                self._words, self._weight = Words(self._weight), self._weight.new_empty(0)
+                self._words, self._weight = PairedWeight(self._weight), self._weight.new_empty(0)
                 return
             self._ops = torch.ops.mkldnn
             self._weight = self._ops._reorder_linear_weight(self._weight, _PACKED_ROWS)

@@ -46,7 +46,7 @@ _P4, _P5 = np.float32(1.6666665459e-1), np.float32(5.0000001201e-1)
 _CORES: int = vars(numba.config)["NUMBA_NUM_THREADS"]
 
 _FEW_ROWS = 16
-"""Norms, rotations and gates of so many rows take microseconds. To wait for another thread takes as
+"""Norms, rotations and gates of few rows take microseconds. To wait for another thread takes as
 long, and far longer where others use its core."""
 
 _FAST = {"contract", "reassoc", "nsz"}

@@ -139,7 +139,7 @@ def multiply_words(x: Any, words: Any, added: Any, step: Any, out: Any) -> Any:
                     out[r, at] = narrow(sums[line, lane] + wide(added[r * step, at]), out[r, at])
 
 
-class Words:
+class PairedWeight:
     """A weight as panels of words."""
 
     def __init__(self, weight: Tensor) -> None:

@@ -64,9 +64,9 @@ class GatheredAttention:
             own.append(TextRows(np.array([len(own)]), np.array([last]), pages))
         self._stored_t = torch.tensor(stored, dtype=torch.int64)
         self._sent: dict[int, slice | Tensor] = {}
-        """Own rows of which each peer has keys."""
+        """Own rows that each peer has keys for."""
         self._received: dict[int, slice] = {}
-        """Rows of each peer of which keys are here."""
+        """Rows of each peer that have keys here."""
         for peer, home in enumerate(homes):
             if peer == rank:
                 continue

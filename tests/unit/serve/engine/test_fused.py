@@ -14,7 +14,7 @@ from equipoise.nn.lora import add_adapters
 from equipoise.serve.engine.bits import bits_of
 from equipoise.serve.engine.fused import FusedDecoder, FusedLayer
 from equipoise.serve.engine.jit import compile_rows, narrow
-from equipoise.serve.engine.products import Words
+from equipoise.serve.engine.products import PairedWeight
 from equipoise.serve.engine.rows import gate_rows, norm_rows
 from equipoise.spec.run.lora import LoraSpec
 from support.serving.paged import PLAIN, built
@@ -89,7 +89,7 @@ def test_products_by_words_are_rounded_once_and_rows_are_by_themselves(rows: int
         torch.randn(*shape, generator=source).bfloat16()
         for shape in ((70, 34), (rows, 34), (rows, 70))
     )
-    words = Words(weight)
+    words = PairedWeight(weight)
     for more, wide in ((added, added.double()), (added[0], added[0].double()), (None, 0.0)):
         out = words.multiply(x, more)
         exact = x.double() @ weight.double().T + wide
