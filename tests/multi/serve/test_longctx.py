@@ -218,6 +218,8 @@ def test_the_choice_is_journaled_with_its_price(two: ContextDecoder) -> None:
     assert len(noted.lines) == len(PHASES)
     for line, phase in zip(noted.lines, PHASES, strict=True):
         assert line["strategy"] in VARIANTS
+        if all(count == 1 for _, count in phase):
+            assert line["strategy"] == "gather-q"  # whatever tiles cost: they are one call
         assert line["tokens"] == sum(count for _, count in phase)
         assert line["predicted_s"] > 0 and line["iteration_s"] > line["measured_s"] > 0  # type: ignore[operator]
 

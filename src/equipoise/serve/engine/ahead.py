@@ -15,11 +15,13 @@ import sys
 from typing import Any
 
 import numpy as np
+import torch
 
 from equipoise.serve.engine.chunks.dot import multiplies_pairs
 from equipoise.serve.engine.chunks.kernel import attend_chunk, pack_keys
 from equipoise.serve.engine.jit import KeptKernel
 from equipoise.serve.engine.kernel import attend_rows
+from equipoise.serve.engine.products import multiplies_words, multiply_words
 from equipoise.serve.engine.rows import gate_rows, head_rows, norm_rows
 
 _PROGRAM = """
@@ -63,15 +65,19 @@ def _calls(dtype: str) -> list[tuple[KeptKernel, tuple[Any, ...]]]:
     heads, table = np.zeros((1, 1, 4), kind), np.zeros((2, 1, 1, 2), kind)
     q, parts = np.zeros((1, 1, 4), wide), np.zeros((1, 1, 1, 6), wide)
     whole, rows = np.zeros((1, 1), np.int32), np.zeros(1, np.int32)
+    work, sums = np.zeros((1, 4), np.int32), np.zeros((1, 1), wide)
     kernels: list[tuple[Any, tuple[Any, ...]]] = [
-        (attend_rows, (q, heads, heads, whole, 1, rows, np.zeros((1, 4), np.int32), parts, q)),
+        (attend_rows, (q, heads, heads, whole, 1, rows, work, parts, q, sums)),
         (head_rows, (x, table, False, scales, eps, heads, heads, heads)),
         (norm_rows, (x, scales[0], eps, x)),
         (gate_rows, (x, x)),
     ]
+    if dtype == "bf16" and multiplies_words(torch.zeros(1, 2, dtype=torch.bfloat16)):
+        words = np.zeros((1, 1, 1), np.uint32)
+        kernels.append((multiply_words, (scales, words, x, 1, x)))
     if dtype == "bf16" and multiplies_pairs():
         pairs = np.zeros((1, 1, 2), np.uint32)
-        packed, sums = np.zeros((1, 1, 1, 2), np.uint32), np.zeros((1, 1), wide)
+        packed = np.zeros((1, 1, 1, 2), np.uint32)
         kernels += [
             (pack_keys, (pairs, pairs, rows, 1, 1, packed)),
             (attend_chunk, (pairs, packed, 1, 1, 1, eps, 1, parts[0], sums)),

@@ -91,17 +91,21 @@ class KernelRows:
         self._work = np.array(work, dtype=np.int32)
 
     def attend(self, q_rHE: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Outputs [r, H, E] of these rows' queries, in the order of ``at``.
+        """Outputs [r, H, E] in the queries' dtype; arguments as for ``sums``."""
+        return self.sums(q_rHE, keys, values)[0].to(q_rHE.dtype)
+
+    def sums(self, q_rHE: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Outputs [r, H, E] and their log-sum-exp [r, H] in fp32, in the order of ``at``.
 
         Args:
-            q_rHE: Queries.
-            keys: Rows of pages [rows, G, E]; those of the queries' own tokens are there.
+            q_rHE: Queries of these rows.
+            keys: Rows of pages [rows, G, E]; those of all positions up to the rows' are there.
             values: Likewise.
         """
         count, heads, width = q_rHE.shape
         q = (q_rHE.float() * width**-0.5).contiguous().numpy()
         parts = np.empty((count, self._tiles, heads, width + 2), np.float32)
-        o = np.empty(q.shape, np.float32)
+        o, lse = np.empty(q.shape, np.float32), np.empty((count, heads), np.float32)
         use_threads(torch.get_num_threads())
         attend_rows(
             q,
@@ -113,8 +117,9 @@ class KernelRows:
             self._work,
             parts,
             o,
+            lse,
         )
-        return torch.from_numpy(o).to(q_rHE.dtype)
+        return torch.from_numpy(o), torch.from_numpy(lse)
 
 
 class IterationAttention:

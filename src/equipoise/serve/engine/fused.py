@@ -2,8 +2,9 @@
 
 Why
     A generated token is a row or a few: reading the weights is the work. In the layout of the
-    processor's matrix units they are read in half the time (bf16), and three products of one input
-    are one. Between products, calls are what costs: ``rows`` has one where the modules have many.
+    processor's matrix units they are read in half the time (bf16); where it has no instruction for
+    bf16, in the layout of ``products``. Three products of one input are one. Between products,
+    calls are what costs: ``rows`` has one where the modules have many.
 
 What it decides
     Which layers: dense ones on CPU, without adapters. Others stay as they are. Layers are taken out
@@ -28,7 +29,8 @@ from equipoise.nn.device.halves import widens
 from equipoise.nn.lora import adapter_of
 from equipoise.nn.norm import RmsNorm
 from equipoise.serve.engine.bits import bits_of
-from equipoise.serve.engine.jit import use_threads
+from equipoise.serve.engine.jit import use_threads, use_threads_for
+from equipoise.serve.engine.products import PairedWeight, multiplies_words
 from equipoise.serve.engine.rows import gate_rows, head_rows, norm_rows
 
 _PACKED_ROWS = 32
@@ -56,6 +58,7 @@ class _Product:
         self._weight = torch.cat([part.weight.detach() for part in parts])
         self._bias = torch.cat(biases) if biases else None
         self._ops: Any = None
+        self._words: PairedWeight | None = None
         is_slow = widens(self._weight) and not _gains(self._weight)
         self._plain = self._weight if is_slow else None
         self._widened_rows = _WIDENED_ROWS["plain"]
@@ -66,9 +69,12 @@ class _Product:
         Args:
             keeps_plain: Keep it as it was as well, where products of many rows are faster with it.
         """
-        if self._ops is None and _gains(self._weight):
+        if self._ops is None and self._words is None and _gains(self._weight):
             self._plain = self._weight if keeps_plain and widens(self._weight) else None
             self._widened_rows = _WIDENED_ROWS["packed"]
+            if multiplies_words(self._weight):
+                self._words, self._weight = PairedWeight(self._weight), self._weight.new_empty(0)
+                return
             self._ops = torch.ops.mkldnn
             self._weight = self._ops._reorder_linear_weight(self._weight, _PACKED_ROWS)
 
@@ -76,6 +82,8 @@ class _Product:
         """Outputs [rows, outputs] of ``x`` [rows, inputs]."""
         if self._plain is not None and len(x) >= self._widened_rows:
             return _widened(x, self._plain, self._bias).to(x.dtype)
+        if self._words is not None:
+            return self._words.multiply(x, self._bias)
         if self._ops is None:
             return nn.functional.linear(x, self._weight, self._bias)
         out: Tensor = self._ops._linear_pointwise(x, self._weight, self._bias, "none", [], "")
@@ -85,6 +93,8 @@ class _Product:
         """``residual`` plus the product, which has no bias."""
         if self._plain is not None and len(x) >= self._widened_rows:
             return _widened(x, self._plain, None).add_(residual).to(x.dtype)
+        if self._words is not None:
+            return self._words.multiply(x, residual)
         if self._ops is None:
             return torch.addmm(residual, x, self._weight.t())
         out: Tensor = self._ops._linear_pointwise.binary(x, residual, self._weight, None, "add")
@@ -104,6 +114,7 @@ class _Norm:
 
     def __call__(self, x_tD: Tensor) -> Tensor:
         out_tD = torch.empty_like(x_tD)
+        use_threads_for(len(x_tD))
         norm_rows(bits_of(x_tD), self._weight, self._eps, bits_of(out_tD))
         return out_tD
 
@@ -126,6 +137,7 @@ class _Heads:
         heads, kv_heads = self._heads
         q, k, v = (x.new_empty(len(x), h, self._width) for h in (heads, kv_heads, kv_heads))
         given = bits_of(x), bits_of(table.contiguous()), self._has_norm, self._norms, self._eps
+        use_threads_for(len(x))
         head_rows(*given, bits_of(q), bits_of(k), bits_of(v))
         return q, k, v
 
@@ -160,6 +172,7 @@ class FusedLayer(nn.Module):
         x_tD = self._output.add(x_tD, o_tHE.flatten(1))
         both = self._gate_up(self._norms[1](x_tD))
         hidden = both.new_empty(len(both), both.shape[1] // 2)
+        use_threads_for(len(both))
         gate_rows(bits_of(both), bits_of(hidden))
         return self._down.add(x_tD, hidden)
 

@@ -45,6 +45,10 @@ _P4, _P5 = np.float32(1.6666665459e-1), np.float32(5.0000001201e-1)
 
 _CORES: int = vars(numba.config)["NUMBA_NUM_THREADS"]
 
+_FEW_ROWS = 16
+"""Norms, rotations and gates of few rows take microseconds. To wait for another thread takes as
+long, and far longer where others use its core."""
+
 _FAST = {"contract", "reassoc", "nsz"}
 """NaN stays NaN; sums are vectorised, in an order that the compiled code fixes."""
 
@@ -173,6 +177,11 @@ def use_threads(threads: int) -> None:
     # shares, a thread per core.
     if torch.get_num_threads() != before:
         torch.set_num_threads(before)
+
+
+def use_threads_for(rows: int) -> None:
+    """Run kernels that compute little for each row on all threads, or on one if rows are few."""
+    use_threads(1 if rows <= _FEW_ROWS else torch.get_num_threads())
 
 
 def lock_without_name() -> None:

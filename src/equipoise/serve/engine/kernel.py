@@ -21,6 +21,7 @@ Sources
     Keys in parts, merged by log-sum-exp: Flash-Decoding, https://pytorch.org/blog/flash-decoding.
 """
 
+import math
 from typing import Any
 
 import numba
@@ -123,6 +124,7 @@ def attend_rows(
     work: Any,
     parts: Any,
     o: Any,
+    lse: Any,
 ) -> Any:
     """Softmax attention of rows over the pages of their sequences; all arrays are contiguous.
 
@@ -136,6 +138,7 @@ def attend_rows(
         work: Blocks and tiles, int32 [items, 4]: sequence, first row, rows, tile.
         parts: Written: sums of each tile, fp32 [rows, most tiles, query heads, width + 2].
         o: Written: outputs, fp32 [rows, query heads, width].
+        lse: Written: log-sum-exp of the scores, fp32 [rows, query heads].
     """
     heads, kv_heads, width = q.shape[1], keys.shape[1], q.shape[2]
     for item in numba.prange(len(work) * kv_heads):
@@ -170,3 +173,4 @@ def attend_rows(
                 o[r, h, e] += share * parts[r, at, h, e]
         for e in range(width):
             o[r, h, e] /= total
+        lse[r, h] = most + math.log(total)

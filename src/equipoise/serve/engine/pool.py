@@ -95,6 +95,11 @@ class KvPool:
         )
 
     @property
+    def page_rows(self) -> int:
+        """Rows of a page: its tokens that are here."""
+        return self._page_rows
+
+    @property
     def dtype(self) -> torch.dtype:
         """What keys and values are kept in."""
         return self._rows.dtype

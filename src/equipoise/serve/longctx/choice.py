@@ -3,6 +3,9 @@
 What it decides
     Iterations of about the same sizes go the same way: sizes are rounded to quarters of powers of
     two, and all ways are priced only for sizes that did not come yet.
+
+    Single tokens of any number of texts go by ``GATHERED``: all tiles of a rank are one call then
+    (``gathered``), and the prices are those of tiles one by one.
 """
 
 import math
@@ -11,6 +14,9 @@ from collections.abc import Sequence
 from equipoise.balance.context.variant import VARIANTS, ContinuedPrice, choose_variant
 from equipoise.schedule.attention.count import Wire
 from equipoise.spec.model.presets import ModelSpec
+
+GATHERED = "gather-q"
+"""Queries go to every rank that has keys for them, and partial outputs come back."""
 
 _MOST = 4096
 """Sizes that are remembered."""
@@ -34,6 +40,8 @@ class VariantChoice:
         """The strategy for some texts; arguments as for ``plan_continued``."""
         if len(self._variants) == 1:
             return self._variants[0]
+        if GATHERED in self._variants and max(new) == 1:
+            return GATHERED
         key = _sizes(cached, new)
         strategy = self._chosen.get(key)
         if strategy is None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from equipoise.schedule.batching.iteration import PageRun, Swap
+from equipoise.serve.longctx.choice import GATHERED
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,11 @@ class RankWork:
     swaps_in: tuple[Swap, ...] = ()
     tile_rows: int = 0
     """Rows of the tiles that all layers compute in the invariant mode; 0 in the other one."""
+
+    @property
+    def is_gathered(self) -> bool:
+        """Whether every text has one new token, whose query goes to the keys."""
+        return self.strategy == GATHERED and all(text.tokens == 1 for text in self.texts)
 
     @property
     def cached(self) -> list[tuple[int, ...]]:

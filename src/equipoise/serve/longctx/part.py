@@ -4,8 +4,8 @@ What it decides
     Nothing. Who computes which new token follows from ``plan_continued``, what moves between ranks
     from the strategy that rank 0 names; attention is the executor's that trains. A rank keeps the
     keys and values of the tokens that it computed, in the order in which it did, so its first
-    rows of a sequence are its keys of it. (In the invariant mode, ``ordered`` says who computes
-    which.) ::
+    rows of a sequence are its keys of it. Where every text has one new token, ``gathered`` does the
+    executor's work in a few calls. (In the invariant mode, ``ordered`` says who computes which.) ::
 
         tokens of a sequence   0 1 2 3 4 5 6 7 | 8 9 10 11 | 12
         rank 0, its rows       0 1 6 7           8 11        12
@@ -39,6 +39,7 @@ from equipoise.serve.engine.chunks.rows import tile_attention
 from equipoise.serve.engine.fused import FusedDecoder, ServedDecoder, decoder_layers
 from equipoise.serve.engine.pool import KvPool
 from equipoise.serve.engine.tiles import run_layer
+from equipoise.serve.longctx.gathered import GatheredAttention
 from equipoise.serve.longctx.mail import GroupMail
 from equipoise.serve.longctx.message import RankWork
 from equipoise.serve.longctx.ordered import OrderedAttention, rows_by_position
@@ -91,7 +92,11 @@ class RankPart:
                 attend = partial(ordered.attend, number)
                 x_tD = run_layer(each, model, work.tile_rows, x_tD, table, attend)
             return self._collect(work, shares, x_tD)
-        attention = _Attention(self, work, plan)
+        attention = (
+            GatheredAttention(self.pool, self.mail, work.texts, plan.rows)
+            if work.is_gathered
+            else _Attention(self, work, plan)
+        )
         for number, layer in enumerate(self.decoder.layers):
             x_tD = layer(x_tD, table, partial(attention.attend, number))
         self.attention_s = attention.seconds

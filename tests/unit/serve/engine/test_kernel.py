@@ -89,6 +89,7 @@ def attend(
         np.array(work, np.int32),
         parts,
         o,
+        np.empty(o.shape[:2], np.float32),
     )
     return np.split(o, np.cumsum([len(each.q) for each in sequences])[:-1])
 
@@ -169,7 +170,7 @@ q, k, v = (draw(shape, dtype=np.float32) for shape in shapes)
 parts, o = np.empty((5, 3, 9, 66), np.float32), np.empty_like(q)
 pages, positions = np.arange(75, dtype=np.int32)[None], np.arange(295, 300, dtype=np.int32)
 work = np.array([(0, 0, 5, tile) for tile in range(3)], np.int32)
-attend_rows(q, k, v, pages, 4, positions, work, parts, o)
+attend_rows(q, k, v, pages, 4, positions, work, parts, o, o[:, :, 0].copy())
 print(o.tobytes().hex())
 """
 
