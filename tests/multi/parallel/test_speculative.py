@@ -8,6 +8,7 @@ import torch
 from equipoise.balance.expert.routes import ChosenRoutes, RouteTable, fit_table
 from equipoise.comm.local import run_ranks
 from equipoise.nn.moe.layer import Router
+from equipoise.nn.moe.route import chosen_experts
 from equipoise.parallel.expert.speculative import tokens_before
 from equipoise.schedule.expert.schedule import COUNT_BYTES
 from equipoise.spec.layout import Layout
@@ -37,9 +38,7 @@ def _table(*, is_right: bool) -> RouteTable:
     for module in decoder.modules():
         if isinstance(module, Router):
             module.register_forward_hook(
-                lambda _module, _args, out: seen.append(
-                    torch.searchsorted(out[1].counts_X.cumsum(0), out[1].place_TK, right=True)
-                )
+                lambda _module, _args, out: seen.append(chosen_experts(out[1]))
             )
     tokens = speculative_ranks.text(MODEL)
     decoder(tokens, speculative_ranks.DOCUMENTS)

@@ -17,6 +17,7 @@ Sources
     Tables of tokens and of what precedes them: Speculative MoE, arXiv:2503.04398.
 """
 
+import io
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,9 +121,11 @@ class RouteTable:
         """The order of a micro-batch's tokens in which ranks have runs of it, int64 [T]."""
         return order_tokens(self.values(tokens, previous), ranks=self.ranks)
 
-    def write(self, file: Path) -> None:
-        """Write the table; what its text is, too."""
+    def to_bytes(self) -> bytes:
+        """The table as a file, which ``read_table`` reads."""
+        file = io.BytesIO()
         np.savez_compressed(file, **{name: getattr(self, name) for name in _FIELDS})
+        return file.getvalue()
 
 
 _FIELDS = ("vocab", "text", "unseen", "tokens", "token_values", "pairs", "pair_values")
@@ -170,7 +173,7 @@ def _shares(rows: Ints, seen: Ints | int, each: int, leans: Ints) -> Ints:
 
 
 def read_table(file: Path) -> RouteTable:
-    """Read what ``RouteTable.write`` wrote.
+    """Read a file of ``RouteTable.to_bytes``.
 
     Raises:
         SpecError: it is missing, or is something else.

@@ -44,7 +44,7 @@ def test_tables_predict_text_that_they_have_not_seen(tmp_path: Path) -> None:
     alone = dataclasses.replace(table, pairs=none, pair_values=np.zeros((0, 2), dtype=np.int64))
     of_tokens = measure_rates(held, alone, clusters.ranks_LX, 100).predicted
     assert 0.5 < of_tokens < rates.predicted
-    table.write(tmp_path / "routes.npz")
+    (tmp_path / "routes.npz").write_bytes(table.to_bytes())
     again = read_table(tmp_path / "routes.npz")
     assert again.digest == table.digest
     assert (
@@ -124,7 +124,7 @@ def test_the_fitted_text_and_what_is_not_a_table_are_refused(tmp_path: Path) -> 
             read_table(file)
         assert str(caught.value).startswith(f"experts.routes: {file} is not a table of routes (")
         assert str(caught.value).endswith(f"). {fix}")
-    table.write(missing)
+    missing.write_bytes(table.to_bytes())
     stored = dict(np.load(missing))
     np.savez(missing, **stored | {"pairs": stored["pairs"][1:]})
     with pytest.raises(SpecError) as caught:
