@@ -48,7 +48,7 @@ from equipoise.serve.source import TrainedModel, open_model
 from equipoise.spec.layout import Layout, rows_of
 from equipoise.spec.run.resolved import read_resolved
 
-FILES, STEPS, RANKS = 600, 300, 2
+FILES, STEPS, RANKS = 300, 200, 2
 TOKENS, ROUNDS = 1 << 15, 3
 
 
@@ -68,12 +68,12 @@ def train(folder: Path) -> Path:
     """The run, trained in this many steps."""
     if not (folder / "trained").is_dir():
         make_corpus(folder)
-    sizes = "layers=4 hidden=128 heads=4 kv_heads=4 ffn=256 experts=8 top_k=2 expert_ffn=128"
+    sizes = "layers=2 hidden=128 heads=4 kv_heads=4 ffn=256 experts=8 top_k=2 expert_ffn=128"
     flags = [f"--model.{key}={value}" for key, value in (each.split("=") for each in sizes.split())]
-    flags += ["--data.source=files", f"--data.path={folder / 'trained'}"]
-    flags += [f"--eval.path={folder / 'held'}", f"--eval.every_steps={STEPS}", "--layout.dp=1"]
-    flags += ["--data.vocab=2048", "--pack.context_tokens=1024", "--pack.step_tokens=4096"]
-    flags += [f"--train.steps={STEPS}", "--train.lr=0.002", "--checkpoint.every_steps=50"]
+    flags += ["--data.source=text", f"--data.path={folder / 'trained'}"]
+    flags += [f"--eval.path={folder / 'held'}", "--layout.dp=1"]
+    flags += ["--data.vocab=2048", "--pack.context_tokens=1024", "--pack.step_tokens=2048"]
+    flags += [f"--train.steps={STEPS}", "--train.lr=0.002", "--checkpoint.every_steps=100"]
     command = [sys.executable, "-m", "equipoise.cli.main", "train", *flags]
     run = folder / "run"
     subprocess.run([*command, f"--out={run}", "--no-proof", "--quiet"], check=True)

@@ -159,6 +159,11 @@ def run(args: argparse.Namespace) -> int:
         raise ModelError(f"{target} already exists. Name a new folder, or delete it.")
     _require_source(args.source)  # before torch is loaded: a wrong path is refused at once
     parts = _parts(args)
+    if args.cluster_experts is not None and (args.adapter or args.source.is_file()):
+        raise SpecError(
+            "--cluster-experts follows the routers of a run's model over the run's corpus. Give a "
+            "run or a checkpoint, and leave --adapter out."
+        )
     if args.adapter:
         return _write_adapter(args)
     from equipoise.serve.convert import write_folder
@@ -214,16 +219,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _cluster(args: argparse.Namespace, progress: "Progress") -> "Clustered":
-    """The run's model with its experts clustered.
-
-    Raises:
-        SpecError: it is not a run or checkpoint, or adapters were asked for.
-    """
-    if args.adapter or args.source.is_file():
-        raise SpecError(
-            "--cluster-experts follows the routers of a run's model over the run's corpus. Give a "
-            "run or a checkpoint, and leave --adapter out."
-        )
+    """The run's model with its experts clustered."""
     from equipoise.serve.routes import cluster_model
     from equipoise.serve.source import open_model
 
