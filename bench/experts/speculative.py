@@ -2,7 +2,7 @@
 
 A model of 8 experts a layer, two for each token, is trained on nine in ten files of the Python that
 runs this; its experts are clustered by documents of these, and everything is measured on the tenth
-file of each ten, of which it has seen nothing. Two gloo ranks share all weights (``tp = ep = 2``)
+file of each ten, which neither has seen. Two gloo ranks share all weights (``tp = ep = 2``)
 and count the bytes that they send between experts' ranks, forward, over the same micro-batches:
 
     speculative    experts clustered, tokens by the table of routes
@@ -55,8 +55,8 @@ TOKENS, ROUNDS = 1 << 15, 3
 def make_corpus(folder: Path) -> None:
     """Nine in ten of some files of the standard library to train on, and the others."""
     root = Path(sysconfig.get_paths()["stdlib"])
-    found = [path for path in root.rglob("*.py") if "site-packages" not in path.parts]
-    sized = sorted(path for path in found if 2_000 < path.stat().st_size < 60_000)
+    paths = [path for path in root.rglob("*.py") if "site-packages" not in path.parts]
+    sized = sorted(path for path in paths if 2_000 < path.stat().st_size < 60_000)
     chosen = sized[:: max(1, len(sized) // FILES)]
     for at, path in enumerate(chosen):
         kind = folder / ("held" if at % 10 == 9 else "trained")

@@ -257,7 +257,7 @@ class Decoder(PackedModel):
         self.place_tokens: PlaceTokens | None = None
         """Which of the ranks that share weights keeps which tokens; in their order unless set."""
         self.shuffle: Shuffle | None = None
-        """Of the last forward, by which ``logits`` puts its rows back."""
+        """What the last forward did, by which ``logits`` puts its rows back."""
         self.embed = nn.Embedding(model.vocab, model.hidden)
         self.layers = nn.ModuleList(
             DecoderLayer(model, sparse=model.is_sparse(layer)) for layer in range(model.layers)

@@ -13,7 +13,7 @@ What it decides
     How many rows stay on their rank is measured on the run's held-out documents. Those that the run
     also trained are left out, and without any other nothing is written.
 
-Kept true (tests/multi/serve/test_routes.py)
+Kept true (tests/unit/serve/test_routes.py)
     The renumbered model has the logits of the run's; rates are of held-out documents alone.
 """
 
@@ -80,7 +80,7 @@ def cluster_model(
     fitted_tokens: int = _FITTED_TOKENS,
     held_tokens: int = _HELD_TOKENS,
 ) -> Clustered:
-    """Cluster a run's experts for so many ranks.
+    """Cluster a run's experts for the ranks of another.
 
     Args:
         trained: The newest checkpoint of a run, or any.
@@ -175,10 +175,10 @@ def _follow(
 ) -> ChosenRoutes:
     """What routers choose for pieces of documents."""
     tokens, previous, chosen = list[Ints](), list[Ints](), list[Ints]()
-    found = list[Tensor]()
+    by_layer = list[Tensor]()
 
     def note(_module: object, _args: object, out: tuple[Tensor, ExpertRows, object]) -> None:
-        found.append(chosen_experts(out[1]))
+        by_layer.append(chosen_experts(out[1]))
 
     routers = [each for each in decoder.modules() if isinstance(each, Router)]
     hooks = [each.register_forward_hook(note) for each in routers]
@@ -187,7 +187,7 @@ def _follow(
             parts = [store.read(*piece) for piece in batch]
             lengths = [len(each) for each in parts]
             text = np.concatenate(parts)
-            found.clear()
+            by_layer.clear()
             with torch.no_grad():
                 x_TD = decoder.begin(torch.from_numpy(text))
                 decoder.run_layers(x_TD, lengths, decoder.layers)
@@ -195,7 +195,7 @@ def _follow(
             before[np.cumsum(lengths)[:-1]] = NO_TOKEN
             tokens.append(text)
             previous.append(before)
-            chosen.append(torch.stack(found, dim=1).numpy())
+            chosen.append(torch.stack(by_layer, dim=1).numpy())
             progress.advance(len(text))
     finally:
         for hook in hooks:

@@ -15,7 +15,7 @@ from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.train.check.balanced import speculative_cases
 from equipoise.train.check.prove import run_cases
-from support.ranks import speculative_ranks
+from support.experts import speculative_ranks
 
 MODEL = ModelSpec(
     layers=2,

@@ -12,10 +12,10 @@ What it decides
         tokens  --where their experts are-->  ranks, equally full      (balance.expert.deal)
         experts --where their tokens are-->   ranks, equally many      (an assignment, exact)
 
-    in turn until no row more is local, from several beginnings, of which the best is taken: ranks
-    of unlike kinds of tokens, drawn, that gather those that are like them. Then,
-    while the fullest rank of a layer has more than ``1 + tolerance`` of the mean, two experts
-    change places: those that lower it for the fewest local rows.
+    in turn until no row more is local. A beginning draws a kind of token for each rank, unlike the
+    others, and deals to each the tokens that are like it; the best of several is taken. Then, while
+    the fullest rank of a layer has more than ``1 + tolerance`` of the mean, two experts change
+    places: those that lower it for the fewest local rows.
 
 Kept true (tests/unit/balance/expert/test_cluster.py, by Hypothesis)
     Every rank has its number of experts; the answer depends on the arguments alone; where tokens
@@ -167,7 +167,7 @@ def _gains(by_kind: Ints, mass: Ints, dealt: Ints) -> Ints:
 
 
 def _place(by_kind: Ints, mass: Ints, dealt: Ints, shares: list[int], layers: int) -> Ints:
-    """The best rank of each expert, where each rank has room for so many, int64 [layers, X]."""
+    """The best rank of each expert, where ranks have room for ``shares``, int64 [layers, X]."""
     from scipy.optimize import linear_sum_assignment
 
     gains = _gains(by_kind, mass, dealt)

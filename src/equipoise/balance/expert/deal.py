@@ -11,7 +11,7 @@ What it decides
     more it is repeated while the value grows. All numbers are integers and ties go to the first,
     so every rank and machine has the same answer.
 
-Kept true (tests/unit/balance/expert/test_deal.py, by Hypothesis)
+Kept true (tests/unit/balance/expert/test_cluster.py, by Hypothesis)
     Every token is dealt once, every rank is full; for two ranks no dealing is worth more; for more
     the value is never below that of tokens in order.
 

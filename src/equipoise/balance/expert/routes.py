@@ -75,7 +75,7 @@ class ChosenRoutes:
 
     @property
     def digest(self) -> str:
-        """Of the text alone."""
+        """Equal for equal texts, whatever was chosen."""
         return digest([self.tokens, self.previous])
 
 
@@ -88,7 +88,7 @@ class RouteTable:
     text: str
     """``ChosenRoutes.digest`` of the text that was counted."""
     unseen: Ints
-    """Of a token that is not in the table, int64 [ranks]."""
+    """What is predicted for a token that is not in the table, int64 [ranks]."""
     tokens: Ints
     """Those in the table, ascending, int64 [n]."""
     token_values: Ints
@@ -180,8 +180,8 @@ def read_table(file: Path) -> RouteTable:
     """
     fix = "Make one: equipoise convert RUN TO --cluster-experts RANKS"
     try:
-        with np.load(file, allow_pickle=False) as stored:
-            found: dict[str, Any] = {name: stored[name] for name in _FIELDS}
+        with np.load(file, allow_pickle=False) as archive:
+            stored: dict[str, Any] = {name: archive[name] for name in _FIELDS}
     except FileNotFoundError:
         raise SpecError(f"experts.routes: no such file: {file}. {fix}") from None
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
@@ -190,7 +190,7 @@ def read_table(file: Path) -> RouteTable:
             f"experts.routes: {file} is not a table of routes ({reason}). {fix}"
         ) from None
     table = RouteTable(
-        int(found["vocab"]), str(found["text"]), *(found[name] for name in _FIELDS[2:])
+        int(stored["vocab"]), str(stored["text"]), *(stored[name] for name in _FIELDS[2:])
     )
     ranks = len(np.atleast_1d(table.unseen))
     shapes = [(len(table.tokens), ranks), (len(table.pairs), ranks)]

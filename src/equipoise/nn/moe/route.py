@@ -60,7 +60,7 @@ def choose(scores_TX: Tensor, top_k: int) -> Tensor:
 
 
 def chosen_experts(rows: ExpertRows) -> Tensor:
-    """Each token's experts, best first, int64 [T, K]; of rows of which none was dropped."""
+    """Each token's experts, best first, int64 [T, K]; every choice must have a row."""
     return torch.searchsorted(rows.counts_X.cumsum(0), rows.place_TK, right=True)
 
 

@@ -116,7 +116,7 @@ def _prove(
 
 
 def refuse(ranks: Ranks, model: ModelSpec, layout: Layout, table: Any, differs: bool) -> str:
-    """What is said of a table, of which rank 1 may read another."""
+    """What is said of a table where rank 1 may have read another."""
     decoder = _decoder(model, torch.float32)
     if differs and ranks.rank == 1:
         table = dataclasses.replace(table, unseen=np.array([1, 2]))
