@@ -54,6 +54,9 @@ from equipoise.spec.run.resolved import read_resolved
 _FITTED_TOKENS, _HELD_TOKENS = 1 << 18, 1 << 16
 """Tokens of whole documents that are counted, and that rates are measured on, at most."""
 
+_BATCH_TOKENS = 4096
+"""Pieces that go through the model at once have together, unless one is longer."""
+
 _ROUTER, _EXPERTS = "feed_forward.router.weight", ("gate", "up", "down")
 
 
@@ -128,8 +131,8 @@ def cluster_model(
     decoder = build_decoder(dataclasses.replace(trained, state=_uncounted(trained.state)))
     progress.start("follow routes", counted + measured)
     try:
-        seen_routes = _follow(decoder, store, fit_pieces, window, progress)
-        held_routes = _follow(decoder, held, held_pieces, window, progress)
+        seen_routes = _follow(decoder, store, fit_pieces, progress)
+        held_routes = _follow(decoder, held, held_pieces, progress)
     finally:
         progress.finish()
     clusters = cluster_experts(seen_routes.counts(model.experts), ranks)
@@ -171,7 +174,7 @@ def renumber_experts(
 
 
 def _follow(
-    decoder: Decoder, store: TokenStore, pieces: Pieces, window: int, progress: Progress
+    decoder: Decoder, store: TokenStore, pieces: Pieces, progress: Progress
 ) -> ChosenRoutes:
     """What routers choose for pieces of documents."""
     tokens, previous, chosen = list[Ints](), list[Ints](), list[Ints]()
@@ -183,7 +186,7 @@ def _follow(
     routers = [each for each in decoder.modules() if isinstance(each, Router)]
     hooks = [each.register_forward_hook(note) for each in routers]
     try:
-        for batch in _batches(pieces, window):
+        for batch in _batches(pieces):
             parts = [store.read(*piece) for piece in batch]
             lengths = [len(each) for each in parts]
             text = np.concatenate(parts)
@@ -203,11 +206,11 @@ def _follow(
     return ChosenRoutes(*(np.concatenate(each) for each in (tokens, previous, chosen)))
 
 
-def _batches(pieces: Pieces, window: int) -> Iterator[Sequence[tuple[int, int, int]]]:
-    """Pieces in order, together as long as a window where they fit."""
+def _batches(pieces: Pieces) -> Iterator[Sequence[tuple[int, int, int]]]:
+    """Pieces in order, some at a time."""
     batch, tokens = list[tuple[int, int, int]](), 0
     for document, start, stop in pieces.tolist():
-        if batch and tokens + stop - start > window:
+        if batch and tokens + stop - start > _BATCH_TOKENS:
             yield batch
             batch, tokens = [], 0
         batch.append((document, start, stop))

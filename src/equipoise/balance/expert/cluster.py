@@ -72,7 +72,7 @@ def cluster_experts(
     Raises:
         LayoutError: a rank would have no expert.
 
-    Cost: seconds for 4,000 kinds of tokens and 60 layers of 64 experts.
+    Cost: 7 s of one core for 4,000 kinds of tokens, 8 layers of 64 experts and 8 ranks.
 
     >>> counts = np.array([[[5, 0, 4, 0]], [[0, 3, 0, 6]]])
     >>> clusters = cluster_experts(counts, 2)

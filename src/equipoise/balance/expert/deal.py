@@ -39,7 +39,8 @@ def deal(values: Ints, mass: Ints, rooms: Ints) -> Ints:
     Returns:
         Tokens of each kind on each rank, int64 [kinds, ranks].
 
-    Cost: ``O(ranks^2 kinds log kinds)`` for each of at most 8 sweeps.
+    Cost: ``O(ranks^2 kinds log kinds)`` for each of at most 8 sweeps; 4 ms of one core for 4,096
+    kinds and 2 ranks, 50 ms for 8.
 
     >>> deal(np.array([[9, 0], [5, 0], [0, 1]]), np.array([2, 1, 1]), np.array([2, 2])).tolist()
     [[2, 0], [0, 1], [0, 1]]
