@@ -51,7 +51,7 @@ class _Permute(torch.autograd.Function):
 
 def permute_rows(rows: Tensor, order: Tensor) -> Tensor:
     """``rows[order]``, differentiable."""
-    out: Tensor = _Permute.apply(rows, order)  # type: ignore[no-untyped-call]
+    out: Tensor = _Permute.apply(rows, order)
     return out
 
 

@@ -48,7 +48,7 @@ def deal(values: Ints, mass: Ints, rooms: Ints) -> Ints:
     stops = np.cumsum(rooms)
     ends = np.minimum(np.cumsum(mass)[:, np.newaxis], stops)
     begins = np.maximum((np.cumsum(mass) - mass)[:, np.newaxis], stops - rooms)
-    dealt = np.maximum(ends - begins, 0).astype(np.int64)
+    dealt: Ints = np.maximum(ends - begins, 0).astype(np.int64)
     ranks = len(rooms)
     worth = int((dealt * values).sum())
     for _ in range(_SWEEPS if ranks > 2 else 1):

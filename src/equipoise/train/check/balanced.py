@@ -195,23 +195,23 @@ def speculative_cases(ranks: int, model: ModelSpec) -> list[Case]:
     With every kind of workload on ranks that share all weights, and beside every axis that goes
     with it.
     """
-    cases = []
+    routed: list[tuple[str, Case]] = []
     for turn, kind in enumerate(WORKLOADS if model.heads % ranks == 0 else ()):
         again: Recompute = ("none", "full", "selective", "attention")[turn % 4]
-        shape = {"tp": ranks, "ep": ranks, "zero": (turn + turn // 4) % 4, "recompute": again}
-        cases.append((kind, make_case(model, ranks, **shape)))
+        shape: dict[str, Any] = {"tp": ranks, "ep": ranks, "zero": (turn + turn // 4) % 4}
+        routed.append((kind, make_case(model, ranks, recompute=again, **shape)))
     for half in divisors(ranks)[:-1]:  # as many groups as they leave
         if model.heads % half or not shares_experts(model.experts, half):
             continue
         shape = {"tp": half, "ep": half}
-        cases += [
+        routed += [
             ("W1", make_case(model, ranks, zero=1, cp=ranks // half, **shape)),
             ("W5", make_case(model, ranks, zero=3, policy="divided", **shape)),
             ("W3", make_case(model, ranks, zero=2, parts=2, **shape)),
         ]
     wish = ExpertsSpec("speculative")
     cases = [
-        dataclasses.replace(case, experts=wish, router=kind, repeats=True) for kind, case in cases
+        dataclasses.replace(case, experts=wish, router=kind, repeats=True) for kind, case in routed
     ]
     if cases and not model.shortcut:
         shortcut = dataclasses.replace(
