@@ -21,6 +21,7 @@ BENCHES = (
     "local.pipeline",
     "local.pipeline_ranks",
     "local.experts",
+    "experts.speculative",
     "modality.throughput",
     "overlap.parts",
     "overlap.shortcut",

@@ -32,6 +32,7 @@ from equipoise.nn.packed import PackedModel
 from equipoise.nn.project import PLAIN, Products, gate_up
 from equipoise.nn.recompute import again
 from equipoise.nn.rope import rotary_frequencies, rotary_table, rotate
+from equipoise.nn.shuffle import PlaceTokens, Shuffle, permute_rows
 from equipoise.nn.tensor import Alone, TensorRanks, look_up
 from equipoise.spec.model.heads import share_heads
 from equipoise.spec.model.presets import ModelSpec
@@ -253,6 +254,10 @@ class Decoder(PackedModel):
         _require_built(model)
         self.model = model
         self.tensor: TensorRanks = Alone()
+        self.place_tokens: PlaceTokens | None = None
+        """Which of the ranks that share weights keeps which tokens; in their order unless set."""
+        self.shuffle: Shuffle | None = None
+        """What the last forward did, by which ``logits`` puts its rows back."""
         self.embed = nn.Embedding(model.vocab, model.hidden)
         self.layers = nn.ModuleList(
             DecoderLayer(model, sparse=model.is_sparse(layer)) for layer in range(model.layers)
@@ -272,6 +277,14 @@ class Decoder(PackedModel):
 
         ``inserted`` has rows of images and sound, in place of some of the tokens.
         """
+        self.shuffle = None
+        if self.place_tokens is not None and inserted is None:
+            if not isinstance(pack, PackAttention):
+                pack = pack_attention(pack, tokens_T.device)
+            self.shuffle = Shuffle.of(self.place_tokens(tokens_T, pack.positions_T))
+            pack, order_T = self.shuffle.pack(pack), self.shuffle.order_T
+            tokens_T = tokens_T[order_T]
+            labels_T = None if labels_T is None else labels_T[order_T]
         x_tD = self.begin(tokens_T, inserted)
         return self.finish(self.run_layers(x_tD, pack, self.layers), labels_T)
 
@@ -325,8 +338,10 @@ class Decoder(PackedModel):
     def logits(self, x_tD: Tensor) -> Tensor:
         """Logits [T, V] of the last norm's output; not differentiable if the head is split."""
         tokens = int(self.tensor.sum_(torch.tensor([len(x_tD)], device=x_tD.device)))
-        logits_Tv = self.tensor.enter(x_tD, tokens) @ self._head().t()
-        return self.tensor.join_columns(logits_Tv, self.model.vocab)
+        x_TD = self.tensor.enter(x_tD, tokens)
+        if self.shuffle is not None:
+            x_TD = permute_rows(x_TD, self.shuffle.back_T)
+        return self.tensor.join_columns(x_TD @ self._head().t(), self.model.vocab)
 
     def _head(self) -> Tensor:
         """This rank's rows of the head."""

@@ -10,6 +10,7 @@ What it decides
     1     ep, etp      its own experts stay; rows travel           ``expert.exchange``
                        by schedules, and copies of experts         ``expert.obey``
     2     tp           its share of every other weight stays       ``tensor.shard``
+                       its tokens are those of its experts         ``expert.speculative``
     3     (recompute)  what each layer makes again in a backward   ``set_recompute``
     4     dp, cp       ZeRO shards what is left                    ``zero.shard``
     ====  ===========  ==========================================  ==============================
@@ -22,6 +23,7 @@ Kept true (tests/multi/check/test_layout.py, tests/multi/parallel/test_pipeline_
     Loss and every gradient of any axes together equal one rank's.
 """
 
+from equipoise.balance.expert.routes import RouteTable
 from equipoise.base.errors import LayoutError
 from equipoise.comm.group import Ranks
 from equipoise.comm.mesh import Mesh
@@ -32,6 +34,7 @@ from equipoise.nn.project import FP8
 from equipoise.numerics.fp8 import require_fp8
 from equipoise.parallel.expert.exchange import spread_experts
 from equipoise.parallel.expert.obey import balance_experts
+from equipoise.parallel.expert.speculative import place_by_routes
 from equipoise.parallel.overlap.parts import Parts
 from equipoise.parallel.tensor.shard import split_weights
 from equipoise.parallel.zero.shard import ShardedDecoder, mixed_precision
@@ -49,6 +52,7 @@ def apply_axes(
     small_bytes: int = SMALL_BYTES,
     experts: ExpertsSpec | None = None,
     parts: Parts = 1,
+    routes: RouteTable | None = None,
 ) -> ShardedDecoder:
     """Divide a decoder over the ranks of a layout; every rank calls it.
 
@@ -65,6 +69,7 @@ def apply_axes(
         experts: Which ranks compute which experts' rows; each its own unless given.
         parts: In how many rows of tensor-parallel feed-forwards, and of experts, travel; or by
             what to choose.
+        routes: Where tokens lie whose experts are speculated on.
 
     Raises:
         LayoutError: the model does not divide over tp, ep or etp, or not as ``experts`` says; or it
@@ -77,6 +82,8 @@ def apply_axes(
         balance_experts(decoder, experts or ExpertsSpec(), parts=parts)
         if mesh.layout.tp > 1 and isinstance(decoder, Decoder):  # ZeRO refuses any other
             split_weights(decoder, mesh, parts=parts)
+            if routes is not None:
+                place_by_routes(decoder, mesh, routes)
     decoder.set_recompute(recompute)
     return ShardedDecoder(
         decoder, ranks, zero=zero, precision=precision, mesh=mesh, small_bytes=small_bytes

@@ -6,6 +6,7 @@ Kept true (tests/multi/train/test_train.py and beside it a file for each axis)
 
 from pathlib import Path
 
+from equipoise.balance.expert.routes import RouteTable, read_table
 from equipoise.balance.packing.pack import StepPacker, make_packer
 from equipoise.base.errors import LayoutError
 from equipoise.comm.group import Ranks
@@ -88,6 +89,7 @@ def build_runner(
     *,
     whole: PackedModel | None = None,
     small_bytes: int = SMALL_BYTES,
+    routes: RouteTable | None = None,
 ) -> StepRunner:
     """This rank's layers with their first weights, an optimizer, and what runs steps of them.
 
@@ -100,6 +102,7 @@ def build_runner(
         whole: The whole model with its weights, in any dtype; those that need a gradient are
             trained. The run's own unless given.
         small_bytes: As for ``parallel.apply.apply_axes`` [bytes].
+        routes: Likewise; the run's own unless given.
     """
     train, layout = resolved.spec.train, resolved.spec.layout
     stages, specs = _stages(sharing), resolved.spec.encoders
@@ -112,6 +115,8 @@ def build_runner(
         model = first_model(resolved) if whole is None else whole
     if whole is None:
         choose_trained(model, resolved.spec, resolved.model)
+    if routes is None and resolved.routes:
+        routes = read_table(Path(resolved.routes))
     sharded = apply_axes(
         model.to(ranks.device),
         ranks,
@@ -122,6 +127,7 @@ def build_runner(
         small_bytes=small_bytes,
         experts=resolved.spec.experts,
         parts=_parts(resolved),
+        routes=routes,
     )
     modality, pipeline = None, None
     if encoders is not None:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 
+from equipoise.balance.expert.routes import find_table
 from equipoise.base.disk import run_unwritten, why_unwritable, writing_run
 from equipoise.base.errors import FitError, ModelError, SpecError
 from equipoise.base.read import real_path
@@ -242,6 +243,7 @@ def _prepare(
         _require_fit(spec, model, ranks, folder)
     wanted_sinks(spec.journal)
     folder_of_init = init_folder(resolved)
+    routes = find_table(spec, resolved.base, folder_of_init, vocab=model.vocab)
     if spec.train.freeze or spec.lora.rank:
         from equipoise.train.trained import require_trained  # which imports torch
 
@@ -280,6 +282,7 @@ def _prepare(
         stage_edges=settle_edges(spec, model, folder, stages),
         compare=tuple(policies),
         eval_corpus=eval_corpus,
+        routes=routes,
         second_checkpoints=take_second(spec.checkpoint.second_path, resolved.base, folder),
     )
     _keep_files(folder, settled, store)

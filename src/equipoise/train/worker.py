@@ -44,7 +44,15 @@ AHEAD = ("torch._dynamo", "numpy.ma")
 """What a first step would import: torch's compiler, which optimizers load (torch 2.13), and what
 NumPy's statistics load."""
 
-_OF_A_HOST = ("data.path", "data.mix", "data.cache", "data.tokenizer", "eval.path", "model.init")
+_OF_A_HOST = (
+    "data.path",
+    "data.mix",
+    "data.cache",
+    "data.tokenizer",
+    "eval.path",
+    "model.init",
+    "experts.routes",
+)
 """Keys that name files: they may lie elsewhere on another host, and what is in them is compared."""
 
 

@@ -35,6 +35,11 @@ UNEVEN = (
     "eplb gives every rank equally many places, but 2 ranks do not divide 7 experts. Give a number "
     'of ranks that does, or another policy, as "exact".'
 )
+SHUFFLED = (
+    'experts.policy = "speculative" shuffles tokens among the tensor-parallel ranks that share the '
+    "experts, which needs tp = ep of 2 or more and etp = 1; the layout has tp = {}, ep = {}, "
+    'etp = 1. Set layout.tp and layout.ep to the same number, or experts.policy = "fixed".'
+)
 
 
 @pytest.mark.parametrize(
@@ -46,6 +51,16 @@ UNEVEN = (
         ),
         ({"experts.policy": "exact", "layout.etp": "2", "layout.ep": "2"}, SPLIT.format("exact")),
         ({"experts.policy": "eplb", "layout.ep": "2", "model.experts": "7"}, UNEVEN),
+        ({"experts.policy": "speculative", "layout.dp": "2"}, SHUFFLED.format(1, 1)),
+        (
+            {"experts.policy": "speculative", "layout.tp": "2", "layout.ep": "4"},
+            SHUFFLED.format(2, 4),
+        ),
+        (
+            {"experts.policy": "speculative", "layout.tp": "2", "layout.pp": "2"},
+            'experts.policy = "speculative" is not proven in a pipeline, and the layout has '
+            'pp = 2. Set layout.pp = 1, or experts.policy = "fixed".',
+        ),
     ],
 )
 def test_policies_that_ranks_cannot_obey(
@@ -79,6 +94,15 @@ def test_policies_of_models_whose_experts_cannot_move(keys: dict[str, str], sent
     with pytest.raises(SpecError) as caught:
         read_run(None, [("experts.policy", "exact"), *keys.items()])
     assert sentence in str(caught.value).splitlines()
+
+
+def test_a_table_that_nobody_reads() -> None:
+    with pytest.raises(SpecError) as caught:
+        read_run(None, [("model.experts", "8"), ("experts.routes", "routes.npz")])
+    assert str(caught.value).splitlines()[-1] == (
+        '--experts.routes: "routes.npz" is given, but experts.policy = "fixed" (default) reads no '
+        'table. Set experts.policy = "speculative", or leave it out.'
+    )
 
 
 def test_slots_that_memory_does_not_hold() -> None:

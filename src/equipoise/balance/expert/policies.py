@@ -35,6 +35,9 @@ EXPERT_POLICIES: dict[str, ExpertPolicy] = {
 AUTO = "auto"
 """The policy that takes the cheapest of the others."""
 
+SPECULATIVE = "speculative"
+"""Every expert on its owner, as ``fixed``; tokens lie where their experts probably are."""
+
 
 def plan_experts(policy: str, request: ExpertRequest) -> ExpertSchedule:
     """The schedule that a policy writes.
@@ -58,7 +61,9 @@ def plan_experts(policy: str, request: ExpertRequest) -> ExpertSchedule:
     return EXPERT_POLICIES[policy](request)
 
 
-def require_balanced(wish: ExpertsSpec, experts: int, *, ep: int, etp: int) -> None:
+def require_balanced(
+    wish: ExpertsSpec, experts: int, *, ep: int, etp: int, tp: int, pp: int
+) -> None:
     """Refuse a policy that ranks cannot obey; ``fixed`` runs wherever experts can be shared.
 
     Args:
@@ -66,12 +71,16 @@ def require_balanced(wish: ExpertsSpec, experts: int, *, ep: int, etp: int) -> N
         experts: Those with weights.
         ep: Ranks that share them.
         etp: Ranks that share the hidden units of each.
+        tp: Ranks that share all other weights, and tokens between blocks.
+        pp: Ranks of a pipeline.
 
     Raises:
         LayoutError: the policy copies whole experts and no rank has one, or it does not take this
             number of experts or slots.
     """
-    if wish.policy == "fixed" or ep * etp == 1:
+    if wish.policy == SPECULATIVE:
+        _require_shuffled(ep=ep, etp=etp, tp=tp, pp=pp)
+    if wish.policy in ("fixed", SPECULATIVE) or ep * etp == 1:
         return
     if etp > 1 and wish.policy != "tutel":
         raise LayoutError(
@@ -82,6 +91,28 @@ def require_balanced(wish: ExpertsSpec, experts: int, *, ep: int, etp: int) -> N
     if etp == 1:
         rows = np.zeros((ep, experts), dtype=np.int64)
         plan_experts(wish.policy, ExpertRequest(rows, wish.slots, wish.least_rows))
+
+
+def _require_shuffled(*, ep: int, etp: int, tp: int, pp: int) -> None:
+    """Refuse to shuffle tokens where that saves nothing, or is not proven.
+
+    Between blocks a tensor-parallel rank may keep any tokens, and another choice moves no byte.
+    Tokens of data-parallel ranks are whose they are: wherever experts lie, as many rows are local
+    as by chance. Those of a context's ranks would first have to travel there and back, as much as a
+    row for one expert.
+    """
+    if tp == 1 or ep != tp or etp > 1:
+        raise LayoutError(
+            f'experts.policy = "speculative" shuffles tokens among the tensor-parallel ranks that '
+            f"share the experts, which needs tp = ep of 2 or more and etp = 1; the layout has "
+            f"tp = {tp}, ep = {ep}, etp = {etp}. Set layout.tp and layout.ep to the same number, "
+            f'or experts.policy = "fixed".'
+        )
+    if pp > 1:
+        raise LayoutError(
+            f'experts.policy = "speculative" is not proven in a pipeline, and the layout has '
+            f'pp = {pp}. Set layout.pp = 1, or experts.policy = "fixed".'
+        )
 
 
 def choose_experts(request: ExpertRequest, *, trial: str = "") -> PolicyChoice:

@@ -5,12 +5,17 @@ import json
 import math
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from equipoise.base.errors import ModelError, SpecError
 from equipoise.base.units import format_bytes, format_count
 from equipoise.cli.console import make_progress
-from equipoise.cli.convert import layout, recommend
+from equipoise.cli.convert import experts, layout, recommend
 from equipoise.spec.names import CHECKPOINTS, RESOLVED, is_recommender
+
+if TYPE_CHECKING:
+    from equipoise.data.progress import Progress
+    from equipoise.serve.routes import Clustered
 
 HELP = "turn a checkpoint into a Hugging Face folder, or rewrite it for another layout"
 
@@ -21,6 +26,8 @@ examples:
   equipoise convert runs/run adapter --adapter       LoRA alone, as peft loads it
   equipoise convert runs/run mean --average runs/run/checkpoint/step-000200 runs/other
   equipoise convert runs/one between --interpolate runs/other 0.3     0.7 of one, 0.3 of the other
+  equipoise convert runs/run clustered --cluster-experts 2   experts that the same tokens choose on
+                                                     one of 2 ranks, for experts.policy speculative
   equipoise convert SmolLM2-135M.Q8_0.gguf smollm2   dequantised
   equipoise convert runs/run --layout dp=4,tp=2 --dry-run    bytes and seconds of each rank
   equipoise convert runs/run runs/tp2 --layout dp=4,tp=2     a checkpoint as these ranks want it
@@ -39,11 +46,13 @@ checkpoint often or from far away: equipoise train run.toml --out runs/tp2 --lay
 
 --json prints {"folder", "from", "step", "model_type", "params", "dtype", "bytes", "tokenizer",
 "chat_template", "remarks", "merged"}. Unknown is null; "merged" has the share of each model by its
-name, and is empty where there is one alone. With --layout it prints {"folder", "from", "step",
-"ranks_before", "layout", "stage_edges", "stored_bytes", "ranks": [{"needed_bytes", "read_bytes",
-"ranges"}], "needed_bytes", "read_bytes", "disk_bytes_per_s", "shared_disk_s", "own_disk_s",
-"passed_over"}. Of a recommender it prints {"folder", "name", "from", "step", "budget", "bytes",
-"loss", "held_out", "parts", "tried", "windows"}, the "ranking.json" of the folder.
+name, and is empty where there is one alone. With --cluster-experts there is "experts" too:
+{"ranks", "fitted_tokens", "held_tokens", "left_out", "predicted", "in_order", "known", "own",
+"skew"}. With --layout it prints {"folder", "from", "step", "ranks_before", "layout", "stage_edges",
+"stored_bytes", "ranks": [{"needed_bytes", "read_bytes", "ranges"}], "needed_bytes", "read_bytes",
+"disk_bytes_per_s", "shared_disk_s", "own_disk_s", "passed_over"}. Of a recommender it prints
+{"folder", "name", "from", "step", "budget", "bytes", "loss", "held_out", "parts", "tried",
+"windows"}, the "ranking.json" of the folder.
 """
 
 
@@ -87,6 +96,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs=2,
         metavar=("OTHER", "SHARE"),
         help="write (1 - SHARE) of the weights of FROM and SHARE of OTHER's, from 0 to 1",
+    )
+    merges.add_argument(
+        "--cluster-experts",
+        type=int,
+        metavar="RANKS",
+        help="renumber the experts of a run's model so that those which the same tokens of its "
+        "corpus choose lie on one of RANKS, write the table for experts.policy speculative, and "
+        "say how many rows then stay on their rank, on the run's held-out documents",
     )
     parser.add_argument(
         "--layout",
@@ -142,6 +159,11 @@ def run(args: argparse.Namespace) -> int:
         raise ModelError(f"{target} already exists. Name a new folder, or delete it.")
     _require_source(args.source)  # before torch is loaded: a wrong path is refused at once
     parts = _parts(args)
+    if args.cluster_experts is not None and (args.adapter or args.source.is_file()):
+        raise SpecError(
+            "--cluster-experts follows the routers of a run's model over the run's corpus. Give a "
+            "run or a checkpoint, and leave --adapter out."
+        )
     if args.adapter:
         return _write_adapter(args)
     from equipoise.serve.convert import write_folder
@@ -149,9 +171,13 @@ def run(args: argparse.Namespace) -> int:
 
     silent = args.quiet or args.json
     progress = make_progress(silent)
+    clustered = _cluster(args, progress) if args.cluster_experts is not None else None
     progress.start(f"convert {args.source.name}", 2)
     try:
-        trained = open_merged(parts) if parts else open_model(args.source)
+        if clustered is not None:
+            trained = clustered.trained
+        else:
+            trained = open_merged(parts) if parts else open_model(args.source)
         progress.advance(1)
         written = write_folder(trained, target, dtype=args.dtype, tokenizer_file=args.tokenizer)
         progress.advance(1)
@@ -174,6 +200,8 @@ def run(args: argparse.Namespace) -> int:
             "remarks": written.remarks,
             "merged": {str(source): share for source, share in parts},
         }
+        if clustered is not None:
+            answer["experts"] = experts.facts(clustered)
         sys.stdout.write(json.dumps(answer, indent=1) + "\n")
     elif args.quiet:
         sys.stdout.write(f"{target}\n")
@@ -185,7 +213,17 @@ def run(args: argparse.Namespace) -> int:
             f"parameters in {written.dtype}, {format_bytes(size_bytes)}, {with_tokenizer} a "
             f"tokenizer{template}, from {_named(parts) or trained.origin}.\n"
         )
+        if clustered is not None:
+            sys.stdout.write(experts.describe(clustered))
     return 0
+
+
+def _cluster(args: argparse.Namespace, progress: "Progress") -> "Clustered":
+    """The run's model with its experts clustered."""
+    from equipoise.serve.routes import cluster_model
+    from equipoise.serve.source import open_model
+
+    return cluster_model(open_model(args.source), args.cluster_experts, progress=progress)
 
 
 def _parts(args: argparse.Namespace) -> list[tuple[Path, float]]:

@@ -89,7 +89,7 @@ def copy_bytes(spec: RunSpec, model: ModelSpec, slots: int) -> int:
     layout, policy = spec.layout, spec.experts.policy
     width = 4 if spec.train.precision == "fp32" else 2
     one = _COPY_TIMES * width * model.expert_params
-    if policy == "fixed" or layout.ep * layout.etp == 1:
+    if policy in ("fixed", "speculative") or layout.ep * layout.etp == 1:
         return 0
     if policy == "tutel":  # every expert of the layer, and every unit, as far as not here
         own = -(-model.experts // layout.ep)

@@ -59,6 +59,11 @@ def choose(scores_TX: Tensor, top_k: int) -> Tensor:
     return order[:, :top_k].clone()  # a view would keep a place of every expert for the backward
 
 
+def chosen_experts(rows: ExpertRows) -> Tensor:
+    """Each token's experts, best first, int64 [T, K]; every choice must have a row."""
+    return torch.searchsorted(rows.counts_X.cumsum(0), rows.place_TK, right=True)
+
+
 def capacity(tokens: int, *, top_k: int, experts: int, factor: float) -> int:
     """The most rows that one expert takes from ``tokens`` tokens.
 

@@ -45,10 +45,10 @@ from equipoise.comm.meet import name_ranks
 from equipoise.comm.mesh import Peers
 from equipoise.nn.moe.layer import ExchangeSteps, Experts, run_steps
 from equipoise.nn.moe.matmul import expert_swiglu
+from equipoise.nn.shuffle import permute_rows
 from equipoise.parallel.expert.copies import CopyTraffic, WeightTraffic, copied_swiglu
 from equipoise.parallel.expert.exchange import (
     ExpertExchange,
-    permute_rows,
     sort_arrivals,
     sparse_layers,
 )

@@ -32,7 +32,6 @@ Sources
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -45,6 +44,7 @@ from equipoise.base.axes import EXPERT_AXIS, EXPERT_TENSOR_AXIS, REPLICATE_AXIS,
 from equipoise.comm.mail import Ledger
 from equipoise.comm.mesh import Mesh, Peers, join_alone
 from equipoise.nn.moe.layer import ExchangeSteps, Experts, MixtureOfExperts, run_steps
+from equipoise.nn.shuffle import permute_rows
 from equipoise.nn.tensor import part_of
 from equipoise.parallel.expert.split import ExpertSplit
 from equipoise.parallel.overlap.travel import RowsTravel
@@ -169,26 +169,6 @@ def sort_arrivals(here_NX: Tensor, rows: int) -> Tensor:
     # Without their number the host would wait for the counts.
     arrived = expert.repeat_interleave(here_NX.reshape(-1), output_size=rows)
     return torch.argsort(arrived, stable=True)
-
-
-class _Permute(torch.autograd.Function):
-    """Rows in another order; the backward puts gradients back without adding."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, order: Tensor) -> Tensor:
-        ctx.save_for_backward(order)
-        return rows[order]
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        (order,) = ctx.saved_tensors
-        return grads[0][torch.argsort(order)], None
-
-
-def permute_rows(rows: Tensor, order: Tensor) -> Tensor:
-    """``rows[order]``, differentiable."""
-    out: Tensor = _Permute.apply(rows, order)  # type: ignore[no-untyped-call]
-    return out
 
 
 def spread_experts(module: nn.Module, mesh: Mesh, *, policy: MixedPrecisionPolicy) -> list[Ledger]:

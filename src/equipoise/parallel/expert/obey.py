@@ -9,7 +9,7 @@ Kept true (tests/multi/parallel/test_balanced.py, tests/multi/parallel/test_tute
 
 from torch import nn
 
-from equipoise.balance.expert.policies import require_balanced
+from equipoise.balance.expert.policies import SPECULATIVE, require_balanced
 from equipoise.balance.expert.price import RowPrices
 from equipoise.parallel.expert.balanced import BalancedExchange
 from equipoise.parallel.expert.exchange import ExpertExchange, sparse_layers
@@ -31,7 +31,7 @@ def balance_experts(module: nn.Module, wish: ExpertsSpec, *, parts: Parts = 1) -
         LayoutError: ranks also share the hidden units of each expert; or the policy does not take
             this number of experts or slots.
     """
-    if wish.policy == "fixed":
+    if wish.policy in ("fixed", SPECULATIVE):
         for layer in sparse_layers(module) if parts != 1 else ():
             if isinstance(layer.exchange, ExpertExchange) and layer.exchange.split is None:
                 ffn = layer.experts.gate.weight.shape[1]
@@ -44,7 +44,7 @@ def balance_experts(module: nn.Module, wish: ExpertsSpec, *, parts: Parts = 1) -
         ffn = layer.experts.gate.weight.shape[1]  # of all ranks: the weight is a DTensor
         row_cost = RowPrices.of_width(wish.least_rows, ffn).row_cost
         etp = 1 if base.split is None else base.split.peers.count
-        require_balanced(wish, sum(base.experts), ep=base.peers.count, etp=etp)
+        require_balanced(wish, sum(base.experts), ep=base.peers.count, etp=etp, tp=1, pp=1)
         if base.split is not None:
             layer.exchange = SwitchedExchange(
                 base, wish, row_cost=row_cost, split=base.split, ffn=ffn

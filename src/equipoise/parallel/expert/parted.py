@@ -23,7 +23,8 @@ from torch import Tensor
 from equipoise.base.arrays import Ints
 from equipoise.nn.moe.layer import ExchangeSteps, Experts, run_steps
 from equipoise.nn.moe.matmul import expert_swiglu
-from equipoise.parallel.expert.exchange import ExpertExchange, permute_rows, sort_arrivals
+from equipoise.nn.shuffle import permute_rows
+from equipoise.parallel.expert.exchange import ExpertExchange, sort_arrivals
 from equipoise.parallel.overlap.parts import PartedSites, part_rows
 from equipoise.parallel.overlap.travel import RowsTravel
 from equipoise.spec.run.resolved import PartMachine

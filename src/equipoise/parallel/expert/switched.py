@@ -24,9 +24,10 @@ from equipoise.balance.expert.tutel import choose_sharing, gather_experts
 from equipoise.base.arrays import Ints
 from equipoise.base.digest import digest
 from equipoise.nn.moe.layer import ExchangeSteps, Experts
+from equipoise.nn.shuffle import permute_rows
 from equipoise.parallel.expert.balanced import BalancedExchange
 from equipoise.parallel.expert.copies import copied_swiglu
-from equipoise.parallel.expert.exchange import permute_rows, sort_arrivals
+from equipoise.parallel.expert.exchange import sort_arrivals
 from equipoise.parallel.expert.planned import counted
 from equipoise.parallel.expert.sharing import Sharing, WholeTraffic
 from equipoise.parallel.expert.split import ExpertSplit

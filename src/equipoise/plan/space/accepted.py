@@ -57,7 +57,10 @@ def require_accepted(spec: RunSpec, model: ModelSpec, ranks: int) -> None:
         )
     if max(layout.ep, layout.etp) > 1:
         split_experts(model.experts, ranks=layout.ep)
-        require_balanced(spec.experts, model.experts, ep=layout.ep, etp=layout.etp)
+    if model.experts:
+        require_balanced(
+            spec.experts, model.experts, ep=layout.ep, etp=layout.etp, tp=layout.tp, pp=layout.pp
+        )
     # As many micro-batches as every schedule can run, two of them slices of a document where
     # the policy makes such.
     batches = 2 * layout.pp

@@ -177,17 +177,17 @@ def _list(
 
 def _obeys_policy(run: ResolvedRun, listed: Space) -> NDArray[np.bool_]:
     """Which choices the policy of experts can be obeyed with, as train asks."""
-    shares = np.stack((listed["ep"], listed["etp"]), axis=1)
+    shares = np.stack([listed[axis] for axis in ("ep", "etp", "tp", "pp")], axis=1)
     kinds, inverse = np.unique(shares, axis=0, return_inverse=True)
 
-    def is_obeyed(ep: int, etp: int) -> bool:
+    def is_obeyed(ep: int, etp: int, tp: int, pp: int) -> bool:
         try:
-            require_balanced(run.spec.experts, run.model.experts, ep=ep, etp=etp)
+            require_balanced(run.spec.experts, run.model.experts, ep=ep, etp=etp, tp=tp, pp=pp)
         except LayoutError:
             return False
         return True
 
-    obeyed = np.array([is_obeyed(int(ep), int(etp)) for ep, etp in kinds], dtype=np.bool_)
+    obeyed = np.array([is_obeyed(*kind) for kind in kinds.tolist()], dtype=np.bool_)
     return obeyed[inverse.reshape(-1)]
 
 

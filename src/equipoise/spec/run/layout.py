@@ -25,7 +25,7 @@ Sharding = Literal[
 ]
 
 
-ExpertPolicyName = Literal["fixed", "exact", "hecate", "eplb", "tutel", "auto"]
+ExpertPolicyName = Literal["fixed", "exact", "hecate", "eplb", "tutel", "auto", "speculative"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,9 @@ class ExpertsSpec:
             description="fixed: every expert on its own rank; exact: copies of hot experts by each "
             "micro-batch's own counts; hecate: by earlier steps, corrected by the counts; eplb: by "
             "earlier steps alone; tutel: rows to weights or weights to rows, whatever is cheaper; "
-            "auto: of all these the cheapest for each micro-batch; unless fixed, layout.ep is as "
-            "many ranks as can share experts, if not given"
+            "auto: of all these the cheapest for each micro-batch; speculative: as fixed, with "
+            "tokens on the tensor-parallel rank where experts.routes predicts their experts; "
+            "unless fixed, layout.ep is as many ranks as can share experts, if not given"
         ),
     ] = "fixed"
     slots: Annotated[
@@ -55,6 +56,13 @@ class ExpertsSpec:
             "H100s of a node",
         ),
     ] = 172
+    routes: Annotated[
+        str,
+        Field(
+            description="of speculative: the table that equipoise convert --cluster-experts wrote; "
+            "relative to run.toml; that of the folder of model.init if empty"
+        ),
+    ] = ""
 
 
 @dataclass(frozen=True, slots=True)

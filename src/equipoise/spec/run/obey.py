@@ -91,16 +91,19 @@ def share_experts(run: ResolvedRun, ranks: int) -> ResolvedRun:
     if run.spec.experts.policy == "fixed" or not experts or is_given(run, "layout.ep"):
         return run
     alike = max(1, ranks // layout.pp // layout.etp)
-    is_even = run.spec.experts.policy == "eplb"
+    policy = run.spec.experts.policy
+    is_even = policy == "eplb"
 
     def can_share(ep: int) -> bool:
+        if policy == "speculative" and ep not in (1, layout.tp):
+            return False
         busy = -(-experts // -(-experts // ep))
         return alike % ep == 0 and busy == ep and not (is_even and experts % ep)
 
     ep = max(ep for ep in range(1, alike + 1) if can_share(ep))
     values = {name: value_of(run, key) for name, key in keys().items()}
     spec = build(values | {"layout.ep": ep})
-    origin = f'experts.policy = "{run.spec.experts.policy}"'
+    origin = f'experts.policy = "{policy}"'
     return dataclasses.replace(
         run,
         spec=spec,

@@ -342,3 +342,23 @@ def _take_tokenizer(wish: Wish, base: Path, folder: str) -> None:
             f"{folder} has no {TOKENIZER_FILE}, and {asked} needs the model's own. Copy it there, "
             "or set data.tokenizer to the folder that has it.",
         )
+
+
+def judge_policy_of_experts(wish: Wish, model: ModelSpec) -> None:
+    """Refuse to balance experts that a model does not have, and a table that nobody reads."""
+    is_read = wish.is_sound("experts.policy") and wish["experts.policy"] == "speculative"
+    if wish.is_sound("experts.policy", "experts.routes") and wish["experts.routes"] and not is_read:
+        wish.tell(
+            "experts.routes",
+            f"{toml(wish['experts.routes'])} is given, but {wish.cite('experts.policy')} reads "
+            f'no table. Set experts.policy = "speculative", or leave it out.',
+        )
+    if not wish.is_sound("experts.policy", "model.experts") or wish["experts.policy"] == "fixed":
+        return
+    is_known = all(each.key not in ("model.init", "model.preset") for each in wish.faults)
+    if is_known and not model.experts and wish["model.engine"] != "transformers":
+        wish.tell(
+            "experts.policy",
+            f"{toml(wish['experts.policy'])} balances experts, but the model has none. Set "
+            'model.experts, or experts.policy = "fixed".',
+        )

@@ -73,6 +73,8 @@ class ResolvedFile:
     """Packing policies that compute every step one after the other; empty in an ordinary run."""
     eval_corpus: str = ""
     """Token cache of the held-out documents; empty where nothing is evaluated."""
+    routes: str = ""
+    """The table of routes by which tokens lie; empty where experts are not speculated on."""
     second_checkpoints: str = ""
     """The folder into which checkpoints are copied; empty where they are not."""
 

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from equipoise.balance.expert.auto import most_copies
+from equipoise.balance.expert.routes import RouteTable
 from equipoise.balance.expert.workload import WORKLOADS
 from equipoise.base.arrays import Ints
 from equipoise.spec.catalog import SCHEDULES
@@ -29,7 +30,7 @@ from equipoise.spec.model.experts import split_experts
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.run.layout import ExpertPolicyName
 from equipoise.spec.run.lora import LoraSpec
-from equipoise.spec.run.spec import ExpertsSpec
+from equipoise.spec.run.spec import ExpertsSpec, Recompute
 from equipoise.train.check.case import Case, divisors, make_case, shares_experts
 
 _POLICIES: tuple[ExpertPolicyName, ...] = ("exact", "hecate", "eplb", "tutel", "auto")
@@ -81,7 +82,7 @@ def balanced_cases(ranks: int, model: ModelSpec) -> list[Case]:
             wish = ExpertsSpec("tutel", least_rows=(1, 1000)[turn])
             cases.append(dataclasses.replace(case, experts=wish, router=kind, repeats=True))
     rest = _partly_trained(ranks, model) + _behind_shortcut(ranks, model)
-    return cases + beside_axes(ranks, model) + rest
+    return cases + beside_axes(ranks, model) + rest + speculative_cases(ranks, model)
 
 
 def beside_axes(ranks: int, model: ModelSpec) -> list[Case]:
@@ -186,6 +187,48 @@ def _behind_shortcut(ranks: int, model: ModelSpec) -> list[Case]:
         kind = ("W1", "W5")[len(cases) % 2]
         cases.append(dataclasses.replace(case, experts=wish, router=kind, repeats=True))
     return cases
+
+
+def speculative_cases(ranks: int, model: ModelSpec) -> list[Case]:
+    """Tokens shuffled by routes that are drawn, which routers hardly ever follow.
+
+    With every kind of workload on ranks that share all weights, and beside every axis that goes
+    with it.
+    """
+    routed: list[tuple[str, Case]] = []
+    for turn, kind in enumerate(WORKLOADS if model.heads % ranks == 0 else ()):
+        again: Recompute = ("none", "full", "selective", "attention")[turn % 4]
+        shape: dict[str, Any] = {"tp": ranks, "ep": ranks, "zero": (turn + turn // 4) % 4}
+        routed.append((kind, make_case(model, ranks, recompute=again, **shape)))
+    for half in divisors(ranks)[:-1]:  # as many groups as they leave
+        if model.heads % half or not shares_experts(model.experts, half):
+            continue
+        shape = {"tp": half, "ep": half}
+        routed += [
+            ("W1", make_case(model, ranks, zero=1, cp=ranks // half, **shape)),
+            ("W5", make_case(model, ranks, zero=3, policy="divided", **shape)),
+            ("W3", make_case(model, ranks, zero=2, parts=2, **shape)),
+        ]
+    wish = ExpertsSpec("speculative")
+    cases = [
+        dataclasses.replace(case, experts=wish, router=kind, repeats=True) for kind, case in routed
+    ]
+    if cases and not model.shortcut:
+        shortcut = dataclasses.replace(
+            cases[0].model, shortcut=True, shared_ffn=model.shared_ffn or model.ffn
+        )
+        cases.append(dataclasses.replace(cases[0], model=shortcut))
+    return cases
+
+
+def drawn_routes(case: Case) -> RouteTable | None:
+    """A table for a case that speculates, right about nothing; None for any other."""
+    if case.experts.policy != "speculative":
+        return None
+    drawn, vocab, ranks = np.random.default_rng(0), case.model.vocab, case.layout.tp
+    tokens, pairs = np.arange(0, vocab, 2), np.arange(0, vocab * vocab, 3)
+    values = [drawn.integers(0, 9, (count, ranks)) for count in (1, len(tokens), len(pairs))]
+    return RouteTable(vocab, "", values[0][0], tokens, values[1], pairs, values[2])
 
 
 def earlier_loads(case: Case) -> Ints | None:

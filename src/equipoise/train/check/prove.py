@@ -41,7 +41,7 @@ from equipoise.schedule.pipeline.instruction import Op
 from equipoise.spec.catalog import POLICIES
 from equipoise.spec.pack import PackedStep
 from equipoise.train.build import build_packer, build_runner, join_sharing
-from equipoise.train.check.balanced import earlier_loads
+from equipoise.train.check.balanced import drawn_routes, earlier_loads
 from equipoise.train.check.case import Case, Verdict
 from equipoise.train.check.progress import growing_file, tell
 from equipoise.train.check.sample import (
@@ -81,7 +81,11 @@ def prove_case(
     stream = DocumentStream(lengths, seed=case.train.seed, context_tokens=window)
     sharing = join_sharing(resolved, ranks, curve, stream)
     whole = references.decoder(case)
-    runner = build(resolved, ranks, sample.store, EventSink(), sharing, whole=whole, small_bytes=0)
+    routes = drawn_routes(case)
+    extra = {} if routes is None else {"routes": routes}
+    runner = build(
+        resolved, ranks, sample.store, EventSink(), sharing, whole=whole, small_bytes=0, **extra
+    )
     decoder, packed = runner.model.decoder, _pack(case, sample, curve)
     if isinstance(decoder, Decoder) and (earlier := earlier_loads(case)) is not None:
         remember_loads(decoder, earlier, step=1)

@@ -1,0 +1,1 @@
+"""Benches of experts: where tokens lie."""

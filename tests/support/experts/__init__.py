@@ -1,0 +1,1 @@
+"""Functions of ranks in tests of experts."""
