@@ -47,6 +47,7 @@ from equipoise.comm.mesh import Mesh, Peers, join_alone
 from equipoise.nn.moe.layer import ExchangeSteps, Experts, MixtureOfExperts, run_steps
 from equipoise.nn.tensor import part_of
 from equipoise.parallel.expert.split import ExpertSplit
+from equipoise.parallel.expert.tiers import ExpertTiers
 from equipoise.parallel.overlap.travel import RowsTravel
 from equipoise.spec.model.experts import require_units, split_experts
 
@@ -191,7 +192,13 @@ def permute_rows(rows: Tensor, order: Tensor) -> Tensor:
     return out
 
 
-def spread_experts(module: nn.Module, mesh: Mesh, *, policy: MixedPrecisionPolicy) -> list[Ledger]:
+def spread_experts(
+    module: nn.Module,
+    mesh: Mesh,
+    *,
+    policy: MixedPrecisionPolicy,
+    tiers: ExpertTiers | None = None,
+) -> list[Ledger]:
     """Keep of every layer's experts this rank's alone, and let tokens travel to the others.
 
     To be called by every rank of the mesh, on the same whole weights, before ``fully_shard`` takes
@@ -202,6 +209,7 @@ def spread_experts(module: nn.Module, mesh: Mesh, *, policy: MixedPrecisionPolic
         mesh: Its ``ep`` ranks share the experts, and ``etp`` ranks the hidden units of each; ZeRO
             splits what a rank has of them over ``edp``.
         policy: Of mixed precision.
+        tiers: Takes what a rank has of them, instead of ZeRO.
 
     Returns:
         What this rank will send over ep, one ledger for each layer; none where ranks share no
@@ -211,7 +219,7 @@ def spread_experts(module: nn.Module, mesh: Mesh, *, policy: MixedPrecisionPolic
         LayoutError: a rank would have no expert, or no hidden unit of its experts.
     """
     layout = mesh.layout
-    if layout.ep * layout.etp == 1:
+    if layout.ep * layout.etp == 1 and tiers is None:
         return []
     layers = sparse_layers(module)
     peers, sharers, weights = mesh.peers("ep"), mesh.peers("etp"), _experts_mesh(mesh)
@@ -229,13 +237,18 @@ def spread_experts(module: nn.Module, mesh: Mesh, *, policy: MixedPrecisionPolic
             mine = whole[first : first + shares[peers.rank]].narrow(dim, units.start, len(units))
             is_trained = matrix.weight.requires_grad
             matrix.weight = _place(mine, whole, weights, dim, is_trained=is_trained)
-        fully_shard(
-            layer.experts,
-            mesh=weights,
-            dp_mesh_dims=dims,
-            reshard_after_forward=layout.zero == 3,
-            mp_policy=policy,
-        )
+        if tiers is not None:
+            tiers.add(layer.experts, weights, [Shard(0)] * weights.ndim)
+        else:
+            fully_shard(
+                layer.experts,
+                mesh=weights,
+                dp_mesh_dims=dims,
+                reshard_after_forward=layout.zero == 3,
+                mp_policy=policy,
+            )
+        if peers.count * sharers.count == 1:
+            continue
         ledgers.append(Ledger(peers.count))
         layer.exchange = ExpertExchange(peers, tuple(shares), ledgers[-1], split)
     return ledgers
