@@ -88,6 +88,7 @@ def build_runner(
     *,
     whole: PackedModel | None = None,
     small_bytes: int = SMALL_BYTES,
+    folder: Path | None = None,
 ) -> StepRunner:
     """This rank's layers with their first weights, an optimizer, and what runs steps of them.
 
@@ -100,6 +101,7 @@ def build_runner(
         whole: The whole model with its weights, in any dtype; those that need a gradient are
             trained. The run's own unless given.
         small_bytes: As for ``parallel.apply.apply_axes`` [bytes].
+        folder: Likewise.
     """
     train, layout = resolved.spec.train, resolved.spec.layout
     stages, specs = _stages(sharing), resolved.spec.encoders
@@ -122,6 +124,7 @@ def build_runner(
         small_bytes=small_bytes,
         experts=resolved.spec.experts,
         parts=_parts(resolved),
+        folder=folder,
     )
     modality, pipeline = None, None
     if encoders is not None:
@@ -136,8 +139,9 @@ def build_runner(
         pipeline = PipelineRunner.join(
             sharded, *stages, store, ranks, journal, precision=train.precision
         )
-    optimizer = make_adamw(sharded.decoder, train)
+    optimizer = make_adamw(sharded.decoder, train, sharded.tiers)
     meters = [sharded.meter, sharing.ledger.meter]
+    meters += [] if sharded.tiers is None else [sharded.tiers.ledger.meter]
     meters += [] if pipeline is None else [pipeline.pipeline.ledger.meter]
     own = OwnClock(
         meters,
@@ -145,7 +149,9 @@ def build_runner(
         has_processor=ranks.device.type == "cpu",
     )
     state = StateWatch(
-        HeldState(sharded.decoder, optimizer, ranks.rank),
+        HeldState(
+            sharded.decoder, optimizer, ranks.rank, beside=sharded.tiers and sharded.tiers.weights
+        ),
         ranks,
         journal,
         every_steps=resolved.spec.fault.fingerprint_steps,
@@ -223,6 +229,7 @@ def _mesh(resolved: ResolvedFile, ranks: Ranks, sharing: ContextGroup | Partners
     if sharing.mesh is not None:
         return sharing.mesh
     layout = resolved.spec.layout
-    if max(layout.ep, layout.etp, layout.replicas) == 1:
+    is_whole = not resolved.spec.experts.memory_mib
+    if max(layout.ep, layout.etp, layout.replicas) == 1 and is_whole:
         return None
     return Mesh.join(ranks, layout.of_ranks(ranks.world))

@@ -238,7 +238,8 @@ def spread_experts(
             is_trained = matrix.weight.requires_grad
             matrix.weight = _place(mine, whole, weights, dim, is_trained=is_trained)
         if tiers is not None:
-            tiers.add(layer.experts, weights, [Shard(0)] * weights.ndim)
+            longest = -(-shares[0] // layout.edp)
+            tiers.add(layer.experts, longest, weights, [Shard(0)] * weights.ndim)
         else:
             fully_shard(
                 layer.experts,

@@ -53,9 +53,7 @@ class _LayeredSwiGlu(torch.autograd.Function):
     """Keeps rows, gate and up; weights come again for the backward."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x_RD: Tensor, counts_X: Tensor, turns: LayerTurns, number: int
-    ) -> Tensor:
+    def forward(ctx: Any, x_RD: Tensor, counts_X: Tensor, turns: LayerTurns, number: int) -> Tensor:
         slices = turns.enter(number)
         runs = _runs(counts_X, slices)
         parts = [

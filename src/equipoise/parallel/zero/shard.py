@@ -32,6 +32,8 @@ Sources
     sum reduction.
 """
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import nn
 from torch.distributed.fsdp import (
@@ -51,6 +53,7 @@ from equipoise.cost.memory.weights import SMALL_BYTES, WeightGroup, is_kept_whol
 from equipoise.nn.decoder import Decoder
 from equipoise.nn.moe.layer import MixtureOfExperts
 from equipoise.nn.packed import PackedModel
+from equipoise.parallel.expert.tiers import ExpertTiers
 from equipoise.parallel.zero.exchange import ExchangeGather, ExchangeReduce
 from equipoise.spec.layout import Layout
 
@@ -92,6 +95,8 @@ class ShardedDecoder:
         self._small: set[nn.Module] = set()
         self.meter = WaitMeter()
         """What this rank waits in gathers and sums of weights, on a CPU."""
+        self.tiers: ExpertTiers | None = None
+        """Experts that have no memory, if there are any."""
         policy = mixed_precision(precision)
         weights, data_axes = ranks.data_mesh(zero) if mesh is None else mesh.weights, None
         if mesh is not None and mesh.layout.tp > 1:
@@ -138,6 +143,10 @@ class ShardedDecoder:
         """Keep only this rank's shards, after forwards that no backward followed."""
         for part in self._parts:
             part.reshard()
+
+    def loading(self, optimizer: torch.optim.Optimizer) -> AbstractContextManager[None]:
+        """A block in which all weights and moments are in memory, to be filled."""
+        return nullcontext() if self.tiers is None else self.tiers.loading(optimizer)
 
     def sum_gradients(self) -> None:
         """Run one micro-batch of no tokens, whose backward sums what the others left."""

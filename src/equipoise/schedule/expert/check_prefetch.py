@@ -58,9 +58,7 @@ def _moves_fault(
     return ""
 
 
-def _use_fault(
-    schedule: PrefetchSchedule, turn: Turn, held: set[Buffer], busy: set[Buffer]
-) -> str:
+def _use_fault(schedule: PrefetchSchedule, turn: Turn, held: set[Buffer], busy: set[Buffer]) -> str:
     """What a visit lacks; it waits for what it has."""
     for buffer in used_by(turn.visit, gathers=schedule.sizes.whole > 0):
         if buffer not in held:

@@ -253,7 +253,7 @@ class _Work:
         demand, self._moves = tuple(self._moves), []
         coming = [(n, self.visits[n]) for n in range(at + 1, min(count, at + 1 + ahead.storage))]
         near = coming[: ahead.network]
-        for n, other in near:
+        for _, other in near:
             keep |= {*self._needs(other), Buffer("slice", other.layer)}
         for n, other in coming:
             self._read_ahead(n, other, at, keep)

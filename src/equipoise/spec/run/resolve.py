@@ -26,7 +26,7 @@ from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.run.keys import DEFAULT, Fault, Given, Origin, build, keys, toml
 from equipoise.spec.run.lora import FEED_FORWARD, TARGETS, LoraSpec
 from equipoise.spec.run.precision import judge_precision
-from equipoise.spec.run.resolve_model import resolve_model
+from equipoise.spec.run.resolve_model import judge_experts, resolve_model
 from equipoise.spec.run.spec import PYTHON_SOURCES, CheckpointSpec, RunSpec
 from equipoise.spec.run.wish import Wish, nearest_multiples
 
@@ -80,7 +80,7 @@ def resolve(
     _judge_together(wish)
     model, model_origins = resolve_model(wish, base)
     _judge_experts_of_lora(wish, model)
-    _judge_policy_of_experts(wish, model)
+    judge_experts(wish, model)
     judge_precision(wish, model)
     judge_modality(wish, model)
     spec = build({name: each.value for name, each in wish.given.items()})
@@ -339,19 +339,6 @@ def _judge_lora(wish: Wish) -> None:
             "train.freeze",
             f"{toml(wish['train.freeze'])} is given, but {wish.cite('lora.rank')} leaves every "
             f"weight of the model as it is. Remove one of them.",
-        )
-
-
-def _judge_policy_of_experts(wish: Wish, model: ModelSpec) -> None:
-    """Refuse to balance experts that a model does not have."""
-    if not wish.is_sound("experts.policy", "model.experts") or wish["experts.policy"] == "fixed":
-        return
-    is_known = all(each.key not in ("model.init", "model.preset") for each in wish.faults)
-    if is_known and not model.experts and wish["model.engine"] != "transformers":
-        wish.tell(
-            "experts.policy",
-            f"{toml(wish['experts.policy'])} balances experts, but the model has none. Set "
-            'model.experts, or experts.policy = "fixed".',
         )
 
 

@@ -65,9 +65,9 @@ def test_everything_is_there_before_it_is_used(
             for _ in range(2)
         )
         # Memory for everything: what was fetched once stays.
-        assert schedule_prefetch(
-            sizes, capacity, there_and_back(layers), before=one.after
-        ).moves == []
+        assert (
+            schedule_prefetch(sizes, capacity, there_and_back(layers), before=one.after).moves == []
+        )
         assert other.turns == one.turns
 
 
@@ -94,7 +94,9 @@ def test_a_schedule_with_one_move_more_or_less_is_refused() -> None:
             moves = getattr(turn, part)
             for n, move in enumerate(moves):
                 for other in ((), (move, move)):
-                    changed = dataclasses.replace(turn, **{part: (*moves[:n], *other, *moves[n + 1 :])})
+                    changed = dataclasses.replace(
+                        turn, **{part: (*moves[:n], *other, *moves[n + 1 :])}
+                    )
                     turns = (*plan.turns[:at], changed, *plan.turns[at + 1 :])
                     with pytest.raises(LayoutError) as caught:
                         check_prefetch(dataclasses.replace(plan, turns=turns))
