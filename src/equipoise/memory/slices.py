@@ -96,11 +96,8 @@ class SliceFile:
             size = min(self.block_bytes, len(data) - start)
             try:
                 block = self._file.read(self._first[name] + at)
-            except CheckpointError as error:
-                raise CheckpointError(
-                    f"{self._file.folder / 'blocks'}, where weights that have no memory lie, is "
-                    f"damaged. Start the run again: it goes on from its newest checkpoint."
-                ) from error
+            except (CheckpointError, OSError) as error:
+                raise self._fault("is damaged", "Start the run again") from error
             data[start : start + size] = block[:size]
 
     def write(self, name: str, tensor: Tensor) -> None:
@@ -115,11 +112,14 @@ class SliceFile:
                 block = bytes(data[start : start + self.block_bytes])
                 self._file.write(self._first[name] + at, block.ljust(self.block_bytes, b"\0"))
         except OSError as error:
-            raise CheckpointError(
-                f"{self._file.folder / 'blocks'}, where weights that have no memory lie, could not "
-                f"be written ({error.strerror}). Make room, and start the run again: it goes on "
-                f"from its newest checkpoint."
-            ) from error
+            what = f"could not be written ({error.strerror})"
+            raise self._fault(what, "Make room, and start the run again") from error
+
+    def _fault(self, what: str, fix: str) -> CheckpointError:
+        return CheckpointError(
+            f"{self._file.folder / 'blocks'}, where weights that have no memory lie, {what}. "
+            f"{fix}: it goes on from its newest checkpoint."
+        )
 
 
 def _memory(tensor: Tensor) -> memoryview:

@@ -1,20 +1,28 @@
 """Experts that lie in a file equal one rank: loss, gradients, a step of SGD, bytes and memory."""
 
 import dataclasses
+import math
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from equipoise.base.errors import LayoutError
 from equipoise.comm.local import run_ranks
+from equipoise.data.cache.store import TokenStore
 from equipoise.schedule.expert.prefetch import Ahead
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
+from equipoise.spec.run.spec import EvalSpec, ExpertsSpec
+from support.make_run import MODEL as RUN_MODEL
+from support.make_run import MakeRun
 from support.ranks import tier_ranks
 from support.ranks.tier_ranks import TURNS, TierCase
+from support.read_run import EXACT, assert_close, events
 
 MODEL = ModelSpec(
-    layers=6,
+    layers=5,
     hidden=16,
     heads=2,
     kv_heads=1,
@@ -32,8 +40,9 @@ EXPERT = 3 * 16 * 16
 
 def least_mib(world: int, ep: int, dtype: torch.dtype) -> float:
     """The least that works: two layers with moments, or gathered."""
-    longest = -(-(-(-MODEL.experts // ep)) // (world // ep))
-    part, peers = longest * EXPERT * dtype.itemsize, world // ep
+    peers = world // ep
+    longest = math.ceil(math.ceil(MODEL.experts / ep) / peers)
+    part = longest * EXPERT * dtype.itemsize
     return 2 * part * max(3, 1 + peers * (peers > 1)) / 2**20
 
 
@@ -46,9 +55,11 @@ def case(world: int, ep: int, **changes: object) -> TierCase:
 
 @pytest.mark.parametrize("world", [2, 4])
 def test_experts_in_a_file_equal_one_rank(world: int) -> None:
-    cases = [case(world, 1), case(world, 2), case(world, 1, dtype=torch.float32)]
-    cases += [case(world, 1, recompute="full", idle=1), case(world, 2, memory_mib=0.3)]
-    cases += [case(world, 1, ahead=Ahead(0, 0))]
+    cases = [case(world, 2, dtype=torch.float32, recompute="full", idle=1)]
+    if world == 2:
+        cases += [case(2, 1, steps=2), case(2, 1, steps=2, ahead=Ahead(0, 0))]
+    else:
+        cases += [case(4, 1, memory_mib=0.3)]
     ranks = run_ranks(world, tier_ranks.prove, cases)
     for outcomes in ranks:
         for each, outcome in zip(cases, outcomes, strict=True):
@@ -66,16 +77,15 @@ def test_experts_in_a_file_equal_one_rank(world: int) -> None:
             assert counts.reduced_bytes == TURNS * layers * (peers - 1) * sizes.slice
             blocks = [-(-size // outcome.block_bytes) for size in (sizes.slice, sizes.moments)]
             assert counts.written_bytes == layers * sum(blocks) * outcome.block_bytes
-            if each.memory_mib < 0.3 and each.ahead is None:
-                assert outcome.capacity < outcome.all_bytes or world == 4
+            assert outcome.capacity < outcome.all_bytes or each.memory_mib == 0.3
+            if each.memory_mib < 0.3 and each.ahead is None and each.recompute == "none":
                 # All layers there and back; the two at each turn are still there.
                 gathers = TURNS * 2 * layers - 2 * (2 * TURNS - 1)
-                if peers == 2:
-                    assert counts.gathered_bytes == gathers * sizes.slice
-    # Fetched on demand, or ahead: the same bits.
-    for outcomes in ranks:
-        assert outcomes[0].losses == outcomes[5].losses
-        assert all(map(torch.equal, outcomes[0].weights, outcomes[5].weights))
+                assert counts.gathered_bytes == gathers * sizes.slice
+    for _, *(ahead, *demanded) in ranks if world == 2 else ():
+        # Fetched on demand, or ahead: the same bits.
+        assert ahead.losses == demanded[0].losses
+        assert all(map(torch.equal, ahead.weights, demanded[0].weights))
 
 
 def test_one_rank_reads_and_gathers_nothing() -> None:
@@ -89,8 +99,9 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(LayoutError) as caught:
         run_ranks(2, tier_ranks.refuse, little)
     assert str(caught.value) == (
-        "experts.memory_mib = 0.1 does not hold two of 5 sparse layers: one takes 72 KiB of a rank "
-        "with its moments, and 72 KiB gathered. Set it to 0.15 or more, or to 0 for no limit."
+        "experts.memory_mib = 0.1 does not hold two of 4 sparse layers: one takes 72.0 KiB of a "
+        "rank with its moments, and 72.0 KiB gathered. Set it to 0.15 or more, or to 0 for no "
+        "limit."
     )
     whole = case(2, 1, layout=Layout(dp=2, zero=1))
     with pytest.raises(LayoutError) as caught:
@@ -110,6 +121,38 @@ def test_a_damaged_file_is_named() -> None:
     )
     assert run_ranks(1, tier_ranks.damage, one, "refused")[0] == (
         "CheckpointError: FOLDER/blocks, where weights that have no memory lie, could not be "
-        "written (Bad file descriptor). Make room, and start the run again: it goes on from its "
+        "written (File too large). Make room, and start the run again: it goes on from its "
         "newest checkpoint."
     )
+
+
+def test_runs_go_on_from_checkpoints_in_any_form(tmp_path: Path, store: TokenStore) -> None:
+    model = dataclasses.replace(RUN_MODEL, layers=3, experts=4, top_k=2, expert_ffn=24)
+    same = {"steps": 3, "cut": "windows", "lr": 1e-3, "eps": 1e-6, "model": model, "zero": 3}
+    held = {"held": store, "evaluate": EvalSpec(path="held", every_steps=3, tokens=200)}
+    make = MakeRun(store)
+    filed = make(**(same | held), experts=ExpertsSpec(memory_mib=0.11), every_steps=1)
+    plain = make(**(same | held), ep=2)
+    turns = [(tmp_path / "plain", plain, {}), (tmp_path / "filed", filed, {})]
+    # Parts of three layers are written at the start, and in each update: the second one tears.
+    turns += [(tmp_path / "torn", filed, {"torn_at": 6 + 6 + 3}), (tmp_path / "torn", filed, {})]
+    turns += [(tmp_path / "moved", filed, {"stop_at": 1}), (tmp_path / "moved", plain, {})]
+    turns += [(tmp_path / "back", plain, {"stop_at": 1}), (tmp_path / "back", filed, {})]
+    both = run_ranks(2, tier_ranks.train_turns, turns)
+    for expected, whole, torn, rest, _, moved, _, back in both:
+        assert torn == "The machine has failed."
+        assert_close(whole, expected)
+        for name, weight in whole.weights.items():
+            assert np.array_equal(rest.weights[name], weight), name
+        for other in (moved, back):
+            losses = expected.losses[-len(other.losses) :]
+            assert_close(other, dataclasses.replace(expected, losses=losses))
+    for one in events(tmp_path / "filed", "experts"):
+        assert one["file"]["read_bytes"] == one["file"]["planned_read_bytes"] > 0
+        assert one["file"]["gathered_bytes"] == one["file"]["planned_gathered_bytes"] > 0
+        assert one["file"]["peak_bytes"] <= 0.11 * 2**20
+    assert not any("file" in one for one in events(tmp_path / "plain", "experts"))
+    losses = [
+        [one["loss"] for one in events(tmp_path / name, "eval")] for name in ("plain", "filed")
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=EXACT)

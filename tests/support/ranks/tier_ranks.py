@@ -1,14 +1,19 @@
 """Functions of ranks in tests of experts that lie in a file."""
 
 import dataclasses
+import resource
+import signal
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from equipoise.base.errors import CheckpointError
 from equipoise.comm.group import Ranks
 from equipoise.comm.mesh import Mesh
+from equipoise.memory.slices import SliceFile
 from equipoise.nn.decoder import Decoder, initialize
 from equipoise.nn.moe.balance import set_loss_scale
 from equipoise.parallel.apply import apply_axes
@@ -17,9 +22,11 @@ from equipoise.parallel.zero.shard import ShardedDecoder
 from equipoise.schedule.expert.prefetch import Ahead, LayerBytes
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
+from equipoise.spec.run.resolved import ResolvedFile
 from equipoise.spec.run.spec import ExpertsSpec, Recompute
+from support.ranks.on_ranks import Ended, train
 
-STEPS, TURNS = 2, 2
+TURNS = 2
 RATE = 0.5
 
 
@@ -33,6 +40,7 @@ class TierCase:
     dtype: torch.dtype = torch.float64
     recompute: Recompute = "none"
     ahead: Ahead | None = None
+    steps: int = 1
     idle: int = -1
     """A rank without tokens."""
 
@@ -96,7 +104,6 @@ def spread(ranks: Ranks, case: TierCase, folder: Path | None = None) -> ShardedD
         precision="fp32",
         mesh=Mesh.join(ranks, case.layout),
         recompute=case.recompute,
-        small_bytes=0,
         experts=ExpertsSpec(memory_mib=case.memory_mib),
         folder=folder,
     )
@@ -112,7 +119,7 @@ def _prove(ranks: Ranks, case: TierCase) -> TierOutcome:
     optimizer = torch.optim.SGD(decoder.parameters(), lr=RATE)
     errors: dict[str, list[float]] = {"loss": [], "gradient": [], "weight": []}
     losses = []
-    for step in range(STEPS):
+    for step in range(case.steps):
         tiers.take()
         tiers.ledger.sent_bytes[:] = 0
         reference, loss = 0.0, 0.0
@@ -169,6 +176,8 @@ def damage(ranks: Ranks, case: TierCase, what: str) -> str:
         sharded = spread(ranks, case, Path(folder))
         tiers = sharded.tiers
         optimizer = torch.optim.SGD(sharded.decoder.parameters(), lr=RATE)
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        limit = resource.getrlimit(resource.RLIMIT_FSIZE)
         try:
             if what == "damaged":
                 blocks = Path(folder) / "blocks"
@@ -176,9 +185,36 @@ def damage(ranks: Ranks, case: TierCase, what: str) -> str:
                 _backward(case, sharded.decoder, 0, 0, 0)
             else:
                 _backward(case, sharded.decoder, 0, 0, 0)
-                tiers._files._file.close()  # writes are refused from here on
+                resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limit[1]))
                 tiers.update(optimizer, optimizer.step)
                 tiers.take()
         except Exception as error:
             return f"{type(error).__name__}: {error}".replace(folder, "FOLDER")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limit)
     return ""
+
+
+def train_turns(
+    ranks: Ranks, turns: list[tuple[Path, ResolvedFile, dict[str, Any]]]
+) -> list[Ended | str]:
+    """Runs one after another; one with ``torn_at`` ends amid the writes of that many parts."""
+    ended: list[Ended | str] = []
+    plain = SliceFile.write
+    for folder, run, script in turns:
+        left = [script.pop("torn_at", -1)]
+
+        def write(self: SliceFile, name: str, tensor: Tensor, left: list[int] = left) -> None:
+            left[0] -= 1
+            plain(self, name, tensor if left[0] else tensor[: len(tensor) // 2])
+            if left[0] == 0:
+                raise CheckpointError("The machine has failed.")
+
+        SliceFile.write = write
+        try:
+            ended.append(train(ranks, folder, run, script))
+        except CheckpointError as error:
+            ended.append(str(error))
+        finally:
+            SliceFile.write = plain
+    return ended

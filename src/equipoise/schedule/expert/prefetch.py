@@ -85,9 +85,9 @@ or to 0 for no limit.
             return
         gathered = f", and {format_bytes(self.slice + self.whole)} gathered" * bool(self.whole)
         raise LayoutError(
-            f"{name} = {capacity / 2**20:g} does not hold two of {layers} sparse layers: one takes "
-            f"{format_bytes(self.slice + self.moments)} of a rank with its moments{gathered}. Set "
-            f"it to {_whole_mib(self.least)} or more, or to 0 for no limit."
+            f"{name} = {capacity / 2**20:.4g} does not hold two of {layers} sparse layers: one "
+            f"takes {format_bytes(self.slice + self.moments)} of a rank with its moments{gathered}. "
+            f"Set it to {_whole_mib(self.least)} or more, or to 0 for no limit."
         )
 
 
