@@ -24,6 +24,7 @@ BENCHES = (
     "modality.throughput",
     "overlap.parts",
     "overlap.shortcut",
+    "overlap.tiers",
     "serving.engine",
     "serving.context",
     "serving.nano",

@@ -36,6 +36,10 @@ from typing import Literal
 
 from equipoise.base.errors import LayoutError
 from equipoise.base.units import format_bytes
+from equipoise.spec.model.experts import split_experts
+from equipoise.spec.model.presets import ModelSpec
+
+FP32_BYTES = 4
 
 What = Literal["slice", "moments", "whole"]
 
@@ -58,6 +62,28 @@ class LayerBytes:
     whole: int
     """0 where a rank is alone, and its slice is the whole."""
 
+    @classmethod
+    def of_model(
+        cls, model: ModelSpec, *, ranks: int, ep: int = 1, gather_bytes: int = FP32_BYTES
+    ) -> "LayerBytes":
+        """A layer of a model with AdamW in fp32.
+
+        Args:
+            model: With experts.
+            ranks: All that share a stage.
+            ep: Of them share experts; the others share the slices of these.
+            gather_bytes: Of a weight as it is gathered.
+
+        Raises:
+            LayoutError: a rank would have no expert.
+        """
+        peers = ranks // ep
+        longest = -(-split_experts(model.experts, ranks=ep)[0] // peers)
+        weights = longest * model.expert_params
+        is_own = peers == 1 and gather_bytes == FP32_BYTES
+        whole = 0 if is_own else peers * weights * gather_bytes
+        return cls(FP32_BYTES * weights, 2 * FP32_BYTES * weights, whole)
+
     def of(self, buffer: Buffer) -> int:
         """Bytes of a buffer."""
         sizes = {"slice": self.slice, "moments": self.moments, "whole": self.whole}
@@ -68,8 +94,13 @@ class LayerBytes:
         """The least capacity: two layers, one used and one on its way, in a pass or an update."""
         return 2 * max(self.slice + self.whole, self.slice + self.moments)
 
-    def require(self, capacity: int, *, layers: int, name: str = "experts.memory_mib") -> None:
+    def require(self, capacity: int, *, layers: int, flag: str = "") -> None:
         """Refuse a capacity that does not hold two layers.
+
+        Args:
+            capacity: Of a rank [bytes].
+            layers: Sparse layers of the model.
+            flag: What gave it; ``experts.memory_mib``, which may be 0, unless given.
 
         Raises:
             LayoutError: says what would do.
@@ -83,11 +114,13 @@ or to 0 for no limit.
         """
         if capacity >= self.least:
             return
+        said = f"{flag or 'experts.memory_mib ='} {capacity / 2**20:.4g}"
         gathered = f", and {format_bytes(self.slice + self.whole)} gathered" * bool(self.whole)
+        unlimited = "" if flag else ", or to 0 for no limit"
         raise LayoutError(
-            f"{name} = {capacity / 2**20:.4g} does not hold two of {layers} sparse layers: one "
-            f"takes {format_bytes(self.slice + self.moments)} of a rank with its moments{gathered}. "
-            f"Set it to {_whole_mib(self.least)} or more, or to 0 for no limit."
+            f"{said} does not hold two of {layers} sparse layers: one takes "
+            f"{format_bytes(self.slice + self.moments)} of a rank with its moments{gathered}. Set "
+            f"it to {_whole_mib(self.least)} or more{unlimited}."
         )
 
 
