@@ -15,10 +15,10 @@ from equipoise.schedule.expert.prefetch import Ahead
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.run.spec import EvalSpec, ExpertsSpec
+from support.experts import tier_ranks
+from support.experts.tier_ranks import TURNS, TierCase
 from support.make_run import MODEL as RUN_MODEL
 from support.make_run import MakeRun
-from support.ranks import tier_ranks
-from support.ranks.tier_ranks import TURNS, TierCase
 from support.read_run import EXACT, assert_close, events
 
 MODEL = ModelSpec(

@@ -13,7 +13,7 @@ from equipoise.cli.explain.expert_trace import refuse_other
 from equipoise.cli.table import Column, print_columns
 
 if TYPE_CHECKING:
-    from equipoise.schedule.expert.prefetch import Move, PrefetchSchedule, Turn
+    from equipoise.schedule.expert.prefetch import Move, PrefetchSchedule, PrefetchTurn
 
 _USED = ("model", "ranks", "experts", "memory_mib")
 _SHOWN = 16
@@ -30,7 +30,7 @@ def run(args: argparse.Namespace, defaults: argparse.ArgumentParser) -> int:
     """
     from equipoise.schedule.expert.prefetch import (
         Ahead,
-        LayerBytes,
+        SliceBytes,
         schedule_prefetch,
         there_and_back,
         updates,
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace, defaults: argparse.ArgumentParser) -> int:
             f"qwen2-57b-a14b."
         )
     model = dataclasses.replace(model, experts=args.experts or model.experts)
-    sizes = LayerBytes.of_model(model, ranks=args.ranks, gather_bytes=_BF16_BYTES)
+    sizes = SliceBytes.of_model(model, ranks=args.ranks, gather_bytes=_BF16_BYTES)
     layers = model.sparse_layers
     capacity = int(args.memory_mib * 2**20)
     sizes.require(capacity, layers=layers, flag="--memory-mib")
@@ -109,7 +109,7 @@ def _rows(
     }
 
 
-def _turn(turn: "Turn") -> dict[str, Any]:
+def _turn(turn: "PrefetchTurn") -> dict[str, Any]:
     moves = {"demand": turn.demand, "ahead": turn.ahead}
     return {"layer": turn.visit.layer} | {
         name: [[move.action, move.buffer.what, move.buffer.layer] for move in each]

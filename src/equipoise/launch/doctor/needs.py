@@ -19,7 +19,7 @@ from equipoise.cost.modality import encoder_params, held_bytes
 from equipoise.launch.doctor.checks import count_group_files
 from equipoise.launch.doctor.facts import MachineFacts, Needs
 from equipoise.launch.forms import Nodes
-from equipoise.schedule.expert.prefetch import LayerBytes
+from equipoise.schedule.expert.prefetch import SliceBytes
 from equipoise.spec.cluster.spec import ClusterSpec
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
@@ -89,7 +89,7 @@ def filed_bytes(spec: RunSpec, model: ModelSpec, layout: Layout) -> int:
     if not spec.experts.memory_mib:
         return 0
     ranks = layout.world // layout.pp
-    sizes = LayerBytes.of_model(model, ranks=ranks, ep=layout.ep)
+    sizes = SliceBytes.of_model(model, ranks=ranks, ep=layout.ep)
     every = model.sparse_layers * (sizes.slice + sizes.moments)
     return max(0, every - int(spec.experts.memory_mib * 2**20))
 

@@ -27,10 +27,10 @@ from equipoise.comm.group import Ranks
 from equipoise.nn.decoder import Decoder
 from equipoise.nn.moe.balance import balances
 from equipoise.parallel.expert.balanced import BalancedExchange, balanced_exchanges
+from equipoise.parallel.expert.buffers import TierCounts
 from equipoise.parallel.expert.exchange import ExpertExchange, Travelled, sparse_layers
 from equipoise.parallel.expert.parted import PartedExchange
 from equipoise.parallel.expert.planned import PLANNED
-from equipoise.parallel.expert.tiers import TierCounts
 from equipoise.spec.model.presets import ModelSpec
 
 

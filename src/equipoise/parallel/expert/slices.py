@@ -42,7 +42,7 @@ class ExpertSlice:
     own: int
     """Which of them is this rank's."""
     shapes: tuple[tuple[int, int], ...]
-    """Of an expert's gate, up and down projection."""
+    """Rows and columns of an expert's gate, up and down projection."""
     weights: Tensor
     moments: Tensor
     """``exp_avg`` of all weights, then ``exp_avg_sq``."""

@@ -23,12 +23,9 @@ Sources
 """
 
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,46 +37,23 @@ from torch.distributed.tensor import Placement
 
 from equipoise.comm.mail import Ledger
 from equipoise.comm.mesh import Peers
-from equipoise.memory.slices import SliceFile
 from equipoise.nn.moe.layer import Experts
+from equipoise.parallel.expert.buffers import STORED, SliceBuffers, TierCounts
 from equipoise.parallel.expert.layered import Layered, Slice
 from equipoise.parallel.expert.slices import ExpertSlice
 from equipoise.parallel.zero.exchange import ExchangeGather, ExchangeReduce
 from equipoise.schedule.expert.prefetch import (
     Ahead,
     Buffer,
-    LayerBytes,
     Move,
     PrefetchSchedule,
+    SliceBytes,
     Visit,
-    What,
     schedule_prefetch,
     there_and_back,
     updates,
     upward,
 )
-
-_STORED: tuple[What, ...] = ("slice", "moments")
-
-
-@dataclass(slots=True)
-class TierCounts:
-    """What experts in a file took since this was last read, on one rank."""
-
-    read_bytes: int = 0
-    written_bytes: int = 0
-    gathered_bytes: int = 0
-    """Weights that this rank sent to others."""
-    reduced_bytes: int = 0
-    """Gradients that it sent to others."""
-    planned_read_bytes: int = 0
-    """By the schedules, in whole blocks."""
-    planned_gathered_bytes: int = 0
-    storage_wait_s: float = 0.0
-    network_wait_s: float = 0.0
-    """For gathered weights."""
-    peak_bytes: int = 0
-    """The most that was in memory at once."""
 
 
 class ExpertTiers:
@@ -111,20 +85,13 @@ class ExpertTiers:
         """Weights and gradients that this rank sent."""
         self._count, self._width, self._ahead = layers, width, ahead
         self._layers: list[ExpertSlice] = []
-        self._by_storage: dict[int, Buffer] = {}
-        self._file: SliceFile | None = None
-        self._sizes = LayerBytes(0, 0, 0)
+        self._buffers: SliceBuffers | None = None
+        self._sizes = SliceBytes(0, 0, 0)
         self._whole: dict[int, Tensor] = {}
-        self._held: set[Buffer] = set()
-        self._reads: dict[Buffer, Future[None]] = {}
         self._gathers: dict[int, dist.Work | None] = {}
-        self._writes: list[Future[None]] = []
         self._plans: dict[tuple[str, frozenset[Buffer]], PrefetchSchedule] = {}
         self._plan: PrefetchSchedule | None = None
         self._at, self._has_asked = -1, False
-        self._resident = self._apart_bytes = 0
-        self._lock = threading.Lock()
-        self._counts, self._taken = TierCounts(), (0, 0)
         self._gather = ExchangeGather(self.ledger.meter)
         self._reduce = ExchangeReduce(self.ledger.meter)
 
@@ -138,30 +105,20 @@ class ExpertTiers:
         """
         number = len(self._layers)
         layer = ExpertSlice.of(experts, longest, self.peers, mesh, placements)
-        if self._file is None:
+        if self._buffers is None:
             self._begin_file(layer.weights)
         self._layers.append(layer)
-        for buffer in (Buffer(what, number) for what in _STORED):
-            self._by_storage[self._flat(buffer).untyped_storage()._cdata] = buffer
-            self._save(buffer)
-        self._settle()
-        for what in _STORED:
-            self._flat(Buffer(what, number)).untyped_storage().resize_(0)
+        self._there.add(layer)
         experts.elsewhere = Layered(self, number)
-        self._take_file()
 
     def _begin_file(self, weights: Tensor) -> None:
         """Open the file for slices of this size."""
         ranks, width = self.peers.count, self._width or weights.dtype
         is_own = ranks == 1 and width == weights.dtype
         whole = 0 if is_own else ranks * len(weights) * width.itemsize
-        self._width, self._sizes = width, LayerBytes(weights.nbytes, 2 * weights.nbytes, whole)
+        self._width, self._sizes = width, SliceBytes(weights.nbytes, 2 * weights.nbytes, whole)
         self._sizes.require(self.capacity, layers=self._count)
-        names = {}
-        for number in range(self._count):
-            for what in _STORED:
-                names[f"{what} {number}"] = self._sizes.of(Buffer(what, number))
-        self._file = SliceFile(self._folder, names)
+        self._buffers = SliceBuffers(self._folder, self._sizes, self._count)
 
     @property
     def weights(self) -> list[Any]:
@@ -194,7 +151,7 @@ class ExpertTiers:
         if self.peers.group is not None:
             own = torch.empty_like(own)
             self._reduce(own, fused.view(-1), self.peers.group, dist.ReduceOp.SUM)
-            self._counts.reduced_bytes += self._tell_peers(own.nbytes)
+            self._there.counts.reduced_bytes += self._tell_peers(own.nbytes)
         layer.add_gradient(own)
 
     # An update. --------------------------------------------------------------------------------
@@ -228,8 +185,8 @@ class ExpertTiers:
             step()
             for weight in layer.parameters:
                 weight.grad = None
-            for what in _STORED:
-                self._save(Buffer(what, number))
+            for what in STORED:
+                self._there.save(Buffer(what, number))
         for weight, grad in kept.items():
             weight.grad = grad
 
@@ -239,10 +196,10 @@ class ExpertTiers:
     def loading(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
         """All slices and moments are in memory, to be filled; they are written at the end."""
         self._settle()
-        every = [Buffer(what, at) for at in range(self._count) for what in _STORED]
+        every = [Buffer(what, at) for at in range(self._count) for what in STORED]
         for buffer in every:
-            if buffer not in self._held:
-                self._fetch(buffer)
+            if buffer not in self._there.held:
+                self._there.fetch(buffer)
         self._settle()
         try:
             yield
@@ -250,49 +207,33 @@ class ExpertTiers:
             for layer in self._layers:
                 layer.adopt(optimizer)
             for buffer in every:
-                self._save(buffer)
+                self._there.save(buffer)
             self._settle()
-            for buffer in sorted(self._held):
+            for buffer in sorted(self._there.held):
                 self._release(buffer)
-            self._take_file()
-            self._counts = TierCounts()
+            self._there.take()
 
     def stored(self, tensor: Tensor) -> Tensor:
         """A tensor, or what the file has of it where it is one of these; from any thread."""
-        buffer = self._by_storage.get(tensor.untyped_storage()._cdata)
-        if buffer is None:
-            return tensor
-        like = self._flat(buffer)
-        flat = like.new_empty(len(like))
-
-        def read() -> None:
-            before = self._files.read_bytes
-            self._files.read(f"{buffer.what} {buffer.layer}", flat)
-            self._apart_bytes += self._files.read_bytes - before
-
-        self._files.run(read).result()
-        return flat.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+        return self._there.stored(tensor)
 
     def take(self) -> TierCounts:
         """Counts since this was last called, the end of a step; waits for what is being written."""
         self._settle()
-        taken, self._counts = self._counts, TierCounts(peak_bytes=self._resident)
-        taken.read_bytes, taken.written_bytes = self._take_file()
-        return taken
+        return self._there.take()
 
     def close(self) -> None:
         """End the thread; a file in a folder stays, and means nothing."""
-        if self._file is not None:
-            self._file.close()
+        self._there.file.close()
         if self._temporary is not None:
             self._temporary.cleanup()
 
     # Turns and moves. --------------------------------------------------------------------------
 
     @property
-    def _files(self) -> SliceFile:
-        assert self._file is not None  # noqa: S101
-        return self._file
+    def _there(self) -> SliceBuffers:
+        assert self._buffers is not None  # noqa: S101
+        return self._buffers
 
     @property
     def _planned(self) -> PrefetchSchedule:
@@ -301,18 +242,20 @@ class ExpertTiers:
 
     def _open(self, kind: str, visits: list[Visit], later: list[Visit]) -> None:
         """The schedule from what memory holds now; begins what its first turn needs."""
-        key = kind, frozenset(self._held)
+        key = kind, frozenset(self._there.held)
         if key not in self._plans:
             self._plans[key] = schedule_prefetch(
                 self._sizes, self.capacity, visits, before=key[1], later=later, ahead=self._ahead
             )
         plan = self._plan = self._plans[key]
         size_of = self._sizes.of
-        self._counts.planned_read_bytes += sum(
-            self._files.of(size_of(move.buffer)) for move in plan.moves if move.action == "read"
+        self._there.counts.planned_read_bytes += sum(
+            self._there.file.of(size_of(move.buffer))
+            for move in plan.moves
+            if move.action == "read"
         )
         sent = self._sizes.whole // self.peers.count * (self.peers.count - 1)
-        self._counts.planned_gathered_bytes += plan.gathers * sent
+        self._there.counts.planned_gathered_bytes += plan.gathers * sent
         self._at, self._has_asked = -1, False
         self._ask()
 
@@ -330,95 +273,53 @@ class ExpertTiers:
         turn = self._planned.turns[self._at]
         if turn.visit.layer != number:
             raise RuntimeError(f"Layer {number} is used in the turn of layer {turn.visit.layer}.")
-        for what in (*_STORED, "whole"):
+        for what in (*STORED, "whole"):
             self._await(Buffer(what, number))  # type: ignore[arg-type]
         for move in turn.ahead:
             self._do(move)
 
     def _do(self, move: Move) -> None:
-        begin = {"read": self._fetch, "gather": self._gather_layer, "free": self._release}
+        begin = {"read": self._there.fetch, "gather": self._gather_layer, "free": self._release}
         begin[move.action](move.buffer)
-
-    def _fetch(self, buffer: Buffer) -> None:
-        """Begin to read a buffer."""
-        self._held.add(buffer)
-        size, flat = self._sizes.of(buffer), self._flat(buffer)
-
-        def read() -> None:
-            self._add(size)
-            flat.untyped_storage().resize_(size)
-            self._files.read(f"{buffer.what} {buffer.layer}", flat)
-
-        self._reads[buffer] = self._files.run(read)
 
     def _gather_layer(self, buffer: Buffer) -> None:
         """Begin to gather a layer, once its slice has been read."""
         self._await(Buffer("slice", buffer.layer))
-        self._held.add(buffer)
-        self._add(self._sizes.whole)
+        self._there.held.add(buffer)
+        self._there.count(self._sizes.whole)
         own = self._layers[buffer.layer].weights.to(self._width)
         out = self._whole[buffer.layer] = own.new_empty(self.peers.count * len(own))
         if self.peers.group is None:
             out.copy_(own)
             return
         self._gathers[buffer.layer] = self._gather(out, own, self.peers.group, async_op=True)
-        self._counts.gathered_bytes += self._tell_peers(own.nbytes)
+        self._there.counts.gathered_bytes += self._tell_peers(own.nbytes)
 
     def _release(self, buffer: Buffer) -> None:
-        """Free a buffer, after what is being read into it or written from it."""
+        """Free a buffer, after what is on its way to it or from it."""
         self._await(buffer)
-        self._held.discard(buffer)
-        if buffer.what == "whole":
-            del self._whole[buffer.layer]
-            self._add(-self._sizes.whole)
+        if buffer.what != "whole":
+            self._there.free(buffer)
             return
-        flat = self._flat(buffer)
-
-        def free() -> None:
-            flat.untyped_storage().resize_(0)
-            self._add(-self._sizes.of(buffer))
-
-        if self._writes:
-            self._writes.append(self._files.run(free))
-        else:
-            free()
-
-    def _save(self, buffer: Buffer) -> None:
-        """Begin to write a buffer."""
-        name, flat = f"{buffer.what} {buffer.layer}", self._flat(buffer)
-        self._writes.append(self._files.run(lambda: self._files.write(name, flat)))
+        self._there.held.discard(buffer)
+        del self._whole[buffer.layer]
+        self._there.count(-self._sizes.whole)
 
     def _await(self, buffer: Buffer) -> None:
         """Wait for a buffer that is on its way."""
-        began = time.perf_counter()
-        if buffer.what == "whole":
-            work = self._gathers.pop(buffer.layer, None)
-            if work is not None:
-                with self.ledger.meter.wait():
-                    work.wait()
-                self._counts.network_wait_s += time.perf_counter() - began
-        elif (future := self._reads.pop(buffer, None)) is not None:
-            future.result()
-            self._counts.storage_wait_s += time.perf_counter() - began
+        if buffer.what != "whole":
+            self._there.wait_for(buffer)
+        elif (work := self._gathers.pop(buffer.layer, None)) is not None:
+            began = time.perf_counter()
+            with self.ledger.meter.wait():
+                work.wait()
+            self._there.counts.network_wait_s += time.perf_counter() - began
 
     def _settle(self) -> None:
         """Wait for everything that is on its way."""
-        for buffer in [*self._reads, *(Buffer("whole", number) for number in self._gathers)]:
-            self._await(buffer)
-        began = time.perf_counter()
-        for future in self._writes:
-            future.result()
-        self._writes.clear()
-        self._counts.storage_wait_s += time.perf_counter() - began
-
-    def _flat(self, buffer: Buffer) -> Tensor:
-        layer = self._layers[buffer.layer]
-        return layer.weights if buffer.what == "slice" else layer.moments
-
-    def _add(self, size: int) -> None:
-        with self._lock:
-            self._resident += size
-            self._counts.peak_bytes = max(self._counts.peak_bytes, self._resident)
+        for number in list(self._gathers):
+            self._await(Buffer("whole", number))
+        self._there.settle()
 
     def _tell_peers(self, size: int) -> int:
         """Count what goes to each other rank; all of it."""
@@ -427,10 +328,3 @@ class ExpertTiers:
         self.ledger.sent_messages[others] += 1
         self.ledger.received_bytes[others] += size
         return size * len(others)
-
-    def _take_file(self) -> tuple[int, int]:
-        """Bytes read and written since this was last called."""
-        now = self._files.read_bytes - self._apart_bytes, self._files.written_bytes
-        read, written = now[0] - self._taken[0], now[1] - self._taken[1]
-        self._taken = now
-        return read, written

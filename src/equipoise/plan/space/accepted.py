@@ -25,7 +25,7 @@ from equipoise.base.errors import LayoutError
 from equipoise.cost.curve import counted_curve
 from equipoise.data.mixture import Mixture, open_stream
 from equipoise.data.stream import tell_apart
-from equipoise.schedule.expert.prefetch import FP32_BYTES, LayerBytes
+from equipoise.schedule.expert.prefetch import FP32_BYTES, SliceBytes
 from equipoise.schedule.pipeline.prices import make_prices
 from equipoise.schedule.pipeline.strategies import write_pipeline
 from equipoise.sim.stages import ranks_of_stages, units_of
@@ -70,14 +70,14 @@ def require_accepted(spec: RunSpec, model: ModelSpec, ranks: int) -> None:
     _require_schedule(layout, batches, units)
 
 
-def file_of_experts(spec: RunSpec, model: ModelSpec, ranks: int) -> LayerBytes:
+def file_of_experts(spec: RunSpec, model: ModelSpec, ranks: int) -> SliceBytes:
     """What a sparse layer takes on a rank where ``experts.memory_mib`` puts experts in a file.
 
     Raises:
         LayoutError: a rank would have no expert.
     """
     width = FP32_BYTES if spec.train.precision == "fp32" else FP32_BYTES // 2
-    return LayerBytes.of_model(model, ranks=ranks, ep=spec.layout.ep, gather_bytes=width)
+    return SliceBytes.of_model(model, ranks=ranks, ep=spec.layout.ep, gather_bytes=width)
 
 
 def require_step(

@@ -11,7 +11,7 @@ Kept true (tests/unit/schedule/expert/test_prefetch.py)
 
 from equipoise.base.errors import LayoutError
 from equipoise.base.units import format_bytes
-from equipoise.schedule.expert.prefetch import Buffer, Move, PrefetchSchedule, Turn, Visit
+from equipoise.schedule.expert.prefetch import Buffer, Move, PrefetchSchedule, PrefetchTurn, Visit
 
 
 def check_prefetch(schedule: PrefetchSchedule) -> None:
@@ -26,7 +26,7 @@ def check_prefetch(schedule: PrefetchSchedule) -> None:
         fault = fault or _use_fault(schedule, turn, held, busy)
         fault = fault or _moves_fault(schedule, turn.ahead, held, busy)
         if fault:
-            raise LayoutError(f"Turn {number} of the prefetch schedule {fault}")
+            raise LayoutError(f"PrefetchTurn {number} of the prefetch schedule {fault}")
     if held != schedule.after:
         raise LayoutError("The prefetch schedule leaves other buffers in memory than it says.")
 
@@ -58,7 +58,9 @@ def _moves_fault(
     return ""
 
 
-def _use_fault(schedule: PrefetchSchedule, turn: Turn, held: set[Buffer], busy: set[Buffer]) -> str:
+def _use_fault(
+    schedule: PrefetchSchedule, turn: PrefetchTurn, held: set[Buffer], busy: set[Buffer]
+) -> str:
     """What a visit lacks; it waits for what it has."""
     for buffer in used_by(turn.visit, gathers=schedule.sizes.whole > 0):
         if buffer not in held:

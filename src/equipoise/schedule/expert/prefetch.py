@@ -54,7 +54,7 @@ class Buffer:
 
 
 @dataclass(frozen=True, slots=True)
-class LayerBytes:
+class SliceBytes:
     """What one sparse layer takes on a rank."""
 
     slice: int
@@ -65,7 +65,7 @@ class LayerBytes:
     @classmethod
     def of_model(
         cls, model: ModelSpec, *, ranks: int, ep: int = 1, gather_bytes: int = FP32_BYTES
-    ) -> "LayerBytes":
+    ) -> "SliceBytes":
         """A layer of a model with AdamW in fp32.
 
         Args:
@@ -105,7 +105,7 @@ class LayerBytes:
         Raises:
             LayoutError: says what would do.
 
-        >>> LayerBytes(2 << 20, 4 << 20, 4 << 20).require(8 << 20, layers=3)
+        >>> SliceBytes(2 << 20, 4 << 20, 4 << 20).require(8 << 20, layers=3)
         Traceback (most recent call last):
             ...
         equipoise.base.errors.LayoutError: experts.memory_mib = 8 does not hold two of 3 sparse \
@@ -147,7 +147,7 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class PrefetchTurn:
     """One visit: what it must ask for itself, and what is begun before it computes."""
 
     visit: Visit
@@ -169,8 +169,8 @@ class Ahead:
 class PrefetchSchedule:
     """The turns of a pass or an update, and what memory holds before and after."""
 
-    turns: tuple[Turn, ...]
-    sizes: LayerBytes
+    turns: tuple[PrefetchTurn, ...]
+    sizes: SliceBytes
     capacity: int
     before: frozenset[Buffer]
     after: frozenset[Buffer]
@@ -224,7 +224,7 @@ def updates(layers: int) -> list[Visit]:
 
 
 def schedule_prefetch(
-    sizes: LayerBytes,
+    sizes: SliceBytes,
     capacity: int,
     visits: Sequence[Visit],
     *,
@@ -245,7 +245,7 @@ def schedule_prefetch(
     Raises:
         LayoutError: the capacity does not hold two layers.
 
-    >>> sizes = LayerBytes(slice=1, moments=2, whole=2)
+    >>> sizes = SliceBytes(slice=1, moments=2, whole=2)
     >>> plan = schedule_prefetch(sizes, 6, there_and_back(4))
     >>> plan.gathers, plan.read_bytes, plan.peak_bytes, plan.demanded
     (6, 6, 6, 2)
@@ -265,14 +265,14 @@ class _Work:
     """What memory holds while turns are planned."""
 
     def __init__(
-        self, sizes: LayerBytes, capacity: int, visits: list[Visit], held: set[Buffer]
+        self, sizes: SliceBytes, capacity: int, visits: list[Visit], held: set[Buffer]
     ) -> None:
         self.sizes, self.capacity, self.visits, self.held = sizes, capacity, visits, held
         self.used = self.peak = sum(map(sizes.of, held))
         self.fresh = True
         self._moves: list[Move] = []
 
-    def turn(self, at: int, count: int, ahead: Ahead) -> Turn:
+    def turn(self, at: int, count: int, ahead: Ahead) -> PrefetchTurn:
         """What is done for and beside one visit."""
         visit, self._moves = self.visits[at], []
         if not self.fresh:
@@ -293,7 +293,7 @@ class _Work:
         for n, other in near:
             if self.sizes.whole and not other.is_update:
                 self._bring(Buffer("whole", other.layer), n, keep, at)
-        return Turn(visit, demand, tuple(self._moves))
+        return PrefetchTurn(visit, demand, tuple(self._moves))
 
     def _needs(self, visit: Visit) -> list[Buffer]:
         """What a visit uses."""

@@ -304,10 +304,9 @@ def _judge_file_of_experts(wish: Wish) -> None:
     for name, proven in _WITH_FILE.items():
         if wish.is_sound(name) and wish[name] != proven:
             wish.tell(
-                name,
-                f"{toml(wish[name])} is not proven with experts in a file, but "
-                f"{wish.cite('experts.memory_mib')}. Set {name} = {toml(proven)}, or "
-                f"experts.memory_mib = 0.",
+                "experts.memory_mib",
+                f"{toml(wish['experts.memory_mib'])} puts experts in a file, which is not proven "
+                f"with {wish.cite(name)}. Set {name} = {toml(proven)}, or experts.memory_mib = 0.",
             )
 
 

@@ -11,7 +11,7 @@ from equipoise.schedule.expert.check_prefetch import check_prefetch
 from equipoise.schedule.expert.prefetch import (
     Ahead,
     Buffer,
-    LayerBytes,
+    SliceBytes,
     schedule_prefetch,
     there_and_back,
     updates,
@@ -39,7 +39,7 @@ def test_everything_is_there_before_it_is_used(
     ahead: Ahead | None,
 ) -> None:
     whole = slice_bytes * ranks if ranks > 1 else 0
-    sizes = LayerBytes(slice_bytes, slice_bytes * moments, whole)
+    sizes = SliceBytes(slice_bytes, slice_bytes * moments, whole)
     capacity = sizes.least + more
     visits = {"train": there_and_back, "eval": upward, "update": updates}
     held: frozenset[Buffer] = frozenset()
@@ -72,7 +72,7 @@ def test_everything_is_there_before_it_is_used(
 
 
 def test_the_layers_at_the_turn_are_gathered_once() -> None:
-    sizes, layers = LayerBytes(1, 2, 2), 6
+    sizes, layers = SliceBytes(1, 2, 2), 6
     plan = schedule_prefetch(sizes, sizes.least, there_and_back(layers))
     # Upward all of them; downward all but the last two, which are still there.
     assert plan.gathers == layers + layers - 2
@@ -86,7 +86,7 @@ def test_the_layers_at_the_turn_are_gathered_once() -> None:
 
 
 def test_a_schedule_with_one_move_more_or_less_is_refused() -> None:
-    sizes = LayerBytes(1, 2, 2)
+    sizes = SliceBytes(1, 2, 2)
     plan = schedule_prefetch(sizes, sizes.least, there_and_back(4))
     refused = []
     for at, turn in enumerate(plan.turns):
@@ -114,7 +114,7 @@ def test_a_schedule_with_one_move_more_or_less_is_refused() -> None:
 
 
 def test_what_does_not_hold_two_layers_is_refused() -> None:
-    sizes = LayerBytes(1 << 20, 2 << 20, 0)
+    sizes = SliceBytes(1 << 20, 2 << 20, 0)
     sizes.require(6 << 20, layers=4)
     with pytest.raises(LayoutError) as caught:
         sizes.require((6 << 20) - 1, layers=4)

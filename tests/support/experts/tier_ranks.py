@@ -17,9 +17,10 @@ from equipoise.memory.slices import SliceFile
 from equipoise.nn.decoder import Decoder, initialize
 from equipoise.nn.moe.balance import set_loss_scale
 from equipoise.parallel.apply import apply_axes
-from equipoise.parallel.expert.tiers import ExpertTiers, TierCounts
+from equipoise.parallel.expert.buffers import TierCounts
+from equipoise.parallel.expert.tiers import ExpertTiers
 from equipoise.parallel.zero.shard import ShardedDecoder
-from equipoise.schedule.expert.prefetch import Ahead, LayerBytes
+from equipoise.schedule.expert.prefetch import Ahead, SliceBytes
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.run.resolved import ResolvedFile
@@ -55,7 +56,7 @@ class TierOutcome:
     counts: TierCounts
     sent: int
     capacity: int
-    sizes: LayerBytes
+    sizes: SliceBytes
     all_bytes: int
     """Slices and moments of this rank."""
     block_bytes: int
@@ -153,7 +154,7 @@ def _prove(ranks: Ranks, case: TierCase) -> TierOutcome:
         capacity=tiers.capacity,
         sizes=sizes,
         all_bytes=layers * (sizes.slice + sizes.moments),
-        block_bytes=tiers._files.block_bytes,
+        block_bytes=tiers._there.file.block_bytes,
         weights=weights,
         losses=losses,
     )

@@ -1,0 +1,1 @@
+"""Checkpoints that ranks write, break and read in tests."""
