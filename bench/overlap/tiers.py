@@ -36,7 +36,7 @@ from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.run.spec import ExpertsSpec, TrainSpec
 
 MODEL = ModelSpec(
-    layers=8,
+    layers=6,
     hidden=256,
     heads=4,
     kv_heads=4,
@@ -47,7 +47,7 @@ MODEL = ModelSpec(
     top_k=2,
     expert_ffn=256,
 )
-TOKENS, ROUNDS = 1024, 7
+TOKENS, ROUNDS = 512, 5
 SETTINGS = {"as it is": (0, 0), "1600 Mbit/s, 400 MB/s": (1600, 400)}
 """Rates of the link [Mbit/s] and of the file [MB/s]; 0: whatever they are."""
 SIDES = {"ahead": None, "on demand": Ahead(0, 0), "in memory": None}

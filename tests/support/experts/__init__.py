@@ -1,1 +1,1 @@
-"""Checkpoints that ranks write, break and read in tests."""
+"""Experts on the ranks of tests."""

@@ -155,7 +155,7 @@ def _print_tables(
         f"{args.model}: {layers} sparse layers on {args.ranks} ranks. Of a layer, a rank keeps "
         f"{format_bytes(sizes.slice)} of weights and {format_bytes(sizes.moments)} of moments in "
         f"a file; gathered, it is {format_bytes(sizes.whole)}. --memory-mib "
-        f"{args.memory_mib:g}; the least is {sizes.least / 2**20:.4g}.",
+        f"{args.memory_mib:g}; it must be at least {sizes.least / 2**20:.4g}.",
         soft_wrap=True,
     )
     columns = (
