@@ -25,7 +25,7 @@ class TurnsAdamW(torch.optim.AdamW):
 
     turns: UpdateTurns
 
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """One step of every weight."""
         self.turns.update(self, partial(super().step, closure))
 
