@@ -25,6 +25,7 @@ BENCHES = (
     "modality.throughput",
     "overlap.parts",
     "overlap.shortcut",
+    "overlap.tiers",
     "serving.engine",
     "serving.context",
     "serving.nano",

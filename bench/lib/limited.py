@@ -10,14 +10,14 @@ def run_on_link(module: str, rate_mbit: int, *, limit_s: float = 300) -> Any:
     """What ``python -m module inside`` prints as JSON, on a link of this rate.
 
     Args:
-        module: Whose program starts the ranks.
+        module: Whose program starts the ranks; arguments of it may follow.
         rate_mbit: Of loopback [Mbit/s]; 0 leaves it as it is.
         limit_s: Longest time that it may take [s].
 
     Returns:
         The document; or ``{"refused": why}`` where the machine has no such namespaces.
     """
-    run = [sys.executable, "-m", module, "inside"]
+    run = [sys.executable, "-m", *module.split(), "inside"]
     if rate_mbit:
         limit = f"tc qdisc add dev lo root tbf rate {rate_mbit}mbit burst 256kb latency 100ms"
         shell = f'ip link set lo up && {limit} && exec "$@"'

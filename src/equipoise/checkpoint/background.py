@@ -96,6 +96,8 @@ class Saver:
         ranks: All ranks; each has one of these.
         keep: Number of checkpoints to keep.
         reached: Called with the name of each stage of a save that this rank reaches; may raise.
+        stored: From a tensor to itself, or to what a file has of it where it has no memory; called
+            from the thread that saves.
     """
 
     def __init__(
@@ -107,12 +109,14 @@ class Saver:
         *,
         keep: int,
         reached: Reached | None = None,
+        stored: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         self.root = root
         self.verified: set[Path] = set()
         """Checkpoints of which every byte has been verified."""
         self._module, self._optimizer, self._ranks = module, optimizer, ranks
         self._keep, self._reached = keep, reached or _pass_on
+        self._stored = stored or (lambda tensor: tensor)
         self._places: Places | None = None
         self._index = self._session = ""
         self._serial = 0
@@ -284,7 +288,7 @@ class Saver:
     @torch.no_grad()
     def _copy(self, save: _Save, arena: Tensor) -> None:
         for box in save.boxes:
-            tensor = box.tensor
+            tensor = self._stored(box.tensor)
             place = arena[box.start : box.start + tensor.nbytes]
             if tensor.nbytes:
                 place.view(tensor.dtype).view(tensor.shape).copy_(tensor, non_blocking=True)

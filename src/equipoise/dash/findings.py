@@ -223,7 +223,7 @@ def _choice(record: RunRecord) -> str:
 
 def _experts_finding(records: Sequence[RunRecord], summaries: Sequence[Summary]) -> str:
     """What balancing made of experts' loads, and parts and shortcuts of rows' travel; or empty."""
-    parts, travel, cut = [], [], []
+    parts, travel, cut, filed = [], [], [], []
     for record, one in zip(records, summaries, strict=True):
         if record.experts is not None:
             before, after = record.experts
@@ -246,9 +246,17 @@ def _experts_finding(records: Sequence[RunRecord], summaries: Sequence[Summary])
                 f"{format_seconds(beside_s)} of a step beside other work of rank 0{who}, which "
                 f"then waits {format_seconds(waited_s)} for them"
             )
+        if record.expert_file is not None:
+            waited, read_bytes, sent_bytes = record.expert_file
+            who = f" with {one.label}" if len(summaries) > 1 else ""
+            filed.append(
+                f"{waited:.1%} of a step{who}, reading {format_bytes(read_bytes)} and sending "
+                f"{format_bytes(sent_bytes)} of them"
+            )
     said = [f"The fullest rank computes experts' rows of {'; '.join(parts)}."] if parts else []
     said += [f"Rows travel in parts at {'; '.join(cut)}." if cut else ""]
     said += [f"Rows of experts travel {'; '.join(travel)}."] if travel else []
+    said += [f"Rank 0 waits for experts in its file {'; '.join(filed)}."] if filed else []
     return " ".join(each for each in said if each)
 
 

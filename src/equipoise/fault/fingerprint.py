@@ -19,7 +19,7 @@ Sources
     xxh3: Y. Collet, https://github.com/Cyan4973/xxHash.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -51,10 +51,19 @@ class HeldState:
         module: Sharded weights, as they are between steps.
         optimizer: Its moments, as far as there are any.
         rank: This rank.
+        beside: Weights that lie in a file, whose blocks have sums of their own.
     """
 
-    def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer, rank: int) -> None:
-        self._weights = list(module.named_parameters())
+    def __init__(
+        self,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        rank: int,
+        *,
+        beside: Collection[nn.Parameter] | None = None,
+    ) -> None:
+        left = set(beside or ())
+        self._weights = [each for each in module.named_parameters() if each[1] not in left]
         self._optimizer, self._rank = optimizer, rank
         self._known: list[int] = []
         self._held: list[HeldTensor] = []

@@ -87,7 +87,7 @@ EVENTS: tuple[EventKind, ...] = (
             texts="tried",
             lists="loads expert_skew rank_skew owner_skew planned_skew copies copied_bytes "
             "real_experts",
-            objects="chosen priced",
+            objects="chosen priced file",
         ),
         is_per_step=True,
     ),

@@ -93,6 +93,26 @@ def rows_travel_s(events: Mapping[int, Event]) -> tuple[float, float] | None:
     return beside, waited
 
 
+def expert_file(events: Mapping[int, Event]) -> tuple[float, float, float] | None:
+    """Share of a step that rank 0 waited for experts in a file, bytes read and bytes sent.
+
+    Medians over steps; None in a run whose experts are in memory.
+
+    Args:
+        events: The journal's, by step.
+    """
+    rows = []
+    for each in events.values():
+        if isinstance(file := each.get("file"), dict):
+            sent = _finite(file.get("gathered_bytes")) + _finite(file.get("reduced_bytes"))
+            rows.append((_finite(file.get("waited")), _finite(file.get("read_bytes")), sent))
+    known = [row for row in rows if not math.isnan(sum(row))]
+    if not known:
+        return None
+    waited, read_bytes, sent_bytes = np.median(known, axis=0).tolist()
+    return waited, read_bytes, sent_bytes
+
+
 def expert_loads(events: Mapping[int, Event]) -> dict[int, Ints]:
     """By step, tokens that chose each expert of each layer, int64 [layers, X].
 

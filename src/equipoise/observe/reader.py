@@ -25,7 +25,13 @@ import numpy as np
 from equipoise.base.arrays import Floats
 from equipoise.base.errors import DataError
 from equipoise.observe.event import journal_name
-from equipoise.observe.experts import expert_choice, mean_skews, parted_passes, rows_travel_s
+from equipoise.observe.experts import (
+    expert_choice,
+    expert_file,
+    mean_skews,
+    parted_passes,
+    rows_travel_s,
+)
 from equipoise.observe.journal_lines import MOST_RANKS, Event, JournalLines, read_journals
 from equipoise.observe.modality import read_encoders
 from equipoise.observe.run_record import (
@@ -167,6 +173,7 @@ def make_record(folder: Path, journals: Mapping[int, JournalLines]) -> RunRecord
         encoders=read_encoders(zero.encoders),
         parted=parted_passes(zero.steps),
         rows_travel_s=rows_travel_s(zero.experts),
+        expert_file=expert_file(zero.experts),
         torn_lines=sum(journal.torn_lines for journal in journals.values()),
         missing_ranks=tuple(rank for rank in range(start.world) if rank not in journals),
     )

@@ -217,6 +217,8 @@ class RunRecord:
     steps; None in a run that asks for no parts."""
     rows_travel_s: tuple[float, float] | None = None
     """What rows of experts travelled beside other work, and were waited for, in a median step."""
+    expert_file: tuple[float, float, float] | None = None
+    """Share of a median step that rank 0 waited for experts in a file, bytes read and sent."""
     experts: tuple[float, float] | None = None
     """Rows of the busiest rank over the mean if experts stayed on their own ranks, and as planned:
     means over steps and layers; None without a policy of experts."""

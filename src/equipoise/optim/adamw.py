@@ -1,7 +1,8 @@
 """AdamW with weight decay on matrices only, and gradient clipping that is right on any mesh."""
 
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -12,8 +13,33 @@ from torch.distributed.tensor import DTensor, Shard
 from equipoise.spec.run.spec import TrainSpec
 
 
-def make_adamw(module: nn.Module, train: TrainSpec) -> torch.optim.AdamW:
-    """Fused AdamW of what is trained; weight decay on matrices, none on norms and biases."""
+class UpdateTurns(Protocol):
+    """Weights that are in memory in turns."""
+
+    def update(self, optimizer: torch.optim.Optimizer, step: Callable[[], object]) -> None:
+        """Call ``step`` again and again, each time with gradients of what is in memory alone."""
+
+
+class TurnsAdamW(torch.optim.AdamW):
+    """AdamW of weights that are in memory in turns."""
+
+    turns: UpdateTurns
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """One step of every weight."""
+        self.turns.update(self, partial(super().step, closure))
+
+
+def make_adamw(
+    module: nn.Module, train: TrainSpec, turns: UpdateTurns | None = None
+) -> torch.optim.AdamW:
+    """Fused AdamW of what is trained; weight decay on matrices, none on norms and biases.
+
+    Args:
+        module: Whose weights.
+        train: Its settings.
+        turns: When weights are in memory, if they are not always.
+    """
     trained = [p for p in module.parameters() if p.requires_grad]
     groups: list[dict[str, Any]] = []
     # One fused call takes tensors that are split, or such that are not: encoders are whole.
@@ -23,13 +49,17 @@ def make_adamw(module: nn.Module, train: TrainSpec) -> torch.optim.AdamW:
             {"params": [p for p in some if p.dim() >= 2], "weight_decay": train.weight_decay},
             {"params": [p for p in some if p.dim() < 2], "weight_decay": 0.0},
         ]
-    return torch.optim.AdamW(
+    kind = torch.optim.AdamW if turns is None else TurnsAdamW
+    optimizer = kind(
         [group for group in groups if group["params"]] or groups[:1],  # a stage may train nothing
         lr=train.lr,
         betas=(train.beta1, train.beta2),
         eps=train.eps,
         fused=True,
     )
+    if turns is not None and isinstance(optimizer, TurnsAdamW):
+        optimizer.turns = turns
+    return optimizer
 
 
 def _square_sum(gradients: list[Tensor]) -> Tensor:

@@ -8,7 +8,8 @@ What it decides
     ====  ===========  ==========================================  ==============================
     0     pp           the stages of this rank (the caller cuts)   ``pipeline.part.DecoderPart``
     1     ep, etp      its own experts stay; rows travel           ``expert.exchange``
-                       by schedules, and copies of experts         ``expert.obey``
+                       by schedules, and copies of experts;        ``expert.obey``
+                       weights perhaps in a file                   ``expert.tiers``
     2     tp           its share of every other weight stays       ``tensor.shard``
                        its tokens are those of its experts         ``expert.speculative``
     3     (recompute)  what each layer makes again in a backward   ``set_recompute``
@@ -23,6 +24,8 @@ Kept true (tests/multi/check/test_layout.py, tests/multi/parallel/test_pipeline_
     Loss and every gradient of any axes together equal one rank's.
 """
 
+from pathlib import Path
+
 from equipoise.balance.expert.routes import RouteTable
 from equipoise.base.errors import LayoutError
 from equipoise.comm.group import Ranks
@@ -33,7 +36,7 @@ from equipoise.nn.packed import PackedModel
 from equipoise.nn.project import FP8
 from equipoise.numerics.fp8 import require_fp8
 from equipoise.parallel.expert.exchange import spread_experts
-from equipoise.parallel.expert.obey import balance_experts
+from equipoise.parallel.expert.obey import balance_experts, make_tiers
 from equipoise.parallel.expert.speculative import place_by_routes
 from equipoise.parallel.overlap.parts import Parts
 from equipoise.parallel.tensor.shard import split_weights
@@ -53,6 +56,7 @@ def apply_axes(
     experts: ExpertsSpec | None = None,
     parts: Parts = 1,
     routes: RouteTable | None = None,
+    folder: Path | None = None,
 ) -> ShardedDecoder:
     """Divide a decoder over the ranks of a layout; every rank calls it.
 
@@ -70,6 +74,7 @@ def apply_axes(
         parts: In how many rows of tensor-parallel feed-forwards, and of experts, travel; or by
             what to choose.
         routes: Where tokens lie whose experts are speculated on.
+        folder: For experts that have no memory; a temporary one unless given.
 
     Raises:
         LayoutError: the model does not divide over tp, ep or etp, or not as ``experts`` says; or it
@@ -77,17 +82,22 @@ def apply_axes(
     """
     if precision == "fp8":
         _multiply_fp8(decoder, ranks, mesh)
+    tiers = None
     if mesh is not None:
-        spread_experts(decoder, mesh, policy=mixed_precision(precision))
-        balance_experts(decoder, experts or ExpertsSpec(), parts=parts)
+        policy, wish = mixed_precision(precision), experts or ExpertsSpec()
+        tiers = make_tiers(decoder, mesh, wish, policy=policy, folder=folder)
+        spread_experts(decoder, mesh, policy=policy, tiers=tiers)
+        balance_experts(decoder, wish, parts=parts)
         if mesh.layout.tp > 1 and isinstance(decoder, Decoder):  # ZeRO refuses any other
             split_weights(decoder, mesh, parts=parts)
             if routes is not None:
                 place_by_routes(decoder, mesh, routes)
     decoder.set_recompute(recompute)
-    return ShardedDecoder(
+    sharded = ShardedDecoder(
         decoder, ranks, zero=zero, precision=precision, mesh=mesh, small_bytes=small_bytes
     )
+    sharded.tiers = tiers
+    return sharded
 
 
 def _multiply_fp8(decoder: PackedModel, ranks: Ranks, mesh: Mesh | None) -> None:

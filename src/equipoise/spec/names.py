@@ -14,6 +14,9 @@ HF = "hf"
 CHECKPOINTS = "checkpoint"
 """A run's checkpoints, in its folder."""
 
+EXPERT_FILES = "experts"
+"""Experts that have no memory, in a run's folder; nothing once the run has ended."""
+
 RECOMMEND = "recommend.json"
 """The record of a recommender's run, in its folder."""
 

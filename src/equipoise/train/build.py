@@ -90,6 +90,7 @@ def build_runner(
     whole: PackedModel | None = None,
     small_bytes: int = SMALL_BYTES,
     routes: RouteTable | None = None,
+    folder: Path | None = None,
 ) -> StepRunner:
     """This rank's layers with their first weights, an optimizer, and what runs steps of them.
 
@@ -103,6 +104,7 @@ def build_runner(
             trained. The run's own unless given.
         small_bytes: As for ``parallel.apply.apply_axes`` [bytes].
         routes: Likewise; the run's own unless given.
+        folder: Likewise; a temporary one unless given.
     """
     train, layout = resolved.spec.train, resolved.spec.layout
     stages, specs = _stages(sharing), resolved.spec.encoders
@@ -128,6 +130,7 @@ def build_runner(
         experts=resolved.spec.experts,
         parts=_parts(resolved),
         routes=routes,
+        folder=folder,
     )
     modality, pipeline = None, None
     if encoders is not None:
@@ -142,8 +145,9 @@ def build_runner(
         pipeline = PipelineRunner.join(
             sharded, *stages, store, ranks, journal, precision=train.precision
         )
-    optimizer = make_adamw(sharded.decoder, train)
+    optimizer = make_adamw(sharded.decoder, train, sharded.tiers)
     meters = [sharded.meter, sharing.ledger.meter]
+    meters += [] if sharded.tiers is None else [sharded.tiers.ledger.meter]
     meters += [] if pipeline is None else [pipeline.pipeline.ledger.meter]
     own = OwnClock(
         meters,
@@ -151,7 +155,9 @@ def build_runner(
         has_processor=ranks.device.type == "cpu",
     )
     state = StateWatch(
-        HeldState(sharded.decoder, optimizer, ranks.rank),
+        HeldState(
+            sharded.decoder, optimizer, ranks.rank, beside=sharded.tiers and sharded.tiers.weights
+        ),
         ranks,
         journal,
         every_steps=resolved.spec.fault.fingerprint_steps,
@@ -229,6 +235,7 @@ def _mesh(resolved: ResolvedFile, ranks: Ranks, sharing: ContextGroup | Partners
     if sharing.mesh is not None:
         return sharing.mesh
     layout = resolved.spec.layout
-    if max(layout.ep, layout.etp, layout.replicas) == 1:
+    is_whole = not resolved.spec.experts.memory_mib
+    if max(layout.ep, layout.etp, layout.replicas) == 1 and is_whole:
         return None
     return Mesh.join(ranks, layout.of_ranks(ranks.world))

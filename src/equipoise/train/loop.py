@@ -127,7 +127,7 @@ class Trainer:
         runner = self.runner
         newest = load_newest(
             self.checkpoints,
-            runner.model.decoder,
+            runner.model,
             runner.optimizer,
             self.ranks,
             self.journal,

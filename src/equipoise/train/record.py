@@ -266,6 +266,7 @@ class RunRecorder:
             **_planned(experts),
             **self._identities(experts),
             **_travelled(experts),
+            **_file(experts, step_s),
             **self._chosen(experts, step_s),
         )
 
@@ -336,6 +337,14 @@ def _travelled(experts: ExpertLoads) -> dict[str, Any]:
     """What rows of this rank took beside its other work, and what it then waited for them."""
     took = experts.travelled
     return {} if took is None else {"rows_beside_s": took.beside_s, "rows_waited_s": took.waited_s}
+
+
+def _file(experts: ExpertLoads, step_s: float) -> dict[str, Any]:
+    """What experts in a file took on this rank, and the share of the step that it waited."""
+    if (file := experts.file) is None:
+        return {}
+    waited_s = file.storage_wait_s + file.network_wait_s
+    return {"file": dataclasses.asdict(file) | {"waited": waited_s / step_s}}
 
 
 def _planned(experts: ExpertLoads) -> dict[str, Any]:

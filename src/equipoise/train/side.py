@@ -35,6 +35,7 @@ from equipoise.data.stream import tell_apart
 from equipoise.observe.journal import Journal
 from equipoise.sim.rank_loads import RankLoads
 from equipoise.spec.catalog import POLICIES
+from equipoise.spec.names import EXPERT_FILES
 from equipoise.spec.pack import PackedStep, Pieces
 from equipoise.spec.run.compared import resolved_sides
 from equipoise.spec.run.resolved import ResolvedFile
@@ -129,7 +130,8 @@ def build_sides(
         if sides:
             runner = sides[0].runner.beside(journal, sharing)
         else:
-            runner = build_runner(each, ranks, store, journal, sharing)
+            folder = journal.path.parent.parent / EXPERT_FILES / f"rank-{ranks.rank:05d}"
+            runner = build_runner(each, ranks, store, journal, sharing, folder=folder)
         sides.append(Side(build_packer(each.spec, ranks.world, curve), runner, record, journal))
     return sides
 

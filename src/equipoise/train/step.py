@@ -211,6 +211,8 @@ class StepRunner:
                 self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
             experts = step_loads(self.model.decoder, self.ranks, step=step, labels=made.labels)
+            if experts is not None and self.model.tiers is not None:
+                experts = dataclasses.replace(experts, file=self.model.tiers.take())
             await_device(self.ranks.device)
             if self.state is not None:
                 self.state.updated()

@@ -23,7 +23,14 @@ from equipoise.observe.journal import Journal
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.run.spec import TrainSpec
 from equipoise.train.saving.newest import load_newest
-from support.ranks.on_ranks import Arrays, _manifest, _stepped, made_up_gradients, state_of
+from support.ranks.on_ranks import (
+    Arrays,
+    _manifest,
+    _stepped,
+    _stepped_sharded,
+    made_up_gradients,
+    state_of,
+)
 
 Reached = Callable[[str], None]
 
@@ -147,9 +154,10 @@ def save_and_die(
 
 def load_newest_of(ranks: Ranks, root: Path, model: ModelSpec) -> tuple[int, str, list[str]]:
     """Load as a resuming run does: the step, its fingerprint, and sentences about torn ones."""
-    decoder, optimizer = _stepped(ranks, model, 1, 1, TrainSpec())
+    sharded, optimizer = _stepped_sharded(ranks, model, 1, 1, TrainSpec())
+    decoder = sharded.decoder
     with Journal(root / "journal", ranks.rank) as journal:
-        newest = load_newest(root, decoder, optimizer, ranks, journal, lambda *_: None)
+        newest = load_newest(root, sharded, optimizer, ranks, journal, lambda *_: None)
     if newest is None:
         raise CheckpointError("None.")
     return newest[1].step, fingerprint(decoder, optimizer), newest[2]

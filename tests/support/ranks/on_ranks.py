@@ -182,11 +182,13 @@ def train(
         if key != "step"
     ]
     kept = [*runner.model.decoder.parameters(), *moments]
+    with runner.model.loading(runner.optimizer):
+        weights = weights_of(runner.model.decoder)
     return Ended(
         reason=reason,
         losses=view.losses,
         said=view.said,
-        weights=weights_of(runner.model.decoder),
+        weights=weights,
         dtypes={str(tensor.dtype) for tensor in kept},
         decay=[group["weight_decay"] for group in runner.optimizer.param_groups],
         pieces=trainer.pieces,
@@ -371,14 +373,21 @@ def clip_made_up(
 def _stepped(
     ranks: Ranks, model: ModelSpec, zero: int, seed: int, train: TrainSpec
 ) -> tuple[Decoder, torch.optim.AdamW]:
+    sharded, optimizer = _stepped_sharded(ranks, model, zero, seed, train)
+    return sharded.decoder, optimizer
+
+
+def _stepped_sharded(
+    ranks: Ranks, model: ModelSpec, zero: int, seed: int, train: TrainSpec
+) -> tuple[ShardedDecoder, torch.optim.AdamW]:
     decoder = Decoder(model)
     initialize(decoder, seed)
-    ShardedDecoder(decoder, ranks, zero=zero, precision="fp32")
+    sharded = ShardedDecoder(decoder, ranks, zero=zero, precision="fp32")
     optimizer = make_adamw(decoder, train)
     for _ in range(2):
         made_up_gradients(decoder)
         optimizer.step()
-    return decoder, optimizer
+    return sharded, optimizer
 
 
 def _manifest(model: ModelSpec, step: int, world: int) -> Manifest:

@@ -105,6 +105,51 @@ def test_a_table_that_nobody_reads() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("keys", "sentences"),
+    [
+        (
+            {},
+            "--experts.memory_mib: 64.0 is memory for experts, but the model has none. Set "
+            "model.experts, or experts.memory_mib = 0.",
+        ),
+        (
+            {"model.experts": "8"},
+            "--experts.memory_mib: 64.0 puts experts in a file, which is not proven with "
+            "layout.zero = 1 (default). Set layout.zero = 3, or experts.memory_mib = 0.",
+        ),
+        (
+            {"model.experts": "8", "layout.zero": "3", "experts.policy": "exact"},
+            "--experts.memory_mib: 64.0 puts experts in a file, which is not proven with "
+            'experts.policy = "exact" (--experts.policy). Set experts.policy = "fixed", or '
+            "experts.memory_mib = 0.",
+        ),
+        (
+            {"model.engine": "transformers", "model.init": "hf:nowhere"},
+            "--experts.memory_mib: 64.0 lets experts lie in a file, but model.engine = "
+            '"transformers" (--model.engine) computes the model with transformers\' own modules, '
+            "which keep all experts on each rank. Set experts.memory_mib = 0.",
+        ),
+    ],
+)
+def test_files_of_experts_that_are_not_proven(keys: dict[str, str], sentences: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        read_run(None, [("experts.memory_mib", "64"), *keys.items()])
+    assert sentences in str(caught.value).splitlines()
+
+
+def test_a_file_leaves_memory_to_the_rest() -> None:
+    keys = {"model.experts": "8", "layout.zero": "3", "layout.dp": "2"}
+    plain = read_run(None, list(keys.items()))
+    filed = read_run(None, [*keys.items(), ("experts.memory_mib", "1")])
+    nodes = Nodes(1, 2, "none")
+    needs = [needs_of(each.spec, each.model, 2, nodes) for each in (plain, filed)]
+    every = 12 * filed.model.sparse_layers * 4 * filed.model.expert_params
+    saved = every - (1 << 20)
+    assert needs[1].terms["experts in a file"] == -saved < 0
+    assert needs[0].rank_bytes - needs[1].rank_bytes == saved
+
+
 def test_slots_that_memory_does_not_hold() -> None:
     given = {"model.experts": "8", "experts.policy": "exact", "experts.slots": "6"}
     run = share_experts(read_run(None, [*given.items(), ("layout.dp", "2")]), 2)

@@ -6,7 +6,8 @@ from equipoise.dash.findings import _experts_finding
 
 
 def _run(label: str, **fields: object) -> tuple[SimpleNamespace, SimpleNamespace]:
-    plain = {"experts": None, "expert_choice": None, "parted": None, "rows_travel_s": None}
+    nothing = ("experts", "expert_choice", "parted", "rows_travel_s", "expert_file")
+    plain = dict.fromkeys(nothing)
     return SimpleNamespace(**(plain | fields)), SimpleNamespace(label=label)
 
 
@@ -23,4 +24,8 @@ def test_parts_and_shortcuts_are_told_with_their_numbers() -> None:
     assert _say(_run("a", rows_travel_s=(0.0125, 0.0031)), _run("b")) == (
         "Rows of experts travel 12.5 ms of a step beside other work of rank 0 with a, which then "
         "waits 3.1 ms for them."
+    )
+    assert _say(_run("a", expert_file=(0.0312, 3 << 20, 1 << 20))) == (
+        "Rank 0 waits for experts in its file 3.1% of a step, reading 3.0 MiB and sending 1.0 MiB "
+        "of them."
     )

@@ -2,7 +2,15 @@
 
 import math
 
-from equipoise.observe.experts import expert_choice, expert_loads, mean_skews, rows_travel_s
+import pytest
+
+from equipoise.observe.experts import (
+    expert_choice,
+    expert_file,
+    expert_loads,
+    mean_skews,
+    rows_travel_s,
+)
 
 
 def test_choices_are_summed_and_the_last_regret_is_kept() -> None:
@@ -35,3 +43,10 @@ def test_travel_is_that_of_a_median_step() -> None:
     }
     assert rows_travel_s(events | {9: {"rows_beside_s": "x", "rows_waited_s": 0.1}}) == (0.5, 1.0)
     assert rows_travel_s({1: {"loads": [[1]]}}) is None
+
+
+def test_waits_for_a_file_are_those_of_a_median_step() -> None:
+    file = {"waited": 0.1, "read_bytes": 7, "gathered_bytes": 2, "reduced_bytes": 3}
+    events = {1: {"file": file}, 2: {"file": file | {"waited": 0.3}}, 3: {"file": {}}, 4: {}}
+    assert expert_file(events) == (pytest.approx(0.2), 7, 5)
+    assert expert_file({1: {"loads": [[1]]}}) is None

@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,10 +24,35 @@ def refuse_drawn(args: argparse.Namespace, defaults: argparse.ArgumentParser) ->
     Raises:
         SpecError: names them.
     """
-    given = [name for name in _DRAWN if getattr(args, name) != defaults.get_default(name)]
-    if given:
-        flags = ", ".join(f"--{name}" for name in given)
-        raise SpecError(f"--run takes the run's own loads; remove {flags}.")
+    if given := _given(args, defaults, _DRAWN):
+        raise SpecError(f"--run takes the run's own loads; remove {given}.")
+
+
+def refuse_other(
+    args: argparse.Namespace, defaults: argparse.ArgumentParser, *, used: Sequence[str], asked: str
+) -> None:
+    """Refuse flags that have no effect beside another one.
+
+    Args:
+        args: The parsed flags.
+        defaults: Declares them.
+        used: Flags that have one.
+        asked: The other one.
+
+    Raises:
+        SpecError: names them.
+    """
+    declared = [each.dest for each in defaults._actions if each.dest not in ("help", *used)]
+    if given := _given(args, defaults, declared):
+        raise SpecError(f"{given} has no effect with {asked}. Give one or the other.")
+
+
+def _given(
+    args: argparse.Namespace, defaults: argparse.ArgumentParser, names: Sequence[str]
+) -> str:
+    """Those of some flags that were given."""
+    given = [name for name in names if getattr(args, name) != defaults.get_default(name)]
+    return ", ".join(f"--{name.replace('_', '-')}" for name in given)
 
 
 def run(args: argparse.Namespace) -> int:

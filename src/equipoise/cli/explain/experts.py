@@ -10,7 +10,7 @@ from equipoise.base.nearest import nearest
 from equipoise.base.units import format_bytes
 from equipoise.cli.console import make_console
 from equipoise.cli.counts import MOST_SHARING, require_counts
-from equipoise.cli.explain import asked, expert_trace
+from equipoise.cli.explain import asked, expert_prefetch, expert_trace
 from equipoise.cli.table import Column, print_columns
 from equipoise.cli.written import require_folder_of, require_kind
 
@@ -27,6 +27,7 @@ examples:
   equipoise explain experts --policy exact --slots 2 --text
   equipoise explain experts --model mixtral-8x7b --ranks 4 --plot experts.png
   equipoise explain experts --experts 256 --ranks 64 --json
+  equipoise explain experts --memory-mib 9000            layers in a file: what is fetched when
   equipoise explain experts --run runs/run --ranks 4     what a run's own routers chose, all steps
 """
 
@@ -95,6 +96,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seed", type=int, default=0, metavar="N", help="of the workload (default: 0)"
     )
+    parser.add_argument(
+        "--memory-mib",
+        type=float,
+        metavar="N",
+        help="experts.memory_mib: show when the model's layers are read and gathered",
+    )
     parser.add_argument("--text", action="store_true", help="print each schedule as text")
     parser.add_argument(
         "--plot", type=Path, metavar="FILE", help="draw what ranks compute (.png, .svg or .pdf)"
@@ -103,6 +110,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Explain one policy, or compare all."""
+    if args.memory_mib is not None:
+        parser = argparse.ArgumentParser()
+        add_arguments(parser)
+        return expert_prefetch.run(args, parser)
     if args.run is not None:
         return _run_trace(args)
     from equipoise.balance.expert.compare import compare_experts, policy_names

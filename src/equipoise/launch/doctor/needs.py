@@ -19,6 +19,7 @@ from equipoise.cost.modality import encoder_params, held_bytes
 from equipoise.launch.doctor.checks import count_group_files
 from equipoise.launch.doctor.facts import MachineFacts, Needs
 from equipoise.launch.forms import Nodes
+from equipoise.schedule.expert.prefetch import SliceBytes
 from equipoise.spec.cluster.spec import ClusterSpec
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
@@ -59,6 +60,7 @@ def needs_of(
     encoder_weights = sum(encoder_params(each, model.hidden) for each in spec.encoders)
     checkpoint_bytes = 12 * (model.params + encoder_weights)
     copies = copy_bytes(spec, model, spec.experts.slots)
+    filed = filed_bytes(spec, model, layout)
     on_device = cluster is not None and nodes.accelerator != "none"
     return Needs(
         ranks=nodes.ranks,
@@ -66,6 +68,7 @@ def needs_of(
         accelerator=nodes.accelerator,
         # On the node itself also the rank's part of a checkpoint, copied while it is written.
         rank_bytes=fullest.total_bytes
+        - filed
         + copies
         + encoders
         + (0 if on_device else LIBRARIES_BYTES + checkpoint_bytes // ranks),
@@ -76,8 +79,19 @@ def needs_of(
         is_pinned=spec.layout.pin,
         terms=fullest.terms
         | ({"copies": copies} if copies else {})
+        | ({"experts in a file": -filed} if filed else {})
         | ({"encoders": encoders} if encoders else {}),
     )
+
+
+def filed_bytes(spec: RunSpec, model: ModelSpec, layout: Layout) -> int:
+    """Weights and moments of a rank's experts that lie in a file and not in memory [bytes]."""
+    if not spec.experts.memory_mib:
+        return 0
+    ranks = layout.world // layout.pp
+    sizes = SliceBytes.of_model(model, ranks=ranks, ep=layout.ep)
+    every = model.sparse_layers * (sizes.slice + sizes.moments)
+    return max(0, every - int(spec.experts.memory_mib * 2**20))
 
 
 _COPY_TIMES = 4

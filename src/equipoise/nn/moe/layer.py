@@ -71,6 +71,8 @@ class Experts(nn.Module):
         self.gate = ExpertMatrix(model.experts, model.expert_ffn, model.hidden)
         self.up = ExpertMatrix(model.experts, model.expert_ffn, model.hidden)
         self.down = ExpertMatrix(model.experts, model.hidden, model.expert_ffn)
+        self.elsewhere: Callable[[Tensor, Tensor], Tensor] | None = None
+        """From rows [R, D] and rows per expert [X] to [R, D], where weights do not stay here."""
 
     def forward(
         self, x_RD: Tensor, counts_X: Tensor, compute: "ExpertProducts | None" = None
@@ -79,6 +81,8 @@ class Experts(nn.Module):
 
         ``compute`` instead of ``expert_swiglu`` where rows of other ranks' experts are among them.
         """
+        if self.elsewhere is not None:
+            return self.elsewhere(x_RD, counts_X)
         weights = self.gate.local, self.up.local, self.down.local
         if compute is not None:
             return compute(x_RD, counts_X, *weights)

@@ -47,6 +47,7 @@ from equipoise.nn.moe.layer import ExchangeSteps, Experts, MixtureOfExperts, run
 from equipoise.nn.shuffle import permute_rows
 from equipoise.nn.tensor import part_of
 from equipoise.parallel.expert.split import ExpertSplit
+from equipoise.parallel.expert.tiers import ExpertTiers
 from equipoise.parallel.overlap.travel import RowsTravel
 from equipoise.spec.model.experts import require_units, split_experts
 
@@ -171,7 +172,13 @@ def sort_arrivals(here_NX: Tensor, rows: int) -> Tensor:
     return torch.argsort(arrived, stable=True)
 
 
-def spread_experts(module: nn.Module, mesh: Mesh, *, policy: MixedPrecisionPolicy) -> list[Ledger]:
+def spread_experts(
+    module: nn.Module,
+    mesh: Mesh,
+    *,
+    policy: MixedPrecisionPolicy,
+    tiers: ExpertTiers | None = None,
+) -> list[Ledger]:
     """Keep of every layer's experts this rank's alone, and let tokens travel to the others.
 
     To be called by every rank of the mesh, on the same whole weights, before ``fully_shard`` takes
@@ -182,6 +189,7 @@ def spread_experts(module: nn.Module, mesh: Mesh, *, policy: MixedPrecisionPolic
         mesh: Its ``ep`` ranks share the experts, and ``etp`` ranks the hidden units of each; ZeRO
             splits what a rank has of them over ``edp``.
         policy: Of mixed precision.
+        tiers: Takes what a rank has of them, instead of ZeRO.
 
     Returns:
         What this rank will send over ep, one ledger for each layer; none where ranks share no
@@ -191,7 +199,7 @@ def spread_experts(module: nn.Module, mesh: Mesh, *, policy: MixedPrecisionPolic
         LayoutError: a rank would have no expert, or no hidden unit of its experts.
     """
     layout = mesh.layout
-    if layout.ep * layout.etp == 1:
+    if layout.ep * layout.etp == 1 and tiers is None:
         return []
     layers = sparse_layers(module)
     peers, sharers, weights = mesh.peers("ep"), mesh.peers("etp"), _experts_mesh(mesh)
@@ -209,13 +217,19 @@ def spread_experts(module: nn.Module, mesh: Mesh, *, policy: MixedPrecisionPolic
             mine = whole[first : first + shares[peers.rank]].narrow(dim, units.start, len(units))
             is_trained = matrix.weight.requires_grad
             matrix.weight = _place(mine, whole, weights, dim, is_trained=is_trained)
-        fully_shard(
-            layer.experts,
-            mesh=weights,
-            dp_mesh_dims=dims,
-            reshard_after_forward=layout.zero == 3,
-            mp_policy=policy,
-        )
+        if tiers is not None:
+            longest = -(-shares[0] // layout.edp)
+            tiers.add(layer.experts, longest, weights, [Shard(0)] * weights.ndim)
+        else:
+            fully_shard(
+                layer.experts,
+                mesh=weights,
+                dp_mesh_dims=dims,
+                reshard_after_forward=layout.zero == 3,
+                mp_policy=policy,
+            )
+        if peers.count * sharers.count == 1:
+            continue
         ledgers.append(Ledger(peers.count))
         layer.exchange = ExpertExchange(peers, tuple(shares), ledgers[-1], split)
     return ledgers

@@ -27,6 +27,7 @@ from equipoise.comm.group import Ranks
 from equipoise.nn.decoder import Decoder
 from equipoise.nn.moe.balance import balances
 from equipoise.parallel.expert.balanced import BalancedExchange, balanced_exchanges
+from equipoise.parallel.expert.buffers import TierCounts
 from equipoise.parallel.expert.exchange import ExpertExchange, Travelled, sparse_layers
 from equipoise.parallel.expert.parted import PartedExchange
 from equipoise.parallel.expert.planned import PLANNED
@@ -45,6 +46,8 @@ class ExpertLoads:
     """``PlannedLoads`` by sparse layer."""
     travelled: Travelled | None
     """What rows took on this rank, if the model has a shortcut."""
+    file: TierCounts | None = None
+    """What experts in a file took on this rank, if there are any."""
 
 
 def step_loads(decoder: nn.Module, ranks: Ranks, *, step: int, labels: int) -> ExpertLoads | None:

@@ -7,16 +7,64 @@ Kept true (tests/multi/parallel/test_balanced.py, tests/multi/parallel/test_tute
     A policy that these ranks cannot obey is refused before the first step.
 """
 
+from pathlib import Path
+
 from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from equipoise.balance.expert.policies import SPECULATIVE, require_balanced
 from equipoise.balance.expert.price import RowPrices
+from equipoise.base.errors import LayoutError
+from equipoise.comm.mesh import Mesh
 from equipoise.parallel.expert.balanced import BalancedExchange
 from equipoise.parallel.expert.exchange import ExpertExchange, sparse_layers
 from equipoise.parallel.expert.parted import PartedExchange
 from equipoise.parallel.expert.switched import SwitchedExchange
+from equipoise.parallel.expert.tiers import ExpertTiers
 from equipoise.parallel.overlap.parts import PartedSites, Parts
 from equipoise.spec.run.layout import ExpertsSpec
+
+
+def make_tiers(
+    module: nn.Module,
+    mesh: Mesh,
+    wish: ExpertsSpec,
+    *,
+    policy: MixedPrecisionPolicy,
+    folder: Path | None,
+) -> ExpertTiers | None:
+    """What holds experts in a file, where a run has memory for a part of them alone.
+
+    Args:
+        module: Whose layers ``spread_experts`` gives to it.
+        mesh: Groups of the layout.
+        wish: How much memory.
+        policy: Of mixed precision.
+        folder: For the file; a temporary one unless given.
+
+    Raises:
+        LayoutError: the layout or the device is not proven with it.
+    """
+    layers, layout = sparse_layers(module), mesh.layout
+    if not wish.memory_mib or not layers:
+        return None
+    device = mesh.ranks.device.type
+    if layout.zero != 3 or max(layout.pp, layout.etp, layout.replicas) > 1 or device != "cpu":
+        raise LayoutError(
+            f"experts.memory_mib = {wish.memory_mib:g} is proven on CPU ranks with zero = 3, "
+            f"pp = etp = replicas = 1; these are {device} ranks with zero = {layout.zero}, "
+            f"pp = {layout.pp}, etp = {layout.etp}, replicas = {layout.replicas}. Set "
+            f"experts.memory_mib = 0."
+        )
+    tiers = ExpertTiers(
+        folder,
+        int(wish.memory_mib * 2**20),
+        layers=len(layers),
+        peers=mesh.peers("edp"),
+        width=policy.param_dtype,
+    )
+    module.register_forward_pre_hook(lambda *_: tiers.begin())
+    return tiers
 
 
 def balance_experts(module: nn.Module, wish: ExpertsSpec, *, parts: Parts = 1) -> None:

@@ -32,6 +32,8 @@ Sources
     sum reduction.
 """
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import nn
 from torch.distributed.fsdp import (
@@ -51,6 +53,7 @@ from equipoise.cost.memory.weights import SMALL_BYTES, WeightGroup, is_kept_whol
 from equipoise.nn.decoder import Decoder
 from equipoise.nn.moe.layer import MixtureOfExperts
 from equipoise.nn.packed import PackedModel
+from equipoise.parallel.expert.tiers import ExpertTiers
 from equipoise.parallel.zero.exchange import ExchangeGather, ExchangeReduce
 from equipoise.spec.layout import Layout
 
@@ -92,6 +95,8 @@ class ShardedDecoder:
         self._small: set[nn.Module] = set()
         self.meter = WaitMeter()
         """What this rank waits in gathers and sums of weights, on a CPU."""
+        self.tiers: ExpertTiers | None = None
+        """Experts that have no memory, if there are any."""
         policy = mixed_precision(precision)
         weights, data_axes = ranks.data_mesh(zero) if mesh is None else mesh.weights, None
         if mesh is not None and mesh.layout.tp > 1:
@@ -99,8 +104,9 @@ class ShardedDecoder:
             data_axes = DataParallelMeshDims(shard=SHARD_AXIS, replicate=copied)
         pp = 1 if mesh is None else mesh.layout.pp
         width = 4 if policy.param_dtype is None else policy.param_dtype.itemsize
+        elsewhere = _elsewhere(decoder)
         for module in (*decoder.stack, decoder):
-            own = WeightGroup(_count_own(module), 0)
+            own = WeightGroup(_count_own(module, elsewhere), 0)
             if is_kept_whole(own, width=width, zero=zero, pp=pp, small_bytes=small_bytes):
                 self._small.add(module)
             stays = _turns_back(decoder, module, pp) or module in self._small
@@ -110,6 +116,7 @@ class ShardedDecoder:
                 reshard_after_forward=zero == 3 and not stays,
                 mp_policy=policy,
                 dp_mesh_dims=data_axes,
+                ignored_params=elsewhere,
             )
         self._parts = [part for part in decoder.modules() if isinstance(part, FSDPModule)]
         for part in self._parts:
@@ -136,6 +143,10 @@ class ShardedDecoder:
         """Keep only this rank's shards, after forwards that no backward followed."""
         for part in self._parts:
             part.reshard()
+
+    def loading(self, optimizer: torch.optim.Optimizer) -> AbstractContextManager[None]:
+        """A block in which all weights and moments are in memory, to be filled."""
+        return nullcontext() if self.tiers is None else self.tiers.loading(optimizer)
 
     def sum_gradients(self) -> None:
         """Run one micro-batch of no tokens, whose backward sums what the others left."""
@@ -169,10 +180,17 @@ def _require_divided(decoder: PackedModel, layout: Layout) -> None:
         )
 
 
-def _count_own(module: nn.Module) -> int:
+def _elsewhere(decoder: nn.Module) -> set[nn.Parameter]:
+    """Weights of experts that lie in a file (``expert.tiers``)."""
+    layers = [each for each in decoder.modules() if isinstance(each, MixtureOfExperts)]
+    held = [each.experts for each in layers if each.experts.elsewhere is not None]
+    return {weight for experts in held for weight in experts.parameters()}
+
+
+def _count_own(module: nn.Module, elsewhere: set[nn.Parameter]) -> int:
     """Weights of this rank that no part of the module has been given before."""
     parts = [part for part in module.modules() if isinstance(part, FSDPModule)]
-    given = {weight for part in parts for weight in part.parameters()}
+    given = {weight for part in parts for weight in part.parameters()} | elsewhere
     own = [weight for weight in module.parameters() if weight not in given]
     return sum((w.to_local() if isinstance(w, DTensor) else w).numel() for w in own)
 

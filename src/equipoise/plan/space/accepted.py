@@ -25,6 +25,7 @@ from equipoise.base.errors import LayoutError
 from equipoise.cost.curve import counted_curve
 from equipoise.data.mixture import Mixture, open_stream
 from equipoise.data.stream import tell_apart
+from equipoise.schedule.expert.prefetch import FP32_BYTES, SliceBytes
 from equipoise.schedule.pipeline.prices import make_prices
 from equipoise.schedule.pipeline.strategies import write_pipeline
 from equipoise.sim.stages import ranks_of_stages, units_of
@@ -61,12 +62,25 @@ def require_accepted(spec: RunSpec, model: ModelSpec, ranks: int) -> None:
         require_balanced(
             spec.experts, model.experts, ep=layout.ep, etp=layout.etp, tp=layout.tp, pp=layout.pp
         )
+    if spec.experts.memory_mib and model.experts:
+        capacity = int(spec.experts.memory_mib * 2**20)
+        file_of_experts(spec, model, ranks).require(capacity, layers=model.sparse_layers)
     # As many micro-batches as every schedule can run, two of them slices of a document where
     # the policy makes such.
     batches = 2 * layout.pp
     first = 2 if POLICIES[spec.pack.policy].needs_pipeline else 1
     units = [(0, first), *((at, at + 1) for at in range(first, batches))]
     _require_schedule(layout, batches, units)
+
+
+def file_of_experts(spec: RunSpec, model: ModelSpec, ranks: int) -> SliceBytes:
+    """What a sparse layer takes on a rank where ``experts.memory_mib`` puts experts in a file.
+
+    Raises:
+        LayoutError: a rank would have no expert.
+    """
+    width = FP32_BYTES if spec.train.precision == "fp32" else FP32_BYTES // 2
+    return SliceBytes.of_model(model, ranks=ranks, ep=spec.layout.ep, gather_bytes=width)
 
 
 def require_step(

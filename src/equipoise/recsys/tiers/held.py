@@ -14,9 +14,9 @@ import torch
 
 from equipoise.balance.tables.tiers import deal_slots
 from equipoise.base.arrays import Ints
+from equipoise.memory.blocks import BlockFile
 from equipoise.recsys.cache.held import CachedRows
 from equipoise.recsys.optimizer import SparseStep, make_state
-from equipoise.recsys.tiers.blocks import BlockFile
 from equipoise.recsys.tiers.rows import DrawBlock, FileRows, pages_per_block, records_per_block
 from equipoise.schedule.tables.placement import TablePlan
 from equipoise.schedule.tiers.cache import SLOT_BYTES, CachePolicy, SetCache

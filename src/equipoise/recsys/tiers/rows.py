@@ -25,7 +25,7 @@ from torch import Tensor
 
 from equipoise.base.arrays import Ints
 from equipoise.base.errors import CheckpointError
-from equipoise.recsys.tiers.blocks import PAGE_BYTES, BlockFile
+from equipoise.memory.blocks import PAGE_BYTES, BlockFile
 
 DrawBlock = Callable[[Ints], np.ndarray]
 """First records of some places, float32 [n, width] of int64 [n]."""

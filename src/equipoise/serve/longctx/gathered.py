@@ -106,10 +106,10 @@ class GatheredAttention:
         arriving = {peer: allocate(each, q_tHE.device) for peer, each in sections.items()}
         self._post(_SUMS, sums, arriving)
         self._mail.wait(_SUMS)
-        for peer, rows in self._sent.items():
-            o, lse = o_tHE[rows], lse_tH[rows]
+        for peer, own in self._sent.items():
+            o, lse = o_tHE[own], lse_tH[own]
             merge_tile_(o, lse, *unpack(arriving[peer], sections[peer]))
-            o_tHE[rows], lse_tH[rows] = o, lse  # where rows are indices
+            o_tHE[own], lse_tH[own] = o, lse  # where they are indices
         self.seconds += time.perf_counter() - begin_s
         return o_tHE.to(q_tHE.dtype)
 

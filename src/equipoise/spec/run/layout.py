@@ -63,6 +63,14 @@ class ExpertsSpec:
             "relative to run.toml; that of the folder of model.init if empty"
         ),
     ] = ""
+    memory_mib: Annotated[
+        float,
+        Field(
+            ge=0,
+            description="memory of a rank for weights of experts, gathered layers and moments; the "
+            "rest lies in a file, read and gathered ahead; 0: no limit [MiB]",
+        ),
+    ] = 0.0
 
 
 @dataclass(frozen=True, slots=True)

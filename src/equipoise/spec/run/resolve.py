@@ -26,7 +26,7 @@ from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.run.keys import DEFAULT, Fault, Given, Origin, build, keys, toml
 from equipoise.spec.run.lora import FEED_FORWARD, TARGETS, LoraSpec
 from equipoise.spec.run.precision import judge_precision
-from equipoise.spec.run.resolve_model import judge_policy_of_experts, resolve_model
+from equipoise.spec.run.resolve_model import judge_experts, resolve_model
 from equipoise.spec.run.spec import PYTHON_SOURCES, CheckpointSpec, RunSpec
 from equipoise.spec.run.wish import Wish, nearest_multiples
 
@@ -80,7 +80,7 @@ def resolve(
     _judge_together(wish)
     model, model_origins = resolve_model(wish, base)
     _judge_experts_of_lora(wish, model)
-    judge_policy_of_experts(wish, model)
+    judge_experts(wish, model)
     judge_precision(wish, model)
     judge_modality(wish, model)
     spec = build({name: each.value for name, each in wish.given.items()})

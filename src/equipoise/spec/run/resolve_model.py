@@ -254,12 +254,70 @@ def _judge_engine(wish: Wish) -> None:
             f"{toml(wish['experts.policy'])} lets ranks compute each other's experts, but {said}, "
             'which keep all experts on each rank. Set experts.policy = "fixed".',
         )
+    if wish.is_sound("experts.memory_mib") and wish["experts.memory_mib"]:
+        wish.tell(
+            "experts.memory_mib",
+            f"{toml(wish['experts.memory_mib'])} lets experts lie in a file, but {said}, which "
+            f"keep all experts on each rank. Set experts.memory_mib = 0.",
+        )
     if wish["train.recompute"] in ("attention", "selective"):
         wish.tell(
             "train.recompute",
             f"{toml(wish['train.recompute'])} recomputes a part of a layer, but {said}, which "
             'recompute whole layers. Nearest: "every-2", "every-3", "every-4", "full".',
         )
+
+
+def judge_experts(wish: Wish, model: ModelSpec) -> None:
+    """Refuse to balance, or to keep in a file, experts that a model does not have.
+
+    A table of routes that nobody reads is refused, too.
+    """
+    is_read = wish.is_sound("experts.policy") and wish["experts.policy"] == "speculative"
+    if wish.is_sound("experts.policy", "experts.routes") and wish["experts.routes"] and not is_read:
+        wish.tell(
+            "experts.routes",
+            f"{toml(wish['experts.routes'])} is given, but {wish.cite('experts.policy')} reads "
+            f'no table. Set experts.policy = "speculative", or leave it out.',
+        )
+    is_known = all(each.key not in ("model.init", "model.preset") for each in wish.faults)
+    if not wish.is_sound("model.experts") or not is_known or wish["model.engine"] == "transformers":
+        return
+    for name, unset, what in (
+        ("experts.policy", "fixed", "balances experts"),
+        ("experts.memory_mib", 0, "is memory for experts"),
+    ):
+        if wish.is_sound(name) and wish[name] != unset and not model.experts:
+            wish.tell(
+                name,
+                f"{toml(wish[name])} {what}, but the model has none. Set model.experts, or "
+                f"{name} = {toml(unset)}.",
+            )
+    if wish.is_sound("experts.memory_mib") and wish["experts.memory_mib"] and model.experts:
+        _judge_file_of_experts(wish)
+
+
+_WITH_FILE = {
+    "layout.zero": 3,
+    "layout.pp": 1,
+    "layout.etp": 1,
+    "layout.replicas": 1,
+    "layout.parts": 1,
+    "experts.policy": "fixed",
+    "lora.rank": 0,
+}
+"""What experts in a file are proven with."""
+
+
+def _judge_file_of_experts(wish: Wish) -> None:
+    """Refuse what experts in a file are not proven with."""
+    for name, proven in _WITH_FILE.items():
+        if wish.is_sound(name) and wish[name] != proven:
+            wish.tell(
+                "experts.memory_mib",
+                f"{toml(wish['experts.memory_mib'])} puts experts in a file, which is not proven "
+                f"with {wish.cite(name)}. Set {name} = {toml(proven)}, or experts.memory_mib = 0.",
+            )
 
 
 def _resolve_hf(wish: Wish, base: Path, folder: str) -> tuple[ModelSpec, dict[str, str]]:
@@ -341,24 +399,4 @@ def _take_tokenizer(wish: Wish, base: Path, folder: str) -> None:
             "model.init",
             f"{folder} has no {TOKENIZER_FILE}, and {asked} needs the model's own. Copy it there, "
             "or set data.tokenizer to the folder that has it.",
-        )
-
-
-def judge_policy_of_experts(wish: Wish, model: ModelSpec) -> None:
-    """Refuse to balance experts that a model does not have, and a table that nobody reads."""
-    is_read = wish.is_sound("experts.policy") and wish["experts.policy"] == "speculative"
-    if wish.is_sound("experts.policy", "experts.routes") and wish["experts.routes"] and not is_read:
-        wish.tell(
-            "experts.routes",
-            f"{toml(wish['experts.routes'])} is given, but {wish.cite('experts.policy')} reads "
-            f'no table. Set experts.policy = "speculative", or leave it out.',
-        )
-    if not wish.is_sound("experts.policy", "model.experts") or wish["experts.policy"] == "fixed":
-        return
-    is_known = all(each.key not in ("model.init", "model.preset") for each in wish.faults)
-    if is_known and not model.experts and wish["model.engine"] != "transformers":
-        wish.tell(
-            "experts.policy",
-            f"{toml(wish['experts.policy'])} balances experts, but the model has none. Set "
-            'model.experts, or experts.policy = "fixed".',
         )

@@ -37,7 +37,7 @@ _FREE = """
     layout.dp layout.cp layout.tp layout.pp layout.virtual layout.ep
     layout.etp layout.strategy layout.sharding layout.ranks_per_node layout.zero
     layout.replicas layout.parts layout.pin layout.deadline_s
-    experts.policy experts.slots experts.least_rows experts.routes
+    experts.policy experts.slots experts.least_rows experts.routes experts.memory_mib
     checkpoint.every_steps checkpoint.keep checkpoint.rank_mtbf_hours
     checkpoint.second_path
     fault.on fault.restarts fault.within_s fault.least_dp

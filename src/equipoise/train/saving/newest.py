@@ -14,7 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from equipoise.base.errors import CheckpointError
 from equipoise.checkpoint.manifest import Manifest, newest_good, open_manifest
@@ -22,6 +21,7 @@ from equipoise.checkpoint.same import OtherTensorsError
 from equipoise.checkpoint.store import load
 from equipoise.comm.group import Ranks
 from equipoise.observe.journal import Journal
+from equipoise.parallel.zero.shard import ShardedDecoder
 
 Newest = tuple[Path, Manifest, list[str]]
 """A checkpoint, its manifest, and a sentence for each torn one that was passed over."""
@@ -29,7 +29,7 @@ Newest = tuple[Path, Manifest, list[str]]
 
 def load_newest(
     root: Path,
-    module: nn.Module,
+    model: ShardedDecoder,
     optimizer: torch.optim.Optimizer,
     ranks: Ranks,
     journal: Journal,
@@ -41,7 +41,7 @@ def load_newest(
 
     Args:
         root: Folder of the run's checkpoints.
-        module: Sharded weights.
+        model: Sharded weights.
         optimizer: Its moments.
         ranks: All ranks; each of them calls this.
         journal: This rank's.
@@ -55,8 +55,8 @@ def load_newest(
     while (newest := _newest(root, torn, ranks, require, second)) is not None:
         path, manifest, _ = newest
         try:
-            with journal.span("load", step=manifest.step):
-                counts = load(path, module, optimizer, manifest=manifest, ranks=ranks)
+            with journal.span("load", step=manifest.step), model.loading(optimizer):
+                counts = load(path, model.decoder, optimizer, manifest=manifest, ranks=ranks)
         except OtherTensorsError:
             raise
         except CheckpointError as error:

@@ -84,6 +84,7 @@ class RunSaves:
             ranks,
             keep=spec.keep,
             reached=partial(_leave_to_newer, journal),
+            stored=runner.model.tiers and runner.model.tiers.stored,
         )
         if ranks.rank == 0:
             for left in root.glob(f"{SAVING}*"):  # by a run that was killed; its room is needed

@@ -90,3 +90,46 @@ def test_what_cannot_be_is_refused(
 ) -> None:
     assert main([*ARGS, *more]) == 2
     assert capsys.readouterr().err.strip() == message
+
+
+def test_prefetch_is_shown_turn_by_turn(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("explain", "experts", "--memory-mib", "9000")
+    assert main([*asked, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    layers, slice_bytes = 28, said["layer_bytes"]["slice"]
+    assert said["least_bytes"] <= said["memory_bytes"]
+    # Up all layers, down all but the two at the turn; each gather goes to seven ranks in bf16.
+    assert said["pass"]["gathers"] == 2 * layers - 2
+    assert said["pass"]["gathered_bytes"] == said["pass"]["gathers"] * 7 * slice_bytes // 2
+    assert said["update"]["written_bytes"] == 3 * layers * slice_bytes
+    assert max(said[each]["peak_bytes"] for each in ("pass", "update")) <= said["memory_bytes"]
+    assert said["pass"]["demanded"] < said["pass"]["demanded_without_prefetch"]
+    assert main(asked) == 0
+    assert "most 8." in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        (
+            ("100",),
+            "--memory-mib 100 does not hold two of 28 sparse layers: one takes 2.5 GiB of a rank "
+            "with its moments, and 4.1 GiB gathered. Set it to 8400 or more.",
+        ),
+        (("0",), "--memory-mib 0 is not above 0. Give MiB of a rank."),
+        (
+            ("9000", "--slots", "2"),
+            "--slots has no effect with --memory-mib. Give one or the other.",
+        ),
+        (
+            ("9000", "--model", "llama3-8b"),
+            "--model llama3-8b has no experts. Give one that has, as mixtral-8x7b or "
+            "qwen2-57b-a14b.",
+        ),
+    ],
+)
+def test_memory_that_cannot_be(
+    capsys: pytest.CaptureFixture[str], more: tuple[str, ...], sentence: str
+) -> None:
+    assert main(["explain", "experts", "--memory-mib", *more]) in (2, 3)
+    assert sentence in " ".join(capsys.readouterr().err.split())

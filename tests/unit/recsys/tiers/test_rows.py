@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from equipoise.base.errors import CheckpointError
+from equipoise.memory.blocks import PAGE_BYTES
 from equipoise.recsys.optimizer import SparseStep
 from equipoise.recsys.shard import TableShard, make_shard
-from equipoise.recsys.tiers.blocks import PAGE_BYTES
 from equipoise.recsys.tiers.held import TableTiers, file_of, state_columns
 from equipoise.schedule.tables.placement import TablePlacement
 from equipoise.spec.tables.table import SPARSE_OPTIMIZERS, TableSpec

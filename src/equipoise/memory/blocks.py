@@ -11,7 +11,7 @@ What it decides
     a manifest, so that all blocks are those of its commit; what was written after it is free space.
     The last commits are kept, as many as the run keeps checkpoints.
 
-Kept true (tests/unit/recsys/tiers/test_blocks.py, by Hypothesis)
+Kept true (tests/unit/memory/test_blocks.py, by Hypothesis)
     After any writes and a crash between any two of them, the blocks are those of the last commit;
     a damaged block is named; bytes read and written are whole blocks.
 

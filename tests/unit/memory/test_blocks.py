@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.base.errors import CheckpointError
-from equipoise.recsys.tiers.blocks import PAGE_BYTES, BlockFile
+from equipoise.memory.blocks import PAGE_BYTES, BlockFile
 
 BLOCKS = 5
 
