@@ -146,8 +146,8 @@ def build_runner(
             sharded, *stages, store, ranks, journal, precision=train.precision
         )
     optimizer = make_adamw(sharded.decoder, train, sharded.tiers)
-    meters = [sharded.meter, sharing.ledger.meter]
-    meters += [] if sharded.tiers is None else [sharded.tiers.ledger.meter]
+    tiers, meters = sharded.tiers, [sharded.meter, sharing.ledger.meter]
+    meters += [] if tiers is None else [tiers.ledger.meter]
     meters += [] if pipeline is None else [pipeline.pipeline.ledger.meter]
     own = OwnClock(
         meters,
@@ -156,7 +156,7 @@ def build_runner(
     )
     state = StateWatch(
         HeldState(
-            sharded.decoder, optimizer, ranks.rank, beside=sharded.tiers and sharded.tiers.weights
+            sharded.decoder, optimizer, ranks.rank, beside=None if tiers is None else tiers.weights
         ),
         ranks,
         journal,

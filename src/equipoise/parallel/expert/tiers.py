@@ -274,7 +274,7 @@ class ExpertTiers:
         if turn.visit.layer != number:
             raise RuntimeError(f"Layer {number} is used in the turn of layer {turn.visit.layer}.")
         for what in (*STORED, "whole"):
-            self._await(Buffer(what, number))  # type: ignore[arg-type]
+            self._await(Buffer(what, number))
         for move in turn.ahead:
             self._do(move)
 

@@ -269,10 +269,7 @@ def _judge_engine(wish: Wish) -> None:
 
 
 def judge_experts(wish: Wish, model: ModelSpec) -> None:
-    """Refuse to balance, or to keep in a file, experts that a model does not have.
-
-    A table of routes that nobody reads is refused, too.
-    """
+    """Refuse to balance, or to keep in a file, experts that are not there; and an unread table."""
     is_read = wish.is_sound("experts.policy") and wish["experts.policy"] == "speculative"
     if wish.is_sound("experts.policy", "experts.routes") and wish["experts.routes"] and not is_read:
         wish.tell(

@@ -77,6 +77,7 @@ class RunSaves:
     ) -> "RunSaves":
         """What saves as a run's keys say, into a folder and, if there is one, a second one."""
         spec, ranks, (root, second) = run.checkpoint, runner.ranks, places
+        tiers = runner.model.tiers
         saver = Saver(
             root,
             runner.model.decoder,
@@ -84,7 +85,7 @@ class RunSaves:
             ranks,
             keep=spec.keep,
             reached=partial(_leave_to_newer, journal),
-            stored=runner.model.tiers and runner.model.tiers.stored,
+            stored=None if tiers is None else tiers.stored,
         )
         if ranks.rank == 0:
             for left in root.glob(f"{SAVING}*"):  # by a run that was killed; its room is needed
