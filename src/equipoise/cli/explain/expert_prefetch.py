@@ -119,8 +119,8 @@ def _turn(turn: "PrefetchTurn") -> dict[str, Any]:
 
 def _sent(args: argparse.Namespace, plan: "PrefetchSchedule") -> int:
     """Weights that a rank sends to others, in bf16."""
-    others: int = args.ranks - 1
-    return plan.gathers * (plan.sizes.whole // args.ranks) * others
+    sent: int = plan.gathers * (plan.sizes.whole // args.ranks) * (args.ranks - 1)
+    return sent
 
 
 def _print_totals(

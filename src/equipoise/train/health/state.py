@@ -9,8 +9,9 @@ What it decides
     - *copies*, which several ranks hold (ZeRO 0, or ``layout.replicas``): every
       ``fault.fingerprint_steps`` steps, with each other;
     - *parts*, which one rank alone holds (ZeRO 1 to 3): nobody else can say what they were. So
-      each is compared with itself, after an update and before the next: between the two nothing
-      may write to it. On a device that reads all bytes too often, so there only copies are watched.
+      each is compared with itself, after an update, or when a run begins, and before the next:
+      between the two nothing may write to it. On a device that reads all bytes too often, so there
+      only copies are watched.
 
     Both are compared when gradients are there and before the update, so that a step which finds a
     change has changed nothing. The state that a checkpoint holds is compared in the step after, at
@@ -25,7 +26,7 @@ What it decides
 
     Not covered: gradients and activations, and what happens during an update to a part.
 
-Kept true (tests/multi/fault/test_flips.py)
+Kept true (tests/multi/fault/test_flips.py, tests/unit/train/test_state_watch.py)
     A flip of any bit, a swap, and two equal flips are found within the steps between comparisons;
     the run ends with the weights of an undisturbed one.
 """
@@ -66,14 +67,15 @@ class StateWatch:
 
     def begin(self, step: int) -> None:
         """Trust the state as it is now, after a step: it was made, or loaded and verified."""
-        self.verified, self._parts, self._covers_all, self._saved_step = step, None, False, -1
+        self.verified, self._saved_step = step, -1
+        self.updated()
 
     def note_save(self, step: int) -> None:
         """Compare the state of a checkpoint in the step after."""
         self._saved_step = step
 
     def updated(self) -> None:
-        """Take the fingerprints of parts, right after an update."""
+        """Take the fingerprints of parts, right after an update or when a run begins."""
         if self._watches_parts:
             held = self._state.held()
             self._parts = _sums(_parts(held))
