@@ -98,6 +98,6 @@ def test_inspect_says_what_a_recommender_and_its_checkpoints_hold(
     (own / "recommend.json").write_text("[]")
     facts = json.loads(run(capsys, "inspect", str(own), "--json")[1])
     assert facts["record"] == (
-        f"{own / 'recommend.json'} cannot be read: it does not hold a JSON object. Delete it, and run "
-        "the same `equipoise train` again, which writes it from the newest checkpoint."
+        f"{own / 'recommend.json'} cannot be read: it does not hold a JSON object. Delete it, and "
+        "run the same `equipoise train` again, which writes it from the newest checkpoint."
     )
