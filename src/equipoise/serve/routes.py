@@ -47,6 +47,7 @@ from equipoise.nn.moe.route import ExpertRows, chosen_experts
 from equipoise.serve.generate import build_decoder
 from equipoise.serve.source import TrainedModel
 from equipoise.spec.model.experts import split_experts
+from equipoise.spec.model.hf_config import hf_config
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.pack import Pieces
 from equipoise.spec.run.resolved import read_resolved
@@ -93,7 +94,7 @@ def cluster_model(
         held_tokens: Of the held-out documents, at most.
 
     Raises:
-        ModelError: the model has no experts, or not of our own decoder.
+        ModelError: the model has no experts, or not of our own decoder; or no folder can hold it.
         LayoutError: a rank would have no expert.
         SpecError: the run names no held-out documents.
         DataError: all of them were trained, or a token cache is damaged.
@@ -106,6 +107,7 @@ def cluster_model(
             f"{trained.origin} has {what}; --cluster-experts renumbers the experts of a model of "
             f"equipoise's own decoder."
         )
+    hf_config(model)  # refuses now what no folder can hold
     split_experts(model.experts, ranks=ranks)
     if ranks < 2:
         raise SpecError(f"--cluster-experts {ranks}: experts are clustered for 2 ranks or more.")

@@ -191,9 +191,10 @@ def _kind_of_experts(model: ModelSpec) -> str:
         if every_layer and alike == (0, False, True, model.ffn):
             return "mixtral"
     raise ModelError(
-        "No Hugging Face model type has these experts. mixtral has them in every layer, with "
-        "weights that sum to one, and no shared expert, bias or norm of queries; qwen2_moe has a "
-        "shared expert with a gate; qwen3_moe has norms of queries and keys and no shared expert; "
+        "No Hugging Face model type has these experts. mixtral has them in every layer, as wide as "
+        f"model.ffn (here {model.expert_ffn} and {model.ffn}), with weights that sum to one, and "
+        "no shared expert, bias or norm of queries; qwen2_moe has a shared expert with a gate; "
+        "qwen3_moe has norms of queries and keys and no shared expert; "
         "and none adds a bias to a router's scores. Train with one of them to export."
     )
 

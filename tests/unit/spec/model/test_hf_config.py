@@ -45,7 +45,8 @@ def test_transformers_loads_what_is_written(name: str) -> None:
 
 def test_experts_that_no_model_type_has_are_not_written() -> None:
     message = (
-        "No Hugging Face model type has these experts. mixtral has them in every layer, with "
+        "No Hugging Face model type has these experts. mixtral has them in every layer, as wide as "
+        "model.ffn (here 14336 and 14336), with "
         "weights that sum to one, and no shared expert, bias or norm of queries; qwen2_moe has a "
         "shared expert with a gate; qwen3_moe has norms of queries and keys and no shared expert; "
         "and none adds a bias to a router's scores. Train with one of them to export."
