@@ -1,6 +1,7 @@
 """Ranks that are killed in a step (F1) or in a save (F2), or starved of memory (F12)."""
 
 import math
+from pathlib import Path
 
 from equipoise.fault.drill.acts import SAVE_POINTS, SHARED_POINTS
 from equipoise.fault.drill.facts import events, resumed_s
@@ -18,9 +19,9 @@ _LONGEST_S = 0.5
 _IN_A_ROW = 3
 """After as many kills at one step a rank is given up (``fault.policy``)."""
 
-_SOON, _ROUNDING, _GROWN = 4, 1e-5, 1e-3
+_SOON, _ROUNDING = 4, 1e-5
 """Until 4 steps after a start with fewer ranks, losses differ by rounding alone: by 1e-5 of
-themselves. Each update makes that larger, to at most 1e-3 by the last step."""
+themselves. Each update makes that larger."""
 
 _READY_WITHIN_S = 300
 """Deadline of waits while a rank waits until others are ready [s]."""
@@ -60,7 +61,8 @@ def kill_ready(stage: Stage, repeat: int) -> Rehearsal:
 def shrink(stage: Stage, repeat: int) -> Rehearsal:
     """A rank is ended at one step of three starts in a row; the others go on without it.
 
-    What is timed is the start with fewer ranks.
+    What is timed is the start with fewer ranks. Those must end with the state of as many ranks that
+    were started from the same checkpoint without a fault.
     """
     draw, rank = stage.draw("shrink", repeat), (stage.ranks - 1 - repeat) % stage.ranks
     step = draw.randint(2, STEPS - 1)
@@ -77,7 +79,8 @@ def shrink(stage: Stage, repeat: int) -> Rehearsal:
     goes_on = BY_ITSELF if code == 0 and since else ""
     off = stage.loss_distances(folder)
     begun = [each["resumed_step"] for each in events(folder, "start")][-1] if off else 0
-    soon, ever = max(off[: begun + _SOON], default=math.inf), max(off, default=math.inf)
+    soon = max(off[: begun + _SOON], default=math.inf)
+    is_equal = soon <= _ROUNDING and stage.is_equal(folder, _started_with_fewer(stage, begun))
     return Rehearsal(
         injected=f"SIGKILL, {len(struck)} times, rank {rank} in forward of step {step}",
         detected_by="launcher" if line else "",
@@ -85,13 +88,24 @@ def shrink(stage: Stage, repeat: int) -> Rehearsal:
         detected_s=None if line is None else line.at_s - struck[-1].at_s,
         resumed_s=resumed_s(folder, since[0]) if since else None,
         lost_tokens=stage.lost_tokens(folder, *(each.step for each in struck)),
-        is_equal=soon <= _ROUNDING and ever <= _GROWN,
+        is_equal=is_equal,
         goes_on=goes_on,
         said=line.text if line else attempt.last_words,
         note=f"{stage.data_ranks - 1} of {stage.data_ranks} data-parallel ranks went on with the "
-        f"same batches; losses differ by at most {soon:.1g} of themselves until {_SOON} steps "
-        f"later, and by {ever:.1g} until the end.",
+        f"same batches, to the bit as if started with so many; losses differ from all ranks' by at "
+        f"most {soon:.1g} of themselves until {_SOON} steps later."
+        if is_equal
+        else "",
     )
+
+
+def _started_with_fewer(stage: Stage, step: int) -> Path:
+    """The folder of a run of fewer ranks from a checkpoint of the undisturbed one, or from none."""
+    name = "shrink-planned"
+    folder = stage.copied(name, until=step) if step else stage.folder(name)
+    with stage.start(folder, f"--layout.dp={stage.data_ranks - 1}") as attempt:
+        attempt.end()
+    return folder
 
 
 def has_one(stage: Stage) -> str:

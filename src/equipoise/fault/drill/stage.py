@@ -156,12 +156,15 @@ class Stage:
         """Start the run in a folder of its own."""
         return Attempt((*self.words, "--out", str(folder), "--no-proof", *more), drill)
 
-    def is_equal(self, folder: Path) -> bool:
-        """Whether a run ended with the weights, moments and documents of the undisturbed one."""
-        ours = state(folder, STEPS)
-        return bool(ours) and (
-            (ours, ledger(folder)) == (state(self.reference, STEPS), ledger(self.reference))
-        )
+    def is_equal(self, folder: Path, other: Path | None = None) -> bool:
+        """Whether a run ended with the weights, moments and documents of another.
+
+        Args:
+            folder: Of the rehearsed run.
+            other: The undisturbed run unless given.
+        """
+        ours, other = state(folder, STEPS), other or self.reference
+        return bool(ours) and (ours, ledger(folder)) == (state(other, STEPS), ledger(other))
 
     def loss_distances(self, folder: Path) -> list[float]:
         """By how much of itself each step's loss differs from the undisturbed run's.
