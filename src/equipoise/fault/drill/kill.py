@@ -92,7 +92,7 @@ def shrink(stage: Stage, repeat: int) -> Rehearsal:
         goes_on=goes_on,
         said=line.text if line else attempt.last_words,
         note=f"{stage.data_ranks - 1} of {stage.data_ranks} data-parallel ranks went on with the "
-        f"same batches, to the bit as if started with so many; losses differ from all ranks' by at "
+        f"same batches, to the bit as if started on as few; losses differ from all ranks' by at "
         f"most {soon:.1g} of themselves until {_SOON} steps later."
         if is_equal
         else "",

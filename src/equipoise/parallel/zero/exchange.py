@@ -20,7 +20,7 @@ Sources
     torch 2.13, ``FSDPModule.set_custom_all_gather``; ``bench/peers/zero.py`` for seconds.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -29,10 +29,20 @@ from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatt
 
 from equipoise.comm.meter import WaitMeter
 
+NotePart = Callable[[Tensor, dist.ProcessGroup], object]
+"""Takes a part that goes to each other rank of a group, and the group, before it goes."""
+
 
 class _Exchange:
-    def __init__(self, meter: WaitMeter) -> None:
-        self._meter = meter
+    """One of the two, on a rank.
+
+    Args:
+        meter: Of the time that this rank waits.
+        note: Counts what is sent; nothing does unless given.
+    """
+
+    def __init__(self, meter: WaitMeter, note: NotePart = lambda *_: None) -> None:
+        self._meter, self._note = meter, note
 
     def allocate(
         self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
@@ -52,6 +62,7 @@ class ExchangeGather(_Exchange, AllGather):
         async_op: bool = False,
     ) -> dist.Work | None:
         """Fill ``output`` with every rank's ``input``, in order."""
+        self._note(input_tensor, group)
         if group.size() != 2:
             with self._meter.wait():
                 work: dist.Work | None = dist.all_gather_single(
@@ -85,6 +96,7 @@ class ExchangeReduce(_Exchange, ReduceScatter):
         del async_op
         if op != dist.ReduceOp.SUM:
             raise ValueError(f"Gradients are summed, and {op} was asked for: force a sum.")
+        self._note(output_tensor, group)
         if group.size() == 2:
             parts = input_tensor.chunk(2)
             came = torch.empty_like(output_tensor)

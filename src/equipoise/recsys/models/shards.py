@@ -84,6 +84,8 @@ class DensePart:
         hosts = mesh.get_group(REPLICATE_AXIS) if is_hybrid else None
         for unit in (*units_of(self.model), self.model):
             fully_shard(unit, mesh=mesh[SHARD_AXIS], reshard_after_forward=True)
+        gather = ExchangeGather(self.meter, partial(self.count, "gather"))
+        scatter = ExchangeReduce(self.meter, partial(self.count, "scatter"))
         self._parts = [each for each in self.model.modules() if isinstance(each, FSDPModule)]
         for part in self._parts:
             part.set_gradient_divide_factor(1.0)
@@ -91,8 +93,8 @@ class DensePart:
             # Its own order of layers has those of scoring, too, which no backward follows: it would
             # gather one more in the step after.
             part.set_modules_to_backward_prefetch([part])
-            part.set_custom_all_gather(_CountedGather(self, "gather"))
-            part.set_custom_reduce_scatter(_CountedReduce(self, "scatter"))
+            part.set_custom_all_gather(gather)
+            part.set_custom_reduce_scatter(scatter)
             if hosts is not None:
                 part.set_all_reduce_hook(partial(self._sum_over_hosts, hosts=hosts))
 
@@ -100,8 +102,9 @@ class DensePart:
         """Sum a shard's gradient, float32 [n], over hosts, in place."""
         whole = nn.functional.pad(grad, (0, -len(grad) % hosts.size()))
         part = whole.new_empty(len(whole) // hosts.size())
-        _CountedReduce(self, "across")(part, whole, hosts, dist.ReduceOp.SUM)
-        _CountedGather(self, "across")(whole, part, hosts)
+        across = partial(self.count, "across")
+        ExchangeReduce(self.meter, across)(part, whole, hosts, dist.ReduceOp.SUM)
+        ExchangeGather(self.meter, across)(whole, part, hosts)
         grad.copy_(whole[: len(grad)])
 
     def count(self, stage: str, part: Tensor, group: dist.ProcessGroup) -> None:
@@ -139,39 +142,6 @@ class DensePart:
             {"dense": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
         )
         return state
-
-
-class _CountedGather(ExchangeGather):
-    def __init__(self, dense: DensePart, stage: str) -> None:
-        super().__init__(dense.meter)
-        self._dense, self._stage = dense, stage
-
-    def __call__(
-        self,
-        output_tensor: Tensor,
-        input_tensor: Tensor,
-        group: dist.ProcessGroup,
-        async_op: bool = False,
-    ) -> dist.Work | None:
-        self._dense.count(self._stage, input_tensor, group)
-        return super().__call__(output_tensor, input_tensor, group, async_op)
-
-
-class _CountedReduce(ExchangeReduce):
-    def __init__(self, dense: DensePart, stage: str) -> None:
-        super().__init__(dense.meter)
-        self._dense, self._stage = dense, stage
-
-    def __call__(
-        self,
-        output_tensor: Tensor,
-        input_tensor: Tensor,
-        group: dist.ProcessGroup,
-        op: dist.ReduceOp | dist.ReduceOp.RedOpType,
-        async_op: bool = False,
-    ) -> None:
-        self._dense.count(self._stage, output_tensor, group)
-        super().__call__(output_tensor, input_tensor, group, op, async_op)
 
 
 def units_of(model: nn.Module) -> list[nn.Module]:
