@@ -18,6 +18,7 @@ import torch
 from equipoise.checkpoint import blocks, manifest, publish
 from equipoise.checkpoint.blocks import SummedFile, sum_block
 from equipoise.comm import patience, signature, standstill
+from equipoise.data.cache import verified
 from equipoise.fault import blame, fingerprint, policy, recover
 from equipoise.fault.detect import copies, links, slow
 from equipoise.fault.drill import inside
@@ -123,6 +124,14 @@ GUARDS = {
         lambda self, number: memoryview(bytes(blocks.BLOCK_BYTES)),
         "checkpoint/test_blocks.py::test_a_changed_byte_is_noticed_by_reads_of_its_block_alone",
         three_blocks,
+    ),
+    "digest of every chunk of documents": Guard(
+        verified,
+        "_digest",
+        lambda data: bytes(16),
+        "data/cache/test_verified.py"
+        "::test_a_file_that_is_cut_under_a_run_ends_in_a_sentence",
+        in_folder,
     ),
     "tensor in a torn shard": Guard(
         manifest,
