@@ -129,8 +129,7 @@ GUARDS = {
         verified,
         "_digest",
         lambda data: bytes(16),
-        "data/cache/test_verified.py"
-        "::test_a_file_that_is_cut_under_a_run_ends_in_a_sentence",
+        "data/cache/test_verified.py::test_a_file_that_is_cut_under_a_run_ends_in_a_sentence",
         in_folder,
     ),
     "tensor in a torn shard": Guard(
