@@ -24,7 +24,7 @@ from equipoise.base.errors import DataError
 from equipoise.base.read import read_text, reason
 from equipoise.base.shown import counted, shown
 from equipoise.data.columns import open_parquet
-from equipoise.recsys.rank.coding import text_of
+from equipoise.recsys.rank.coding import ListText
 
 ML_100K = "ml-100k"
 _ATOMIC_TYPES = ("token", "token_seq", "float", "float_seq")
@@ -131,15 +131,10 @@ def _column(path: Path, name: str, column: Any) -> np.ndarray:
     return np.array(cells.tolist()) if is_plain else cells
 
 
-class _Bag(str):
-    """The values of a list, separated by blanks."""
-
-    __slots__ = ()
-
-
 def _cell(value: Any) -> Any:
     if isinstance(value, list):
-        return _Bag(" ".join(text_of(_cell(each)) for each in value))
+        is_nested = any(isinstance(each, list | dict) for each in value)
+        return value if is_nested else ListText.of([*map(_cell, value)])
     return np.nan if value is None else value.decode() if isinstance(value, bytes) else value
 
 
@@ -238,7 +233,7 @@ def time_order(columns: Mapping[str, np.ndarray], name: str, label: str) -> tupl
 
 
 def require_values(column: np.ndarray, name: str, label: str, *, is_bag: bool) -> None:
-    """Refuse lists and objects where a sample has one value, as requests do.
+    """Refuse lists and objects where a sample has one value, and lists in lists, as requests do.
 
     Raises:
         DataError: names the first row that is wrong.
@@ -246,7 +241,9 @@ def require_values(column: np.ndarray, name: str, label: str, *, is_bag: bool) -
     for row, value in enumerate(column.tolist() if column.dtype == object else (), start=1):
         if isinstance(value, dict):
             what, fix = "an object", "Write its fields as columns"
-        elif isinstance(value, _Bag) and not is_bag:
+        elif isinstance(value, list):
+            what, fix = "a list of lists or objects", "Write a list of texts or numbers"
+        elif isinstance(value, ListText) and not is_bag:
             what, fix = "a list", "List it in data.bags"
         else:
             continue

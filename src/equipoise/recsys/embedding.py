@@ -190,7 +190,16 @@ class ShardedTables:
     def keep_gradients(
         self, arrived: list[Tensor], by_table: dict[str, Tensor], passed: Delivered
     ) -> None:
-        """Sum by row what arrived for each shard's bags, and what copies have for this rank's."""
+        """Sum by row what arrived for each shard's bags, and what copies have for this rank's.
+
+        Raises:
+            LayoutError: the gradients of another backward wait for ``step``.
+        """
+        if self._gradients is not None:
+            raise LayoutError(
+                "The tables have the gradient of another backward, and one more would replace it. "
+                "Look up all samples of a step in one forward, and call step() after its backward."
+            )
         self._gradients = [
             (shard, *sum_rows(bags.ids, bags.lengths, pooled))
             for shard, bags, pooled in zip(self.shards, passed.bags, arrived, strict=True)

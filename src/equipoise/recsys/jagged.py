@@ -48,7 +48,13 @@ class KeyedJagged:
                 f"{kinds[1]}. Convert them with Tensor.to()."
             )
         if len(set(self.keys)) < len(self.keys):
-            raise DataError("Two features have one key. Rename one.")
+            doubled = next(key for key in self.keys if self.keys.count(key) > 1)
+            raise DataError(f"Two features have the key {doubled}. Rename one.")
+        if self.values.ndim != 1:
+            raise DataError(
+                f"Ids of all bags lie end to end, in one dim, and have shape "
+                f"{list(self.values.shape)}. Flatten them."
+            )
         total = int(self.lengths.sum())
         if (self.lengths < 0).any() or total != len(self.values):
             raise DataError(
@@ -61,11 +67,14 @@ class KeyedJagged:
         """From lists: for each feature, for each sample, its ids.
 
         Raises:
-            DataError: an id is not a whole number, or features have different numbers of samples.
+            DataError: there is no feature, an id is not a whole number or beyond 64 bits, or
+                features have different numbers of samples.
 
         >>> KeyedJagged.from_bags({"genre": [[4, 1], [], [7]]}).lengths.tolist()
         [[2, 0, 1]]
         """
+        if not bags:
+            raise DataError("A batch needs a feature, and has none. Give each table its bags.")
         lengths = [[len(bag) for bag in rows] for rows in bags.values()]
         if len({len(row) for row in lengths}) > 1:
             counts = ", ".join(f"{key} {len(rows)}" for key, rows in bags.items())
@@ -73,7 +82,7 @@ class KeyedJagged:
         values = [_whole(key, each) for key, rows in bags.items() for bag in rows for each in bag]
         return cls(
             tuple(bags),
-            torch.tensor(lengths, dtype=torch.int32).reshape(len(bags), -1),
+            torch.tensor(lengths, dtype=torch.int32).reshape(len(bags), len(lengths[0])),
             torch.tensor(values, dtype=torch.int64),
         )
 
@@ -147,10 +156,16 @@ def require_ids(key: str, lengths: Tensor, values: Tensor, rows: int) -> None:
 
 
 def _whole(key: str, number: SupportsIndex) -> int:
-    """An id as an integer; torch would cut a fraction off."""
+    """An id as an integer of 64 bits; torch would cut a fraction off."""
     try:
-        return index(number)
+        whole = index(number)
     except TypeError:
         raise DataError(
             f"Feature {key}: id {number!r} is not a whole number. Map values to rows first."
         ) from None
+    if not -(1 << 63) <= whole < 1 << 63:
+        raise DataError(
+            f"Feature {key}: an id of {whole.bit_length():,} bits exceeds int64, which has 63 and "
+            "a sign. Map values to rows first."
+        )
+    return whole

@@ -35,7 +35,7 @@ from equipoise.recsys.columns import (
     time_order,
 )
 from equipoise.recsys.jagged import KeyedJagged
-from equipoise.recsys.rank.coding import Coding, NumberScale
+from equipoise.recsys.rank.coding import Coding, NumberScale, words_of
 from equipoise.recsys.sessions.order import find_sessions, shuffle_sessions
 from equipoise.spec.recommend import ColumnsSpec
 
@@ -223,7 +223,7 @@ def _split(values: np.ndarray, *, is_bag: bool) -> tuple[Ints, np.ndarray]:
     """Where each sample's bag begins, and all values; an empty value is an empty bag."""
     if not is_bag:
         return np.arange(len(values) + 1), values.astype(str)
-    bags = [str(value).split() for value in values.tolist()]
+    bags = [words_of(value) for value in values.tolist()]
     lengths = np.array([len(bag) for bag in bags], dtype=np.int64)
     return np.concatenate(([0], np.cumsum(lengths))), np.array(
         [each for bag in bags for each in bag], dtype=str

@@ -84,7 +84,7 @@ def load(
             )
     state = torch.load(checkpoint / DENSE, weights_only=True)
     load_module(checkpoint, dense, state["dense"])
-    optimizer.load_state_dict(_own_moments(state["optimizer"], optimizer))
+    load_moments(optimizer, state["optimizer"])
     tables.load_parts(lambda name: torch.load(checkpoint / f"{name}.pt", weights_only=True))
     tables.number = int(facts["number"])
     return RankSaved(int(facts["step"]), list(facts["losses"]), facts["best"])
@@ -111,14 +111,15 @@ def load_module(checkpoint: Path, module: nn.Module, state: Mapping[str, Tensor]
     module.load_state_dict({key: take_shards(each, weights[key]) for key, each in state.items()})
 
 
-def _own_moments(state: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """A whole state of Adam as this rank holds it."""
+def load_moments(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+    """Take the moments of a whole state of Adam; rates and decay stay those of this run."""
     weights = [each for group in optimizer.param_groups for each in group["params"]]
     moments = {
         at: {key: take_shards(each, weights[at]) for key, each in held.items()}
         for at, held in state["state"].items()
     }
-    return {**state, "state": moments}
+    own = optimizer.state_dict()["param_groups"]
+    optimizer.load_state_dict({"state": moments, "param_groups": own})
 
 
 def _shapes(tables: Mapping[str, Any]) -> str:

@@ -71,6 +71,16 @@ def test_batches_that_do_not_add_up_are_refused() -> None:
         KeyedJagged(("a",), torch.zeros(2, 1, dtype=torch.int32), torch.zeros(0).long())
     with pytest.raises(DataError, match=r"^Feature a: id 1.5 is not a whole number\. Map"):
         KeyedJagged.from_bags({"a": [[1], [1.5]]})
+    with pytest.raises(DataError) as error:
+        KeyedJagged.from_bags({"a": [[2**63]]})
+    assert str(error.value) == (
+        "Feature a: an id of 64 bits exceeds int64, which has 63 and a sign. Map values to rows "
+        "first."
+    )
+    with pytest.raises(DataError, match=r"^A batch needs a feature, and has none\. Give each"):
+        KeyedJagged.from_bags({})
+    with pytest.raises(DataError, match=r"in one dim, and have shape \[2, 1\]\. Flatten them"):
+        KeyedJagged(("a",), torch.tensor([[1, 1]], dtype=torch.int32), torch.zeros(2, 1).long())
     lengths, ids = torch.tensor([[1, 1]]), torch.tensor([1.0, 2.0])
     for given, kinds in (
         ((lengths, ids.long()), "torch.int64 and torch.int64"),
@@ -82,7 +92,7 @@ def test_batches_that_do_not_add_up_are_refused() -> None:
             f"Lengths must be torch.int32 and ids torch.int64; they are {kinds}. Convert them with "
             "Tensor.to()."
         )
-    with pytest.raises(DataError, match=r"Two features have one key. Rename one."):
+    with pytest.raises(DataError, match=r"^Two features have the key a\. Rename one\.$"):
         KeyedJagged(("a", "a"), torch.zeros(2, 1, dtype=torch.int32), torch.zeros(0).long())
 
 
@@ -96,5 +106,14 @@ def test_steps_out_of_turn_are_refused() -> None:
     with torch.no_grad():
         tables(batch)
     tables.step()
+    before = tables.shards[1].weight.clone()
+    both = tables(batch).sum() + tables(batch.select(0, 1)).sum()
+    with pytest.raises(LayoutError) as error:
+        both.backward()
+    assert str(error.value) == (
+        "The tables have the gradient of another backward, and one more would replace it. Look up "
+        "all samples of a step in one forward, and call step() after its backward."
+    )
+    assert torch.equal(tables.shards[1].weight, before)
     with pytest.raises(LayoutError, match=r"planned for 2 ranks; 1 joined\. Plan them for 1\."):
         make(2)

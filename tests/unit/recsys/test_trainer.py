@@ -58,3 +58,22 @@ def test_weights_of_another_model_are_not_loaded(tmp_path: Path) -> None:
         f"{checkpoint} holds another model: its top.0.weight is (8, 22) (this run: (9, 22)). "
         "Restore a checkpoint of this run, or choose another folder with --out."
     )
+
+
+def test_a_run_that_goes_on_obeys_another_weight_decay(tmp_path: Path) -> None:
+    """The optimizer's state in a checkpoint has one, too, which was taken instead."""
+    spec, base = read_recommend(write_clicks(tmp_path), [("layout.dp", "1")])
+    samples, folder = read_samples(spec.data, base), tmp_path / "run"
+    prepare(folder, spec, base)
+    plan = plan_samples(spec, samples).plan
+    made = []
+    for decay in (0.0, 0.5):
+        given = replace(spec, train=replace(spec.train, weight_decay=decay))
+        alone = TimedExchange(alone=True)
+        made.append(RankTrainer(folder, given, samples, plan, EventSink(), alone))
+        made[-1].resume()
+        made[-1].run(lambda _: None, stop_at=5 if decay == 0 else 6)
+    (group,) = made[1].optimizer.param_groups
+    assert (group["weight_decay"], group["lr"]) == (0.5, spec.train.lr)
+    steps = {int(each["step"]) for each in made[1].optimizer.state.values()}
+    assert steps == {6}

@@ -6,8 +6,9 @@ Why
 
 What it decides
     A value is looked up as its text, as training read it: 196, "196" and a Parquet integer are one
-    value; null is "nan". A value that training did not have is row 0. A bag is a list, or words
-    separated by blanks. Numbers are shifted and scaled in float64, then rounded to float32.
+    value; null is "nan". A value that training did not have is row 0. A bag is a list, whose values
+    may have blanks, or words separated by blanks. Numbers are shifted and scaled in float64, then
+    rounded to float32.
 
 Kept true (tests/unit/recsys/rank/test_coding.py)
     Coded, the rows of a file are its samples to the bit; what is wrong is refused by its column.
@@ -198,7 +199,7 @@ class Coding:
         known = self._rows[name]
         if not is_bag:
             for at, value in enumerate(column):
-                if isinstance(value, list | dict):
+                if isinstance(value, list | dict | ListText):
                     raise DataError(
                         f'The column "{name}" has one value a sample, and a list or object at '
                         f"place {at:,}. Give a text or a number."
@@ -214,11 +215,38 @@ class Coding:
                     f'The column "{name}" has a list of values a sample, and something else at '
                     f"place {at:,}. Give a list of texts or numbers."
                 )
-            joined = " ".join(map(text_of, value)) if isinstance(value, list) else text_of(value)
-            words = joined.split()
+            words = words_of(value)
             rows += [known.get(word, 0) for word in words]
             sizes.append(len(words))
         return rows, sizes
+
+
+class ListText(str):
+    """A list of a column, its values separated by blanks; ``words`` has each as it is."""
+
+    __slots__ = ("words",)
+    words: tuple[str, ...]
+
+    @classmethod
+    def of(cls, values: Sequence[Any]) -> "ListText":
+        """The values as texts."""
+        words = tuple(map(text_of, values))
+        made = cls(" ".join(words))
+        made.words = words
+        return made
+
+
+def words_of(bag: Any) -> list[str]:
+    """The values of a bag: of a list each that is not blank, of a text its words.
+
+    >>> words_of(["Film Noir", "", 3]), words_of("Film Noir")
+    (['Film Noir', '3'], ['Film', 'Noir'])
+    """
+    if isinstance(bag, list):
+        bag = ListText.of(bag)
+    if not isinstance(bag, ListText):
+        return text_of(bag).split()
+    return [word for word in bag.words if word.strip()]
 
 
 def text_of(value: Any) -> str:

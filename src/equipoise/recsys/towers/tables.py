@@ -18,7 +18,7 @@ Sources
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -32,6 +32,7 @@ from equipoise.recsys.jagged import KeyedJagged
 from equipoise.recsys.optimizer import SparseStep
 from equipoise.recsys.rank.scorer import run_tiles
 from equipoise.recsys.shard import RowKeeping
+from equipoise.recsys.store import load_moments
 from equipoise.recsys.towers.modules import TowerModule, make_module
 from equipoise.recsys.towers.returns import TowerReturns
 from equipoise.schedule.tables.placement import TablePlan, TowerPlacement
@@ -48,9 +49,18 @@ class _Tower:
     module: TowerModule
     optimizer: torch.optim.Optimizer | None
     """None where the module has no weights."""
-    entered: Tensor | None = None
-    """What it read in the last forward, float32 [samples served, F, W]."""
-    left: Tensor | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Forward:
+    """What a backward needs of its forward."""
+
+    batch: Delivered
+    lengths: dict[str, Tensor | None]
+    """Ids of each bag, for each table of this host that pools by mean."""
+    entered: dict[int, Tensor] = field(default_factory=dict)
+    """What each tower read, float32 [samples served, F, W]."""
+    left: dict[int, Tensor] = field(default_factory=dict)
     """What came out of it."""
 
 
@@ -96,6 +106,8 @@ class TowerTables(ShardedTables):
         self._towers_way = TowerReturns(plan, exchange, forward, backward)
         self.towers: dict[int, _Tower] = {}
         """This host's, by number."""
+        self._forward: _Forward | None = None
+        """The last one that a backward may follow."""
         for at, tower in self._towers_way.own:
             module = make_module(sizes, len(tower.tables), seed=seed, tower=at)
             weights = list(module.parameters())
@@ -121,41 +133,50 @@ class TowerTables(ShardedTables):
         sizes = self._sizes(passed)
         gathered = self._towers_way.gather(self.shards, sums, passed.bags, sizes)
         pooling = {each.table.name: each.table.pooling for each in self.plan.placements}
-        self._lengths = {name: lengths for name, (_, lengths) in gathered.items()}
+        kept = _Forward(passed, {name: lengths for name, (_, lengths) in gathered.items()})
         outs = {}
         for at, tower in self.towers.items():
             rows = [
-                self._scale(gathered[name][0], name, pooling[name])
+                _scale(gathered[name][0], kept.lengths[name], pooling[name])
                 for name in tower.placement.tables
             ]
             entered = torch.stack(rows, dim=1).requires_grad_(is_training)
             if is_training:
                 with torch.enable_grad():
                     left = tower.module(entered)
-                tower.entered, tower.left = entered, left
+                kept.entered[at], kept.left[at] = entered, left
                 outs[at] = left.detach()
             else:
                 outs[at] = run_tiles(tower.module, entered)
+        if is_training:
+            self._forward = kept
         return self._towers_way.send_outputs(outs, sizes).flatten(1)
 
     def backward(self, grad: Tensor, passed: Delivered) -> None:
-        """Bring the outputs' gradients through the modules to the rows."""
+        """Bring the outputs' gradients through the modules to the rows.
+
+        Raises:
+            LayoutError: another forward came in between, or a backward.
+        """
+        kept, self._forward = self._forward, None
+        if kept is None or kept.batch is not passed:
+            raise LayoutError(
+                "This is not the first backward of the towers' last forward, and they keep what "
+                "that one needs. Call forward and backward in turns."
+            )
         sizes, width = self._sizes(passed), self.plan.towers[0].width
         cut = grad.view(len(grad), len(self.plan.outputs), width)
         arrived = self._towers_way.return_outputs(cut, sizes)
         pooling = {each.table.name: each.table.pooling for each in self.plan.placements}
         by_table: dict[str, Tensor] = {}
         for at, tower in self.towers.items():
-            if tower.entered is None or tower.left is None:
-                raise LayoutError("No forward has come before this backward. Call it first.")
             for weight in tower.module.parameters():
                 weight.grad = None
-            torch.autograd.backward(tower.left, arrived[at])
-            entered = tower.entered.grad
-            tower.entered = tower.left = None
+            torch.autograd.backward(kept.left[at], arrived[at])
+            entered = kept.entered[at].grad
             if entered is not None:
                 for place, name in enumerate(tower.placement.tables):
-                    by_table[name] = self._scale(entered[:, place], name, pooling[name])
+                    by_table[name] = _scale(entered[:, place], kept.lengths[name], pooling[name])
         self.keep_gradients(self._towers_way.spread(self.shards, by_table, sizes), {}, passed)
 
     def step(self, lr: float | None = None) -> None:
@@ -195,15 +216,11 @@ class TowerTables(ShardedTables):
             state = read(tower_name(at))
             tower.module.load_state_dict(state["module"])
             if tower.optimizer is not None:
-                tower.optimizer.load_state_dict(state["optimizer"])
+                load_moments(tower.optimizer, state["optimizer"])
 
     def _sizes(self, passed: Delivered) -> list[int]:
         """Samples of each rank."""
         return passed.sizes[self.plan.placements[0].table.name]
-
-    def _scale(self, rows: Tensor, name: str, pooling: str) -> Tensor:
-        lengths = self._lengths[name]
-        return rows if lengths is None else scale_sums(rows, lengths, pooling)
 
 
 def make_tables(
@@ -231,6 +248,11 @@ def make_tables(
         weight_decay=train.weight_decay,
         kept=kept,
     )
+
+
+def _scale(rows: Tensor, lengths: Tensor | None, pooling: str) -> Tensor:
+    """Sums of bags, or gradients of them, as the table pools."""
+    return rows if lengths is None else scale_sums(rows, lengths, pooling)
 
 
 def tower_name(tower: int) -> str:

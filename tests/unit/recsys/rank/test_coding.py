@@ -43,6 +43,26 @@ def test_rows_of_a_file_are_its_samples_to_the_bit(tmp_path: Path) -> None:
     assert coded.unknown == int((jagged.values == 0).sum()) > 0
 
 
+def test_a_value_of_a_list_may_have_blanks(tmp_path: Path) -> None:
+    """["Film Noir"] was read as ["Film", "Noir"]."""
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    tags: list[Any] = [["Film Noir", "x"], ["Film", "Noir", " "], [], ["Film Noir"], ["x"]] * 4
+    table = {"tags": tags, "click": [0, 1] * 10}
+    parquet.write_table(pyarrow.table(table), tmp_path / "x.parquet")
+    columns = read_columns(tmp_path / "x.parquet")
+    samples = make_samples(columns, ColumnsSpec(label="click", bags=("tags",)), "x.parquet")
+    assert samples.coding.words["tags"] == ["Film", "Film Noir", "Noir", "x"]
+    jagged, _, _ = samples.batch(np.arange(5))
+    assert jagged.lengths.tolist() == [[2, 2, 0, 1, 1]]
+    coded = samples.coding.code({}, {"tags": tags[:5]})
+    assert torch.equal(coded.jagged.values, jagged.values)
+    read = samples.coding.code({}, {"tags": columns["tags"][:5].tolist()})
+    assert torch.equal(read.jagged.values, jagged.values)
+    assert samples.coding.code({"tags": "Film Noir"}, {}).jagged.values.tolist() == [1, 3]
+
+
 def test_a_value_is_its_text_and_a_context_stands_for_every_candidate() -> None:
     coding = small_ranker().coding
     coded = coding.code({"user": "u3", "price": 3}, {"ad": [4, "4", None], "words": [[], "", "x"]})

@@ -34,3 +34,19 @@ def test_the_same_samples_with_sessions_together(tmp_path: Path) -> None:
         match=r'^There is no column "who" among user, town, t, row\. Name one of them\.$',
     ):
         write_sessions(columns, tmp_path / "d.parquet", session="who", time="t")
+
+
+def test_lists_and_nulls_come_back_as_they_were(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    table = {"user": ["b", "a", "b"], "t": [3, 1, 2], "genres": [["Film Noir", "x"], None, []]}
+    parquet.write_table(pyarrow.table(table), tmp_path / "given.parquet")
+    columns = read_columns(tmp_path / "given.parquet")
+    write_sessions(columns, tmp_path / "x.parquet", session="user", time="t")
+    written = parquet.read_table(tmp_path / "x.parquet").to_pydict()
+    assert written["t"] == [1, 2, 3]
+    assert written["genres"] == [None, [], ["Film Noir", "x"]]
+    columns["t"] = np.array(["1", "noon", "2"])
+    with pytest.raises(DataError, match=r'x\.parquet, column t, row 2: "noon" is not a number\.'):
+        write_sessions(columns, tmp_path / "x.parquet", session="user", time="t")

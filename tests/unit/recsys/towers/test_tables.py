@@ -1,6 +1,7 @@
 """Tables in towers in one process: what they refuse."""
 
 import pytest
+import torch
 
 from equipoise.base.errors import LayoutError
 from equipoise.recsys.exchange import TableExchange
@@ -32,4 +33,26 @@ def test_what_towers_cannot_do_is_refused() -> None:
     )
     loss = tables(batch).sum()
     loss.backward(retain_graph=True)
-    assert refused(loss.backward) == "No forward has come before this backward. Call it first."
+    out_of_turn = (
+        "This is not the first backward of the towers' last forward, and they keep what that one "
+        "needs. Call forward and backward in turns."
+    )
+    assert refused(loss.backward) == out_of_turn
+    tables.step()
+    first, _ = tables(batch).sum(), tables(towers.batch(1, 0))
+    assert refused(first.backward) == out_of_turn
+
+
+def test_scoring_between_a_forward_and_its_backward_changes_nothing() -> None:
+    alone = TableExchange(alone=True)
+    weights = []
+    for scores in (False, True):
+        tables = towers.make(towers.plan(1, 1, NARROW), alone, NARROW)
+        out = tables(towers.batch(0, 0))
+        if scores:
+            with torch.no_grad():
+                tables(towers.batch(1, 0))
+        out.square().sum().backward()
+        tables.step()
+        weights.append([shard.weight.clone() for shard in tables.shards])
+    assert all(torch.equal(*pair) for pair in zip(*weights, strict=True))
