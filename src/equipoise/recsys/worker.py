@@ -35,7 +35,7 @@ from equipoise.recsys.foresight.forecast import count_shards
 from equipoise.recsys.place import plan_samples, predict_traffic
 from equipoise.recsys.samples import Samples, read_samples
 from equipoise.recsys.sessions.sharing import table_groups
-from equipoise.recsys.tiers.run import count_held
+from equipoise.recsys.tiers.run import count_bytes, count_held
 from equipoise.recsys.trainer import RankTrainer
 from equipoise.schedule.tables.placement import TablePlan
 from equipoise.spec.names import RECOMMEND
@@ -91,6 +91,7 @@ def train_rank(
         "samples": trainer.sharing.samples,
         "rows": trainer.sharing.rows,
         "held": count_held(trainer.tables),
+        "held_bytes": count_bytes(trainer.tables),
         "predicted_hits": trainer.predict_hits(),
         "dense_sent": {stage: b / steps for stage, b in trainer.dense_part.sent.items()},
     }
@@ -128,7 +129,7 @@ def make_record(
             "predicted_sent_bytes": int(predicted["bytes"][rank].sum()),
             "across_bytes": float(np.sum(np.asarray(row["measured"]["sent_bytes"])[away[rank]])),
             "predicted_across_bytes": int(predicted["bytes"][rank][away[rank]].sum()),
-            "held_bytes": int(answer.held_bytes[rank]),
+            "held_bytes": row["measured"]["held_bytes"],
         }
         for rank, row in enumerate(rows)
     ]

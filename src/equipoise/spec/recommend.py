@@ -9,7 +9,7 @@ Kept true (tests/unit/spec/test_recommend.py)
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
@@ -25,6 +25,7 @@ from equipoise.spec.architectures import Architecture, DhenModule, Ensemble, rea
 from equipoise.spec.run.faults import describe, explain_refusal, refuse_text
 from equipoise.spec.run.load import parse_toml
 from equipoise.spec.run.spec import FaultKind, FaultSpec, SpareRanks
+from equipoise.spec.tables.groups import require_groups
 from equipoise.spec.tables.table import SparseOptimizer
 from equipoise.spec.towers import TowerKind, TowerSizes, require_hosts, require_towers
 
@@ -206,6 +207,26 @@ class RecommendSpec:
     fault: RankFaultSpec = field(default_factory=RankFaultSpec)
 
 
+_READ_IF: Mapping[str, tuple[Callable[[RecommendSpec], bool], str]] = {
+    "data.path": (lambda s: s.data.source == "columns", 'data.source is "columns"'),
+    "data.session_gap": (
+        lambda s: bool(s.data.session and s.data.time),
+        "data.session and data.time are given",
+    ),
+    "model.tower_low_rank": (
+        lambda s: s.model.tower_module == "cross",
+        'model.tower_module is "cross"',
+    ),
+    "tables.rounding": (lambda s: s.tables.precision != "fp32", "tables.precision is below fp32"),
+    "tables.cache": (lambda s: s.tables.precision != "fp32", "tables.precision is below fp32"),
+    "tables.cache_policy": (
+        lambda s: s.tables.precision != "fp32" or s.tables.memory_mib > 0,
+        "tables.precision is below fp32 or tables.memory_mib is given",
+    ),
+}
+"""Keys that only some runs read: which, and in words."""
+
+
 def is_recommend(path: Path | None, overrides: Sequence[tuple[str, str]] = ()) -> bool:
     """Whether a run.toml, or a flag, asks for a recommender; False where it cannot be read."""
     kind = dict(overrides).get("model.kind")
@@ -282,6 +303,12 @@ def read_recommend(
         **sections[""], **{name: kind(**sections[name]) for name, kind in kinds.items()}
     )
     _require(spec)
+    if unread := [
+        (given[key][2], f"{given[key][1]}: is read only where {words}. Leave it out.")
+        for key, (is_read, words) in _READ_IF.items()
+        if key in given and not is_read(spec)
+    ]:
+        raise SpecError("\n".join(text for _, text in sorted(unread)))
     return spec, Path.cwd() if path is None else path.absolute().parent
 
 
@@ -334,7 +361,7 @@ def _require(spec: RecommendSpec) -> None:
             f'tables.precision = "{spec.tables.precision}" and tables.memory_mib = '
             f"{spec.tables.memory_mib:g}: files hold rows as fp32. Set one of them."
         )
-    _require_groups(spec)
+    require_groups(spec.tables.deduplicate, (*spec.data.ids, *spec.data.bags), spec.data.numbers)
     columns, shares = (*spec.data.ids, *spec.data.bags), bool(spec.tables.deduplicate)
     require_towers(spec.model.towers, spec.model.tower_sizes, columns, shares_rows=shares)
     require_hosts(len(spec.model.towers), spec.layout.dp, spec.layout.ranks_per_host)
@@ -343,31 +370,6 @@ def _require(spec: RecommendSpec) -> None:
             "layout.zero = 3 divides the dense part over the ranks of a host, and "
             "layout.ranks_per_host = 1. Give 2 or more, or set layout.zero = 0."
         )
-
-
-def _require_groups(spec: RecommendSpec) -> None:
-    """Groups name columns that are read, each once; numbers go through one MLP, so together."""
-    known = (*spec.data.ids, *spec.data.bags, *spec.data.numbers)
-    named: list[str] = []
-    for group in spec.tables.deduplicate:
-        for name in group:
-            if name not in known:
-                raise SpecError(
-                    f'tables.deduplicate: "{name}" is not among data.ids, data.bags and '
-                    f'data.numbers. Nearest: "{nearest(name, list(known))}".'
-                )
-            if name in named:
-                raise SpecError(f'tables.deduplicate names "{name}" twice. Name it once.')
-            named.append(name)
-        numbers = [name for name in group if name in spec.data.numbers]
-        if not group or (numbers and len(numbers) < len(spec.data.numbers)):
-            lacks = [name for name in spec.data.numbers if name not in group]
-            raise SpecError(
-                "tables.deduplicate has an empty group. Leave it out."
-                if not group
-                else f"tables.deduplicate: all numbers go through one MLP, so a group has all of "
-                f"them or none. Add {', '.join(lacks)} to that of {', '.join(numbers)}."
-            )
 
 
 def _sections() -> Mapping[str, Any]:

@@ -172,8 +172,12 @@ def test_what_is_left_of_equal_tables_is_divided_more_finely() -> None:
 def test_nothing_to_place_and_unknown_kinds_are_refused() -> None:
     with pytest.raises(SpecError, match=r"There is no table to place. Give one or more."):
         plan_tables([], machine(2))
-    with pytest.raises(SpecError, match=r"diagonal: no such kind of sharding. Choose from table"):
-        plan_tables([TableSpec("t", 3, 4)], machine(2), kinds=["diagonal"])
+    for kinds, said in ((["diagonal"], '"diagonal"'), ([], "none")):
+        with pytest.raises(SpecError) as error:
+            plan_tables([TableSpec("t", 3, 4)], machine(2), kinds=kinds)
+        assert str(error.value) == (
+            f"{said}: no such kind of sharding. Choose from table, row, table-row, column, data."
+        )
     with pytest.raises(SpecError, match=r"3 ranks cannot fill hosts of 2. Give a multiple of 2"):
         machine(3, ranks_per_host=2)
     with pytest.raises(SpecError, match="has 3 rows, and lookups of 2 are given"):

@@ -161,3 +161,25 @@ def test_no_kind_of_placement_is_refused(run_toml: Path) -> None:
         "tables.kinds is empty, so no table has a place. List some of table, row, table-row, "
         "column, data."
     )
+
+
+def test_keys_that_a_run_does_not_read_are_refused(run_toml: Path) -> None:
+    """They were taken in silence."""
+    run_toml.write_text(RUN + "session_gap = 9\n[tables]\ncache = 0.2\n")
+    flags = [("tables.rounding", "nearest"), ("tables.cache_policy", "lfu")]
+    flags += [("data.source", "ml-100k"), ("model.tower_low_rank", "4")]
+    with pytest.raises(SpecError) as error:
+        read_recommend(run_toml, flags)
+    few = "is read only where tables.precision is below fp32"
+    assert str(error.value).splitlines() == [
+        'run.toml:6  data.path: is read only where data.source is "columns". Leave it out.',
+        "run.toml:8  data.session_gap: is read only where data.session and data.time are given. "
+        "Leave it out.",
+        f"run.toml:10  tables.cache: {few}. Leave it out.",
+        f"--tables.rounding: {few}. Leave it out.",
+        f"--tables.cache_policy: {few} or tables.memory_mib is given. Leave it out.",
+        '--model.tower_low_rank: is read only where model.tower_module is "cross". Leave it out.',
+    ]
+    flags = [("tables.precision", "int4"), ("tables.cache_policy", "lfu")]
+    flags += [("data.session", "user"), ("data.time", "t")]
+    assert read_recommend(run_toml, flags)[0].tables.cache == 0.2

@@ -35,7 +35,7 @@ from equipoise.balance.tables.options import ShardOption, ShardOptions
 from equipoise.balance.tables.price import PS_PER_S, TableMachine
 from equipoise.base.arrays import Floats, Ints
 from equipoise.base.errors import FitError, SpecError
-from equipoise.base.shown import counted
+from equipoise.base.shown import counted, shown
 from equipoise.base.units import format_bytes
 from equipoise.schedule.tables.placement import (
     SHARD_KINDS,
@@ -121,7 +121,7 @@ def plan_tables(
         The plan, each rank's load and bytes, and the bound.
 
     Raises:
-        SpecError: nothing to place, or an unknown kind.
+        SpecError: nothing to place, no kind, or an unknown one.
         FitError: a table fits no rank, or all do not fit together; says the least ranks.
 
     Cost: O(n log n) in shards, for each plan tried: one where the first is near the bound, at
@@ -134,9 +134,11 @@ def plan_tables(
     """
     if not tables:
         raise SpecError("There is no table to place. Give one or more.")
-    if unknown := sorted(set(kinds) - set(SHARD_KINDS)):
+    unknown = sorted(set(kinds) - set(SHARD_KINDS))
+    if unknown or not kinds:
         raise SpecError(
-            f"{', '.join(unknown)}: no such kind of sharding. Choose from {', '.join(SHARD_KINDS)}."
+            f"{', '.join(map(shown, unknown)) or 'none'}: no such kind of sharding. Choose from "
+            f"{', '.join(SHARD_KINDS)}."
         )
     planner = _Planner(tables, machine, kinds, buckets, row_counts or {})
     planner.require_room()

@@ -23,12 +23,14 @@ def plan_recommend(
     """Print the placement and the predicted seconds of each rank."""
     from equipoise.recsys.foresight.forecast import count_dense, count_step, read_rates
     from equipoise.recsys.place import predict_traffic
+    from equipoise.recsys.tiers.run import predict_bytes
     from equipoise.schedule.tables.traffic import across_hosts
 
     asked, rates = read_asked(args, add_arguments), read_rates()
     counts = count_step(asked.spec, asked.samples, asked.answer)
     parts = None if rates is None else [rates.price(each) for each in counts]
     weights, flop = count_dense(asked.spec, asked.samples, asked.answer)
+    held = predict_bytes(asked.spec, asked.samples, asked.answer.plan)
     sent = predict_traffic(asked.spec, asked.samples, asked.answer.plan)["bytes"]
     rows = {
         "tables": [
@@ -46,7 +48,7 @@ def plan_recommend(
         "ranks": [
             {
                 "rank": rank,
-                "held_bytes": int(asked.answer.held_bytes[rank]),
+                "held_bytes": int(held[rank]),
                 "sent_bytes": round(each.sent_bytes),
                 **({} if parts is None else {f"{k}_s": v for k, v in parts[rank].items()}),
             }

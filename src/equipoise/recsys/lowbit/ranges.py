@@ -69,12 +69,12 @@ def ends_of(kept: _Inputs) -> tuple[float, float]:
 def choose_ends(inputs: Floats) -> tuple[float, float]:
     """The ends of least squared error for some inputs, of those at ``_TAILS`` from either side.
 
-    >>> choose_ends(np.array([3.0, 3.0]))
-    (3.0, 4.0)
+    >>> choose_ends(np.array([3.0, 3.0])), choose_ends(np.array([-4e8]))
+    ((3.0, 4.0), (-400000000.0, -399999744.0))
     """
     low, high = float(inputs.min()), float(inputs.max())
     if not high > low:
-        return low, low + 1.0
+        return low, low + max(1.0, 8 * float(np.spacing(np.float32(abs(low)))))
     some = np.concatenate((inputs[:: 1 + len(inputs) // _MOST_TRIED], [low, high]))
     lows = sorted({*np.quantile(some, _TAILS).tolist(), low})
     highs = sorted({*np.quantile(some, [1 - tail for tail in _TAILS]).tolist(), high})

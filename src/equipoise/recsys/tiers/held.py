@@ -43,6 +43,11 @@ def state_columns(step: SparseStep, width: int) -> dict[str, tuple[int, int]]:
     return columns
 
 
+def record_floats(step: SparseStep, width: int) -> int:
+    """Floats of a row and of the optimizer's state of it."""
+    return max((end for _, end in state_columns(step, width).values()), default=width)
+
+
 def deal_tiers(
     plan: TablePlan,
     rank: int,
@@ -73,7 +78,7 @@ def deal_tiers(
         for shard in shards:
             begin, end = each.columns(shard)
             width = end - begin
-            floats = max((stop for _, stop in state_columns(step, width).values()), default=width)
+            floats = record_floats(step, width)
             key = f"{shard}:{each.table.name}"
             own[key] = counts[each.table.name][each.row_map.rows_of(each.row_shard(shard))]
             sizes[key] = 4 * floats + SLOT_BYTES
@@ -157,7 +162,7 @@ def _open_rows(
     is_read_only: bool = False,
 ) -> FileRows:
     """The file of a shard; a record holds a row and the optimizer's state of it."""
-    floats = max((end for _, end in state_columns(step, width).values()), default=width)
+    floats = record_floats(step, width)
 
     def draw_records(places: Ints) -> np.ndarray:
         records = np.zeros((len(places), floats), dtype=np.float32)

@@ -60,8 +60,8 @@ class FileRows:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of memory: a place and a checksum for each block."""
-        return 12 * -(-self.count // self.per_block)
+        """As ``held_of_blocks``."""
+        return held_of_blocks(self.count, self.width)
 
     def read(self, at: Tensor) -> Tensor:
         """Records at some places, float32 [n, width]."""
@@ -151,6 +151,15 @@ def records_per_block(width: int) -> int:
     [60, 1, 1]
     """
     return max(1, PAGE_BYTES // (4 * width))
+
+
+def held_of_blocks(count: int, width: int) -> int:
+    """Bytes of memory that records in a file take: a place and a checksum for each block.
+
+    >>> held_of_blocks(61, 17)
+    24
+    """
+    return 12 * -(-count // records_per_block(width))
 
 
 def pages_per_block(width: int) -> int:

@@ -1,7 +1,7 @@
 """How a run keeps its rows: in few bits, in files, fetched ahead and committed.
 
 Kept true (tests/multi/recsys/test_tiers.py, tests/multi/recsys/test_precision.py)
-    Rows in files and rows of few bits train, go on, and are counted.
+    Rows in files and rows of few bits train, go on, and are counted; bytes are those predicted.
 """
 
 from pathlib import Path
@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from equipoise.base.arrays import Ints
+from equipoise.numerics.rows import row_bytes
 from equipoise.recsys.bags import locate_rows
 from equipoise.recsys.cache.packed import TablePrecision
 from equipoise.recsys.embedding import ShardedTables
@@ -16,8 +18,10 @@ from equipoise.recsys.jagged import KeyedJagged
 from equipoise.recsys.optimizer import SparseStep
 from equipoise.recsys.samples import Samples
 from equipoise.recsys.shard import RowKeeping
-from equipoise.recsys.tiers.held import deal_tiers, file_of
+from equipoise.recsys.tiers.held import deal_tiers, file_of, record_floats
+from equipoise.recsys.tiers.rows import held_of_blocks
 from equipoise.schedule.tables.placement import TablePlan
+from equipoise.schedule.tiers.cache import SetCache
 from equipoise.spec.recommend import RecommendSpec
 
 _FOLDER = "tiers"
@@ -112,3 +116,39 @@ def count_held(tables: ShardedTables) -> dict[str, dict[str, float]]:
         for key, value in parts.items():
             own[key] = own.get(key, 0) + value
     return counted
+
+
+def count_bytes(tables: ShardedTables) -> int:
+    """Bytes of rows, caches and the optimizer's state in this rank's memory."""
+    held = 0
+    for shard in tables.held():
+        held += sum(4 * part.numel() for part in (shard.weight, *shard.state.values()))
+        held += 0 if shard.held is None else shard.held.held_bytes
+    return held
+
+
+def predict_bytes(spec: RecommendSpec, samples: Samples, plan: TablePlan) -> Ints:
+    """What ``count_bytes`` gives on each rank of a run, int64 [ranks]."""
+    step, held = SparseStep(spec.tables.optimizer), np.zeros(plan.ranks, dtype=np.int64)
+    for rank in range(plan.ranks):
+        kept = keep_rows(spec, samples, plan, step, Path(), rank, None)
+        for each in plan.placements:
+            for shard in [0] if each.kind == "data" else each.shards_on(rank):
+                begin, end = each.columns(shard)
+                count = each.row_map.count(each.row_shard(shard))
+                held[rank] += _shard_bytes(kept, each.table.name, shard, count, end - begin, step)
+    return held
+
+
+def _shard_bytes(
+    kept: RowKeeping | None, name: str, shard: int, count: int, width: int, step: SparseStep
+) -> int:
+    floats = record_floats(step, width)
+    if isinstance(kept, TablePrecision):
+        cache = SetCache(count, int(kept.cache_share * count), kept.policy)
+        packed = row_bytes(width, kept.form) + 4 * (floats - width)
+        return count * packed + cache.slots * 4 * width + cache.held_bytes
+    if kept is None or (name, shard) not in kept.slots:
+        return count * 4 * floats
+    cache = SetCache(count, kept.slots[name, shard], kept.policy)
+    return cache.slots * 4 * floats + cache.held_bytes + held_of_blocks(count, floats)

@@ -92,7 +92,8 @@ def test_towers_halve_what_crosses_hosts(capsys: pytest.CaptureFixture[str]) -> 
             "Towers condense vectors of one width, and the tables have 32, 64, 128. Choose tables "
             "of one width.",
         ),
-        (["--kinds", "tables"], 2, "tables: no such kind of sharding. Choose from table, row"),
+        (["--kinds", "tables"], 2, '"tables": no such kind of sharding. Choose from table, row'),
+        (["--kinds", ""], 2, '"": no such kind of sharding. Choose from table, row'),
     ],
 )
 def test_wrong_flags_are_refused(
