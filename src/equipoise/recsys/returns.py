@@ -17,7 +17,7 @@ from torch import Tensor
 
 from equipoise.recsys.exchange import TableExchange, as_bytes
 from equipoise.recsys.shard import TableShard
-from equipoise.recsys.wire import decode, encode
+from equipoise.recsys.wire import decode, encode, gradient_gain
 from equipoise.schedule.tables.placement import TablePlacement, TablePlan
 from equipoise.schedule.tables.traffic import Wire, wire_bytes
 
@@ -94,12 +94,12 @@ class Returns:
             For each shard, float32 [bags of all ranks, columns].
         """
         wire, ranks = self.backward_wire, range(self.exchange.ranks)
-        blocks = []
+        gain, blocks = gradient_gain(wire, sizes.values()), []
         for peer in ranks:
             rows = []
             for each, shard in self._blocks(peer, self._rank):
                 begin, end = each.columns(shard)
-                rows.append(by_table[each.table.name][:, begin:end])
+                rows.append(gain * by_table[each.table.name][:, begin:end])
             blocks.append(self._pack(rows, wire))
         expected = [self._sum_bytes(self._rank, peer, sizes, wire) for peer in ranks]
         arrived = self.exchange.swap("gradients", blocks, expected)
@@ -120,7 +120,7 @@ class Returns:
                     else got[shard.table.name, shard.index, peer]
                     for peer in ranks
                 ]
-            )
+            ).div_(gain)
             for shard in shards
         ]
 

@@ -1,5 +1,6 @@
 """The page of a recommender's run."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,8 @@ def test_a_damaged_record_is_refused(tmp_path: Path) -> None:
     for text, why in (
         ("[1]", "it does not hold a JSON object"),
         ("{}", "it does not hold a run's record"),
+        ('{"traffic": []}', "it does not hold a run's record"),
+        (json.dumps(RECORD | {"best": 3}), "it does not hold a run's record"),
     ):
         file.write_text(text)
         with pytest.raises(DataError) as caught:

@@ -38,8 +38,10 @@ def read_record(folder: Path) -> dict[str, Any]:
         raise DataError(unread_record(file, reason(error))) from None
     if not isinstance(record, dict):
         raise DataError(unread_record(file, "it does not hold a JSON object"))
-    if "traffic" not in record:
-        raise DataError(unread_record(file, "it does not hold a run's record"))
+    try:
+        render(record)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise DataError(unread_record(file, "it does not hold a run's record")) from None
     return record
 
 

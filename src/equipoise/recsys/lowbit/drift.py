@@ -26,7 +26,7 @@ from equipoise.base.arrays import Floats
 from equipoise.recsys.lowbit.layers import rounded_of
 from equipoise.recsys.lowbit.parts import Forms, make_scorer
 from equipoise.recsys.lowbit.scan import ReferenceScores, Sampled, log_losses
-from equipoise.recsys.lowbit.search import search_forms
+from equipoise.recsys.lowbit.search import Searched, search_forms
 from equipoise.recsys.rank.scorer import Scorer
 
 _DEVIATIONS = 3.0
@@ -66,6 +66,8 @@ class DriftMonitor:
     """The model in few bits, replaced where the monitor fires."""
     forms: Forms
     budget: float
+    searched: Searched | None = None
+    """The last search for formats, of the window in which the monitor fired."""
     seen: list[WindowSeen] = field(default_factory=list)
     _calibrated: dict[str, float] = field(default_factory=dict)
     """Share of clipped inputs of each layer where it was calibrated."""
@@ -126,6 +128,7 @@ class DriftMonitor:
         if loss.entropy - _DEVIATIONS * loss.deviation > self.budget:
             did, searched = "formats", search_forms(held, self.budget)
             self.scorer, self.forms, loss = searched.scorer, searched.forms, searched.loss
+            self.searched = searched
         self.calibrated_on(held.samples)
         return did, loss.entropy
 

@@ -3,7 +3,9 @@
 What it decides
     The search measures on the validation split, which training has not learned from. The stream is
     the test split, or a file of later samples with the run's columns and label; it is followed in
-    windows, and what goes on at its end is written.
+    windows, and what goes on at its end is written. Losses are of what is written: where the
+    monitor has chosen ends or formats anew, on validation they may exceed the budget, and on test
+    they are no longer of samples that nothing was chosen on.
 
 Kept true (tests/unit/recsys/lowbit/test_request.py)
     Losses and bytes of the record are those of the folder that was written.
@@ -104,7 +106,9 @@ def convert_run(
         monitor.follow(window)
     tick()
     held_out = ReferenceScores(stored.scorer, _split(samples, "test"))
-    record = _facts(folder, stored, searched, monitor, held_out)
+    searched = monitor.searched or searched
+    loss = reference.measure(monitor.scorer)
+    record = _facts(folder, stored, searched, loss, monitor, held_out)
     write_artefact(target, monitor.scorer, monitor.forms, stored.coding, stored.spec.model, record)
     read_artefact(target)  # what was written can be served
     return record
@@ -114,10 +118,11 @@ def _facts(
     folder: Path,
     stored: Stored,
     searched: Searched,
+    loss: Loss,
     monitor: DriftMonitor,
     held_out: ReferenceScores,
 ) -> dict[str, Any]:
-    logits = searched.scorer.score(held_out.samples.jagged, held_out.samples.numbers)
+    logits = monitor.scorer.score(held_out.samples.jagged, held_out.samples.numbers)
     few = logits.double().numpy()
     labels, forms, parts = held_out.samples.labels, monitor.forms, parts_of(stored.scorer)
     return {
@@ -130,7 +135,7 @@ def _facts(
             "kept": sum(part.bytes_of(forms.get(part.name, "fp32")) for part in parts),
             "bound": searched.bound_bytes,
         },
-        "loss": _loss_row(searched.loss),
+        "loss": _loss_row(loss),
         "held_out": {
             **_loss_row(held_out.loss_of(few)),
             "entropy_fp32": measure_entropy(held_out.logits, labels),

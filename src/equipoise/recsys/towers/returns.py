@@ -23,7 +23,7 @@ from equipoise.recsys.bags import Bags
 from equipoise.recsys.exchange import TableExchange, as_bytes
 from equipoise.recsys.returns import Returns
 from equipoise.recsys.shard import TableShard
-from equipoise.recsys.wire import decode, encode
+from equipoise.recsys.wire import decode, encode, gradient_gain
 from equipoise.schedule.tables.placement import TablePlacement, TablePlan, TowerPlacement
 from equipoise.schedule.tables.traffic import Wire, wire_bytes
 from equipoise.spec.tables.table import FLOAT_BYTES
@@ -150,7 +150,8 @@ class TowerReturns(Returns):
         wire, blocks, expected = self.backward_wire, [], []
         served, back = self._served(self._rank), torch.argsort(torch.tensor(self.plan.vector_order))
         ends = [tower.vectors for tower in self.plan.towers]
-        split = grad_BVN[:, back].split(ends, dim=1)
+        gain = gradient_gain(wire, [sizes])
+        split = (gain * grad_BVN[:, back]).split(ends, dim=1)
         for peer in range(self.exchange.ranks):
             towers = self._towers_of(peer) if peer in served else []
             rows = [split[at].flatten(0, 1) for at, _ in towers]
@@ -166,7 +167,7 @@ class TowerReturns(Returns):
                 rows_of = decode(arrived[peer][taken:end], tower.width, wire)
                 got[at].append(rows_of.view(sizes[peer], tower.vectors, tower.width))
                 taken = end
-        return {at: torch.cat(parts) for at, parts in got.items()}
+        return {at: torch.cat(parts).div_(gain) for at, parts in got.items()}
 
     def spread(
         self,
@@ -186,12 +187,13 @@ class TowerReturns(Returns):
         """
         wire, blocks, expected = self.backward_wire, [], []
         widths = [self._width(shard.placement, shard.index) for shard in shards]
+        gain = gradient_gain(wire, [sizes])
         for peer in range(self.exchange.ranks):
             is_near = self._is_near(peer)
             rows = []
             for each, index in self._shards_of(peer) if is_near else []:
                 begin, end = each.columns(index)
-                rows.append(by_table[each.table.name][:, begin:end])
+                rows.append(gain * by_table[each.table.name][:, begin:end])
             blocks.append(self._pack(rows, wire))
             count = sum(sizes[source] for source in self._served(peer)) if is_near else 0
             expected.append(sum(count * wire_bytes(width, wire) for width in widths))
@@ -206,7 +208,8 @@ class TowerReturns(Returns):
                 got |= {(at, s): share for s, share in zip(served, shares, strict=True)}
                 taken = end
         ranks = range(self.exchange.ranks)
-        return [torch.cat([got[at, source] for source in ranks]) for at in range(len(shards))]
+        places = range(len(shards))
+        return [torch.cat([got[at, source] for source in ranks]).div_(gain) for at in places]
 
     def sum_modules(self, flat: Tensor) -> Tensor:
         """The sum over a host's ranks, in their order, of gradients of its modules' weights."""

@@ -173,6 +173,25 @@ def test_a_stream_of_a_file_is_followed_in_order_of_time(
     assert not any(each["fired"] for each in facts["windows"][:4])
 
 
+def test_losses_are_of_the_folder_that_was_written(
+    run: Path, ranker: Ranker, samples: Samples, tmp_path: Path
+) -> None:
+    """After the monitor fired they were of the model that it had replaced."""
+    lines = (run.parent / "clicks.csv").read_text().splitlines()
+    at, rows = lines[0].split(",").index("price"), [line.split(",") for line in lines[1:]]
+    for row in rows[450:]:
+        row[at] = f"{40 * float(row[at]):.4f}"
+    file = tmp_path / "later.csv"
+    file.write_text("\n".join([lines[0], *(",".join(row) for row in rows)]) + "\n")
+    record = convert_run(run, tmp_path / "small", 0.02, stream=file)
+    assert any(each["did"] for each in record["windows"])
+    written = read_artefact(tmp_path / "small").scorer
+    for split, key in (("validation", "loss"), ("test", "held_out")):
+        part = part_of(samples, *samples.bounds(split))
+        loss = ReferenceScores(ranker.scorer, part).measure(written)
+        assert record[key]["loss"] == loss.entropy
+
+
 def test_what_is_wrong_is_one_sentence(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
