@@ -133,7 +133,7 @@ def _column(path: Path, name: str, column: Any) -> np.ndarray:
 
 def _cell(value: Any) -> Any:
     if isinstance(value, list):
-        is_nested = any(isinstance(each, list | dict) for each in value)
+        is_nested = any(isinstance(each, list | dict | tuple) for each in value)
         return value if is_nested else ListText.of([*map(_cell, value)])
     return np.nan if value is None else value.decode() if isinstance(value, bytes) else value
 
@@ -190,6 +190,7 @@ def column_numbers(
         DataError: names the first row that is not one.
     """
     values = columns[name]
+    require_values(values, name, label, is_bag=False)
     try:
         numbers = values.astype(np.float64)
     except (TypeError, ValueError):

@@ -37,7 +37,7 @@ _SAME = (
     "tables.memory_mib",
 )
 """What a run that goes on must not change."""
-_SAME_IN_FILES = ("layout", "tables.kinds")
+_SAME_IN_FILES = ("layout.dp", "layout.ranks_per_host", "tables.kinds")
 """Further such keys where rows lie in files, which belong to one rank's shards."""
 _TABLES = tuple(each.name for each in dataclasses.fields(RecommendSpec) if each.name != "name")
 

@@ -168,6 +168,17 @@ def test_suffixes_are_read_in_either_case(tmp_path: Path) -> None:
     ] * 2
 
 
+def test_a_list_is_not_a_number(tmp_path: Path) -> None:
+    """Of one value it was taken for that value, and a server refuses it."""
+    columns = read_columns(write(tmp_path / "x.parquet", price=[["3"], ["4"]]))
+    with pytest.raises(DataError) as error:
+        column_numbers(columns, "price", "x.parquet")
+    assert str(error.value) == (
+        'x.parquet, column "price", row 1: a list, where a sample has one value. List it in '
+        "data.bags."
+    )
+
+
 @pytest.mark.parametrize("is_text", [False, True])
 def test_times_are_sorted_exactly(is_text: bool) -> None:
     stamps = [1_700_000_000_000_000_000 + at for at in (5, 3, 4, 1, 2)]

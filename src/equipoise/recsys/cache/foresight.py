@@ -44,16 +44,26 @@ def predict_hits(
     Returns:
         For each table whose rows lie behind a cache, rows found in slots and rows read.
     """
-    batches = _batches(samples, order, batch)
+    batches, exchange = _batches(samples, order, batch), tables.exchange
     hits: dict[str, tuple[int, int]] = {}
     for shard in tables.held():
         if shard.held is None:
             continue
         cache, steps = shard.held.cache, _places(shard, batches)
-        own = int(replay_hits(steps, cache.slots, cache.policy, ways=cache.ways).sum())
+        reads = steps
+        if shard.placement.kind == "data":  # a rank reads the rows of its own samples alone
+            shares = [_share(each, exchange.rank, exchange.ranks) for each in batches]
+            reads = _places(shard, shares)
+        found = replay_hits(steps, cache.slots, cache.policy, ways=cache.ways, reads=reads)
         before = hits.get(shard.table.name, (0, 0))
-        hits[shard.table.name] = before[0] + own, before[1] + sum(map(len, steps))
+        hits[shard.table.name] = before[0] + int(found.sum()), before[1] + sum(map(len, reads))
     return hits
+
+
+def _share(batch: KeyedJagged, rank: int, ranks: int) -> KeyedJagged:
+    """A rank's consecutive share of a batch."""
+    count = batch.samples
+    return batch.select(rank * count // ranks, (rank + 1) * count // ranks)
 
 
 def _batches(samples: Samples, order: Ints, batch: int) -> list[KeyedJagged]:

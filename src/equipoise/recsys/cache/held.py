@@ -127,7 +127,7 @@ class CachedRows:
         part = {name: every[rows] for name, every in state.items()}
         for name, (begin, end) in self.state_columns.items():
             own = values[:, begin:end]
-            part[name] = own[:, 0] if name == "sum" and end - begin == 1 else own
+            part[name] = own[:, 0] if step.name == "row-wise-adagrad" else own
         places, weight = torch.arange(len(rows), device=rows.device), values[:, : self.width]
         update_rows(step, weight, part, places, grad, number=number, squares=squares)
         for name, every in state.items():

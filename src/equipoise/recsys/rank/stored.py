@@ -25,7 +25,7 @@ from equipoise.recsys.rank.scorer import Scorer, ServedTowers
 from equipoise.recsys.same import require_same_run
 from equipoise.recsys.shard import draw_rows
 from equipoise.recsys.store import DENSE, load_module
-from equipoise.recsys.tiers.held import read_committed
+from equipoise.recsys.tiers.held import read_committed, shard_folder
 from equipoise.recsys.tiers.rows import COMMIT
 from equipoise.recsys.tiers.run import rank_folder
 from equipoise.recsys.towers.modules import make_module
@@ -160,7 +160,7 @@ class _StoredPart:
             return draw_rows(table, rows[places], spec.train.seed)[:, begin:end]
 
         sparse = SparseStep(spec.tables.optimizer, lr=spec.tables.lr)
-        folder = self.files / f"{self.name}-{self.shard}"
+        folder = shard_folder(self.files, self.name, self.shard)
         mark = self.arrays.get(COMMIT)
         return read_committed(folder, len(rows), end - begin, sparse, draw, step, mark)
 

@@ -113,11 +113,16 @@ def hold_in_file(
         draw: First weights of some places, float32 [n, width].
         device: Where slots lie.
     """
-    folder = tiers.folder / f"{name}-{index}"
+    folder = shard_folder(tiers.folder, name, index)
     tier = _open_rows(folder, count, width, step, draw, tiers.commit)
     columns = state_columns(step, width)
     cache = SetCache(count, tiers.slots[name, index], tiers.policy)
     return CachedRows(tier, cache, device, columns)
+
+
+def shard_folder(folder: Path, name: str, index: int) -> Path:
+    """Where a shard of a table has its file, in its rank's folder whatever the table's name."""
+    return folder / f"{name.replace('/', '%2F')}-{index}"
 
 
 def read_committed(

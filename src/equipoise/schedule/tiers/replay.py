@@ -22,7 +22,12 @@ from equipoise.schedule.tiers.cache import MOST_WAYS, CachePolicy, SetCache
 
 
 def replay_hits(
-    steps: Sequence[Ints], slots: int, policy: CachePolicy, *, ways: int = MOST_WAYS
+    steps: Sequence[Ints],
+    slots: int,
+    policy: CachePolicy,
+    *,
+    ways: int = MOST_WAYS,
+    reads: Sequence[Ints] | None = None,
 ) -> Ints:
     """Rows of each step that lie in the cache when the step reads them.
 
@@ -31,6 +36,7 @@ def replay_hits(
         slots: Slots of the cache.
         policy: What stays; ``trace`` knows all steps.
         ways: Of a set.
+        reads: Those rows of each step that are read; all unless given.
 
     Returns:
         int64 [steps].
@@ -40,8 +46,8 @@ def replay_hits(
     if policy == "trace":
         cache.expect(steps, 0)
     hits = []
-    for rows in steps:
-        hits.append(int((cache.find(rows) >= 0).sum()))
+    for rows, read in zip(steps, steps if reads is None else reads, strict=True):
+        hits.append(int((cache.find(read) >= 0).sum()))
         cache.admit(rows)
     return np.array(hits, dtype=np.int64)
 
