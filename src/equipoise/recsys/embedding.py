@@ -113,6 +113,11 @@ class ShardedTables:
         yield from self.shards
         yield from self.copies
 
+    def floats(self) -> Iterator[Tensor]:
+        """This rank's weights, or those in slots where rows lie behind a cache."""
+        for shard in self.held():
+            yield shard.weight if shard.held is None else shard.held.values
+
     def deliver(self, batch: Batch) -> Delivery:
         """A batch whose ids may travel early; arguments are those of the call."""
         return Delivery(self.plan, self.exchange, batch)

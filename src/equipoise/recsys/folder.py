@@ -27,7 +27,6 @@ _SAME = (
     "model",
     "train.batch",
     "train.seed",
-    "train.lr",
     "train.shuffle",
     "tables.optimizer",
     "tables.precision",

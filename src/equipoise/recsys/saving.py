@@ -12,8 +12,9 @@ What it decides
     A rank copies its shards, which takes their memory once more, and a thread writes the copy.
     One save is under way at a time: before the next begins, and when a run ends, all ranks settle
     it, which is where they hear of a part that could not be written. That save is given up, and
-    older checkpoints stay. Where rows lie in files, whose last two commits are kept, the run ends
-    there, since one more commit without a checkpoint would drop those of the last one.
+    older checkpoints stay. Weights that are not numbers are not saved. Where rows lie in files,
+    whose last two commits are kept, the run ends there, since one more commit without a checkpoint
+    would drop those of the last one.
 
     The folder has its name only once the parts of all ranks are on the disk and were read back;
     ranks' threads meet through files alone (``checkpoint.publish``). Older checkpoints are dropped
@@ -44,7 +45,7 @@ from safetensors.numpy import save_file
 from equipoise.base.digest import digest_file
 from equipoise.base.disk import disk_of
 from equipoise.base.durable import sync
-from equipoise.base.errors import CheckpointError
+from equipoise.base.errors import CheckpointError, NonFiniteError
 from equipoise.checkpoint.manifest import find_checkpoints, folder_name
 from equipoise.checkpoint.publish import (
     SAVING,
@@ -125,10 +126,18 @@ class TableSaver:
         """Begin to save, once the save before is settled; settle this one, too, if it is the last.
 
         Raises:
+            NonFiniteError: on every rank, if a weight of one of them is not a number.
             CheckpointError: on every rank, if one of them could not write and no later save
                 follows, or rows lie in files.
         """
         self.settle(show, is_needed=self._has_files)
+        held = (*self._tables.floats(), *self._dense.floats())
+        is_right = all(bool(torch.isfinite(each).all()) for each in held)
+        if not all(gather(self._tables.exchange.ranks, is_right)):
+            raise NonFiniteError(
+                f"Weights after step {saved.step:,} are not numbers, so they are not saved. Lower "
+                "train.lr or tables.lr, and run again: it goes on from the checkpoint before."
+            )
         self._journal.flush()  # what is saved is not computed again, and so not journaled again
         commit_files(self._tables, saved.step)
         self._begin(saved)

@@ -61,19 +61,36 @@ def test_weights_of_another_model_are_not_loaded(tmp_path: Path) -> None:
 
 
 def test_a_run_that_goes_on_obeys_another_weight_decay(tmp_path: Path) -> None:
-    """The optimizer's state in a checkpoint has one, too, which was taken instead."""
+    """The optimizer's state in a checkpoint has one, too, which was taken instead; and a rate."""
     spec, base = read_recommend(write_clicks(tmp_path), [("layout.dp", "1")])
     samples, folder = read_samples(spec.data, base), tmp_path / "run"
     prepare(folder, spec, base)
     plan = plan_samples(spec, samples).plan
     made = []
     for decay in (0.0, 0.5):
-        given = replace(spec, train=replace(spec.train, weight_decay=decay))
+        given = replace(spec, train=replace(spec.train, weight_decay=decay, lr=0.01 + decay))
+        prepare(folder, given, base)
         alone = TimedExchange(alone=True)
         made.append(RankTrainer(folder, given, samples, plan, EventSink(), alone))
         made[-1].resume()
         made[-1].run(lambda _: None, stop_at=5 if decay == 0 else 6)
     (group,) = made[1].optimizer.param_groups
-    assert (group["weight_decay"], group["lr"]) == (0.5, spec.train.lr)
+    assert (group["weight_decay"], group["lr"]) == (0.5, 0.51)
     steps = {int(each["step"]) for each in made[1].optimizer.state.values()}
     assert steps == {6}
+
+
+def test_weights_that_overflow_are_not_saved(tmp_path: Path) -> None:
+    """A run that went on from them could not take a step, whatever its rates."""
+    flags = [("layout.dp", "1"), ("tables.lr", "1e300"), ("checkpoint.every_steps", "1")]
+    spec, base = read_recommend(write_clicks(tmp_path), flags)
+    samples, folder = read_samples(spec.data, base), tmp_path / "run"
+    plan = plan_samples(spec, samples).plan
+    trainer = RankTrainer(folder, spec, samples, plan, EventSink(), TimedExchange(alone=True))
+    with pytest.raises(NonFiniteError) as error:
+        trainer.run(lambda _: None)
+    assert str(error.value) == (
+        "Weights after step 1 are not numbers, so they are not saved. Lower train.lr or tables.lr, "
+        "and run again: it goes on from the checkpoint before."
+    )
+    assert not [*folder.glob("checkpoint/*")]

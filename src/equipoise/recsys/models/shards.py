@@ -111,6 +111,11 @@ class DensePart:
         """Count a part that goes to all others of a group."""
         self.sent[stage] += (group.size() - 1) * part.numel() * part.element_size()
 
+    def floats(self) -> Iterator[Tensor]:
+        """The weights, or their shards, on this rank."""
+        for weight in self.model.parameters():
+            yield weight.to_local() if isinstance(weight, DTensor) else weight
+
     def sum_gradients(self) -> None:
         """Sum copies' gradients over all ranks; those of shards are summed in the backward."""
         if self.ranks == 1 or self.is_divided:

@@ -17,7 +17,7 @@ Sources
     L. Luo et al., "Disaggregated Multi-Tower", arXiv:2403.00877.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -113,6 +113,12 @@ class TowerTables(ShardedTables):
             weights = list(module.parameters())
             adam = torch.optim.Adam(weights, lr=lr, weight_decay=weight_decay) if weights else None
             self.towers[at] = _Tower(tower, module, adam)
+
+    def floats(self) -> Iterator[Tensor]:
+        """As ``ShardedTables.floats``, and the weights of modules."""
+        yield from super().floats()
+        for tower in self.towers.values():
+            yield from tower.module.parameters()
 
     def deliver(self, batch: Batch) -> Delivery:
         """As ``ShardedTables.deliver``.
