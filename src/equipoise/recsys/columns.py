@@ -14,6 +14,7 @@ import importlib.util
 import io
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -219,11 +220,16 @@ def _is_number(value: Any) -> bool:
 def time_order(columns: Mapping[str, np.ndarray], name: str, label: str) -> tuple[Ints, Floats]:
     """Rows by time, equal times as they stand in the file, int64 [rows], and the times.
 
-    Whole numbers are compared exactly: as floats, nanoseconds since 1970 are 256 apart.
+    Whole numbers are compared exactly: as floats, nanoseconds since 1970 are 256 apart. Dates and
+    timestamps are seconds since 1970.
 
     Raises:
         DataError: names the first row that is not a time.
     """
+    cells = columns[name].tolist() if columns[name].dtype == object else []
+    if cells and all(isinstance(cell, date) for cell in cells):
+        since = np.array([_nanoseconds(cell) for cell in cells], dtype=np.int64)
+        return np.argsort(since, kind="stable"), since / 1e9
     fix = "Write times as numbers, such as seconds since 1970"
     stamps, column = column_numbers(columns, name, label, fix), columns[name]
     exact: np.ndarray = column if column.dtype.kind in "iu" else stamps
@@ -231,6 +237,18 @@ def time_order(columns: Mapping[str, np.ndarray], name: str, label: str) -> tupl
         with suppress(ValueError, OverflowError):
             exact = column.astype(np.int64)
     return np.argsort(exact, kind="stable"), stamps
+
+
+def _nanoseconds(time: date) -> int:
+    """Since 1970, by the time's own zone or, without one, in UTC.
+
+    >>> _nanoseconds(date(1970, 1, 2)), _nanoseconds(datetime(1970, 1, 1, microsecond=7))
+    (86400000000000, 7000)
+    """
+    whole = time if isinstance(time, datetime) else datetime(time.year, time.month, time.day)
+    begin = datetime(1970, 1, 1, tzinfo=None if whole.tzinfo is None else UTC)
+    # Timestamps of pandas, which pyarrow gives for nanoseconds, are datetimes with a further part.
+    return 1000 * ((whole - begin) // timedelta(microseconds=1)) + getattr(time, "nanosecond", 0)
 
 
 def require_values(column: np.ndarray, name: str, label: str, *, is_bag: bool) -> None:

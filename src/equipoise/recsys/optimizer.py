@@ -46,6 +46,11 @@ class SparseStep:
             )
         if not self.lr >= 0 or self.lr == float("inf"):
             raise SpecError(f"A learning rate of {self.lr} cannot be. Give 0 or more.")
+        if not (self.eps > 0 and 0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):
+            raise SpecError(
+                f"eps must be more than 0, beta1 and beta2 from 0 to below 1; they are {self.eps}, "
+                f"{self.beta1} and {self.beta2}. Give others."
+            )
 
 
 def make_state(step: SparseStep, weight: Tensor) -> dict[str, Tensor]:

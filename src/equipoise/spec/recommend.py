@@ -44,7 +44,7 @@ class ColumnsSpec:
     positive_from: float = 1.0
     """Least value of the label that counts as positive."""
     time: str = ""
-    """What rows are sorted by; in the file's order unless given."""
+    """What rows are sorted by: numbers, or Parquet's timestamps; the file's order unless given."""
     ids: tuple[str, ...] = ()
     """Columns of one value each: a table each."""
     bags: tuple[str, ...] = ()

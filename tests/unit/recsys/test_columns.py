@@ -232,3 +232,28 @@ def test_a_sample_has_one_value(values: list[Any], is_bag: bool, said: str, tmp_
     assert str(error.value) == f'x.parquet, column "user", row {said}.'
     if values[0] == ["a"]:
         require_values(column, "user", "x.parquet", is_bag=True)
+
+
+def test_timestamps_are_seconds_since_1970(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    seconds = [1_700_000_000, 1_600_000_000, 1_700_000_000]
+    of = {
+        "s": (pyarrow.timestamp("s"), 1),
+        "us": (pyarrow.timestamp("us", tz="Europe/Berlin"), 10**6),
+        "ms": (pyarrow.timestamp("ms", tz="UTC"), 10**3),
+    }
+    for name, (kind, unit) in of.items():
+        column = pyarrow.array([each * unit for each in seconds], kind)
+        read = read_columns(write(tmp_path / "x.parquet", t=column))
+        order, stamps = time_order(read, "t", "x.parquet")
+        assert (order.tolist(), stamps.tolist()) == ([1, 0, 2], [float(s) for s in seconds]), name
+    days = pyarrow.array([3, 1, 2], pyarrow.date32())
+    order, stamps = time_order(read_columns(write(tmp_path / "x.parquet", t=days)), "t", "x")
+    assert (order.tolist(), stamps.tolist()) == ([1, 2, 0], [259_200.0, 86_400.0, 172_800.0])
+    gone = pyarrow.array([1, None], pyarrow.timestamp("us"))
+    with pytest.raises(DataError) as error:
+        time_order(read_columns(write(tmp_path / "x.parquet", t=gone)), "t", "x.parquet")
+    assert str(error.value) == (
+        'x.parquet, column t, row 1: "1970-01-01 00:00:00.000001" is not a number. Write times as '
+        "numbers, such as seconds since 1970."
+    )

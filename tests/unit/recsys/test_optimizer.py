@@ -84,3 +84,9 @@ def test_unknown_optimizers_and_rates_are_refused() -> None:
         SparseStep("lamb")
     with pytest.raises(SpecError, match=r"A learning rate of -1 cannot be. Give 0 or more."):
         SparseStep("sgd", lr=-1)
+    with pytest.raises(SpecError) as error:
+        SparseStep("adagrad", eps=0.0)  # a gradient of 0 over a state of 0
+    assert str(error.value) == (
+        "eps must be more than 0, beta1 and beta2 from 0 to below 1; they are 0.0, 0.9 and 0.999. "
+        "Give others."
+    )

@@ -54,9 +54,9 @@ def predict_hits(
         if shard.placement.kind == "data":  # a rank reads the rows of its own samples alone
             shares = [_share(each, exchange.rank, exchange.ranks) for each in batches]
             reads = _places(shard, shares)
-        found = replay_hits(steps, cache.slots, cache.policy, ways=cache.ways, reads=reads)
+        hit_counts = replay_hits(steps, cache.slots, cache.policy, ways=cache.ways, reads=reads)
         before = hits.get(shard.table.name, (0, 0))
-        hits[shard.table.name] = before[0] + int(found.sum()), before[1] + sum(map(len, reads))
+        hits[shard.table.name] = before[0] + int(hit_counts.sum()), before[1] + sum(map(len, reads))
     return hits
 
 

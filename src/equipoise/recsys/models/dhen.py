@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from equipoise.base.errors import ModelError
 from equipoise.recsys.models.dcn import CrossLayer
 from equipoise.recsys.models.dlrm import PairProducts
-from equipoise.recsys.models.vectors import MixVectors, Vectors, make_mlp
+from equipoise.recsys.models.vectors import MixVectors, Vectors, make_mlp, require_norm
 from equipoise.spec.architectures import DhenModule, Ensemble
 from equipoise.spec.tables.table import TableSpec
 
@@ -178,7 +178,7 @@ class DHEN(nn.Module):
 
         Raises:
             ModelError: no module, too few vectors for a concatenation, or tables of different
-                widths.
+                widths or of one float.
         """
         super().__init__()
         if not modules:
@@ -194,6 +194,7 @@ class DHEN(nn.Module):
             torch.manual_seed(seed)
             self.vectors = Vectors(tables, numbers, bottom=bottom, model="DHEN")
             width, count = self.vectors.width, self.vectors.count
+            require_norm(width, "DHEN")
             self.layers = nn.ModuleList(
                 DhenLayer(
                     count if index == 0 else vectors,

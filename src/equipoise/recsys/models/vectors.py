@@ -58,6 +58,19 @@ class Vectors(nn.Module):
         return torch.cat((own, vectors_BVW), dim=1)
 
 
+def require_norm(width: int, model: str) -> None:
+    """Refuse vectors of which a layer norm would leave nothing.
+
+    Raises:
+        ModelError: they have one float.
+    """
+    if width < 2:
+        raise ModelError(
+            f"{model} norms each vector, which leaves nothing of one float. Give model.width, or "
+            "model.tower_width, of 2 or more."
+        )
+
+
 def make_mlp(widths: Sequence[int]) -> nn.Sequential:
     """Linear layers of these widths, with ReLU between them."""
     layers: list[nn.Module] = []

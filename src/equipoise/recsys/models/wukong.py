@@ -20,7 +20,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from equipoise.recsys.models.vectors import MixVectors, Vectors, make_mlp
+from equipoise.recsys.models.vectors import MixVectors, Vectors, make_mlp, require_norm
 from equipoise.spec.tables.table import TableSpec
 
 
@@ -119,13 +119,14 @@ class Wukong(nn.Module):
             seed: Of the weights.
 
         Raises:
-            ModelError: tables have different widths.
+            ModelError: tables have different widths, or one float.
         """
         super().__init__()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.vectors = Vectors(tables, numbers, bottom=bottom, model="Wukong")
             width, count = self.vectors.width, self.vectors.count
+            require_norm(width, "Wukong")
             out = fm_vectors + linear_vectors
             self.layers = nn.ModuleList(
                 WukongLayer(

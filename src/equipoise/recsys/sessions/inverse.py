@@ -142,7 +142,7 @@ def share_rows(
         The groups in their order, then the other features.
 
     Raises:
-        DataError: a group names a feature that the batch does not have, or has twice.
+        DataError: a group is empty, or names a feature that the batch does not have, or twice.
 
     Cost: O(B log B) a group.
 
@@ -152,6 +152,8 @@ def share_rows(
     ([0, 0, 1], [7, 2], [2, 3])
     """
     named = [key for group in groups for key in group]
+    if not all(groups):
+        raise DataError("A group has no feature. Leave it out.")
     for key in named:
         if named.count(key) > 1:
             raise DataError(f"Two groups have the feature {key}. Name it once.")

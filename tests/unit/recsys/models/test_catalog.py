@@ -7,6 +7,7 @@ from typing import get_args
 import pytest
 import torch
 
+from equipoise.base.errors import ModelError
 from equipoise.recsys.models.catalog import MODELS, build_model
 from equipoise.spec.architectures import ARCHITECTURES, Architecture, DhenModule, readers_of
 from equipoise.spec.recommend import RankModelSpec
@@ -38,6 +39,18 @@ def test_a_rank_without_samples_has_gradients_of_zero(name: Architecture) -> Non
     assert logits.shape == (0,)
     logits.sum().backward()
     assert all(each.grad is not None and not each.grad.any() for each in model.parameters())
+
+
+@pytest.mark.parametrize(("name", "shown"), [("dhen", "DHEN"), ("wukong", "Wukong")])
+def test_a_norm_of_one_float_leaves_nothing(name: Architecture, shown: str) -> None:
+    """All samples would have one score."""
+    spec = RankModelSpec(architecture=name, width=1)
+    with pytest.raises(ModelError) as error:
+        build_model(spec, [TableSpec("a", 3, 1)], 0, seed=1)
+    assert str(error.value) == (
+        f"{shown} norms each vector, which leaves nothing of one float. Give model.width, or "
+        "model.tower_width, of 2 or more."
+    )
 
 
 def test_all_read_what_no_row_names() -> None:

@@ -59,6 +59,8 @@ def test_what_is_wrong_is_one_sentence() -> None:
     batch = batch_of([([1], [2], [])])
     with pytest.raises(DataError, match=r"^Two groups have the feature a\. Name it once\.$"):
         share_rows(batch, [["a", "b"], ["a"]])
+    with pytest.raises(DataError, match=r"^A group has no feature\. Leave it out\.$"):
+        share_rows(batch, [["a"], []])
     with pytest.raises(DataError, match="The batch has no feature z; it has a, b, c"):
         share_rows(batch, [["z"]])
     shared = share_rows(batch, [["a"]])
