@@ -82,7 +82,7 @@ def run(
             return dp
 
         launch = Launch(folder, spec.layout.dp, is_quiet, port=0, program=PROGRAM)
-        smaller = Smaller(lambda dp: _fits(with_ranks(spec, dp), samples), again)
+        smaller = Smaller(lambda dp: can_shrink(spec, samples, dp), again)
         recover_ranks(launch, spec.fault.rules(), spec.layout.dp, (folder,), smaller)
     return read_trained(folder)
 
@@ -106,9 +106,12 @@ def with_ranks(spec: RecommendSpec, dp: int) -> RecommendSpec:
     return dataclasses.replace(spec, layout=dataclasses.replace(spec.layout, dp=dp))
 
 
-def _fits(spec: RecommendSpec, samples: Samples) -> bool:
+def can_shrink(spec: RecommendSpec, samples: Samples, dp: int) -> bool:
+    """Whether a run can go on with fewer ranks: tables fit, and no files belong to their layout."""
+    if spec.tables.memory_mib:
+        return False
     try:
-        plan_samples(spec, samples)
+        plan_samples(with_ranks(spec, dp), samples)
     except EquipoiseError:
         return False
     return True

@@ -7,6 +7,7 @@ import pytest
 from equipoise.observe.journal import EventSink
 from equipoise.recsys.exchange import TimedExchange
 from equipoise.recsys.place import plan_samples
+from equipoise.recsys.request import can_shrink
 from equipoise.recsys.samples import read_samples
 from equipoise.recsys.tiers.run import count_bytes, predict_bytes
 from equipoise.recsys.trainer import RankTrainer
@@ -40,3 +41,15 @@ def test_bytes_are_those_predicted(run_toml: Path, tmp_path: Path, flags: dict[s
     assert predicted == [count_bytes(trainer.tables)]
     # The plan prices fp32 rows in memory.
     assert (predicted == answer.held_bytes.tolist()) == (not flags)
+
+
+def test_rows_in_files_belong_to_their_ranks(run_toml: Path) -> None:
+    """A run that shrank was refused by its own folder."""
+    spec, base = read_recommend(run_toml, [("layout.dp", "2")])
+    samples = read_samples(spec.data, base)
+    assert can_shrink(spec, samples, 1)
+    filed, _ = read_recommend(run_toml, [("layout.dp", "2"), ("tables.memory_mib", "0.01")])
+    assert not can_shrink(filed, samples, 1)
+    alone = [("layout.dp", "2"), ("layout.ranks_per_host", "2"), ("tables.kinds", '["table-row"]')]
+    hosted, _ = read_recommend(run_toml, alone)
+    assert not can_shrink(hosted, samples, 1)
