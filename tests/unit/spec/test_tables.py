@@ -63,6 +63,11 @@ def test_a_run_is_no_list_of_tables() -> None:
             "t.csv:2  Table user has nan ids per sample. Give from 0 to 1,000,000.",
         ),
         (f"{HEAD}user,3,4,1\nuser,5,4,1\n", "t.csv:3  a second table user. Rename one."),
+        (
+            f"{HEAD}user,1,460,16,1\n",
+            "t.csv:2  5 values under 4 columns. Write one for each, numbers without commas.",
+        ),
+        ("name,rows,width,ids_per_sample,rows\n", 't.csv has two columns "rows". Rename one.'),
         (HEAD, "t.csv lists no table. Give it a line for each."),
         (
             f'{HEAD}user,3,4,1\n"ad,5,4,1\n',

@@ -101,9 +101,16 @@ def parse_tables(text: str, label: str) -> tuple[TableSpec, ...]:
             f"{label} lacks the columns {', '.join(missing)}; it has {listed(head) or 'none'}. "
             f"Write name,rows,width,ids_per_sample in its first line."
         )
+    if doubled := [name for name in head if head.count(name) > 1]:
+        raise DataError(f"{label} has two columns {shown(doubled[0])}. Rename one.")
     tables: list[TableSpec] = []
     names: set[str] = set()
     for (number, _), row in zip(lines[1:], rows[1:], strict=True):
+        if len(row) > len(head):
+            raise DataError(
+                f"{label}:{number}  {len(row)} values under {len(head)} columns. Write one for "
+                "each, numbers without commas."
+            )
         values = dict(zip(head, row, strict=False))
         try:
             table = TableSpec(
