@@ -127,3 +127,12 @@ def test_coarse_wires_stay_near_and_are_not_exact(world: int) -> None:
         error = np.abs(coarse - exact).max()
         # Each sample's sum has one rounded part for each bucket of rows.
         assert 0 < error <= world * most * 4 * np.abs(exact).max(), wire
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_fp16_moves_rows_as_fp32_does(world: int) -> None:
+    """Gradients travel times a power of two: inside hosts, across them, and to columns."""
+    whole = tables.tables_of([alone(world, "sgd")])
+    for plan in ("row", "mixed"):
+        for name, weight in tables.tables_of(outcomes(world)[plan, "sgd", "fp16"]).items():
+            assert np.abs(weight - whole[name]).max() < 5e-4, (plan, name)
