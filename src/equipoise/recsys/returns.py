@@ -17,7 +17,7 @@ from torch import Tensor
 
 from equipoise.recsys.exchange import TableExchange, as_bytes
 from equipoise.recsys.shard import TableShard
-from equipoise.recsys.wire import decode, encode, gradient_gain
+from equipoise.recsys.wire import decode, encode, gradient_gain, times
 from equipoise.schedule.tables.placement import TablePlacement, TablePlan
 from equipoise.schedule.tables.traffic import Wire, wire_bytes
 
@@ -94,12 +94,13 @@ class Returns:
             For each shard, float32 [bags of all ranks, columns].
         """
         wire, ranks = self.backward_wire, range(self.exchange.ranks)
-        gain, blocks = gradient_gain(wire, sizes.values()), []
+        gains, blocks = {name: gradient_gain(wire, own) for name, own in sizes.items()}, []
         for peer in ranks:
             rows = []
             for each, shard in self._blocks(peer, self._rank):
                 begin, end = each.columns(shard)
-                rows.append(gain * by_table[each.table.name][:, begin:end])
+                name = each.table.name
+                rows.append(times(by_table[name][:, begin:end], gains[name]))
             blocks.append(self._pack(rows, wire))
         expected = [self._sum_bytes(self._rank, peer, sizes, wire) for peer in ranks]
         arrived = self.exchange.swap("gradients", blocks, expected)
@@ -112,7 +113,7 @@ class Returns:
                 got[each.table.name, shard, peer] = decode(arrived[peer][taken:end], width, wire)
                 taken = end
         spread = self._spread_inside(got, sizes)
-        return [
+        whole = [
             torch.cat(
                 [
                     spread[shard.table.name, peer]
@@ -120,8 +121,12 @@ class Returns:
                     else got[shard.table.name, shard.index, peer]
                     for peer in ranks
                 ]
-            ).div_(gain)
+            )
             for shard in shards
+        ]
+        return [
+            times(each, 1 / gains[shard.table.name])
+            for each, shard in zip(whole, shards, strict=True)
         ]
 
     def _blocks(self, owner: int, source: int) -> list[tuple[TablePlacement, int]]:

@@ -5,13 +5,13 @@ What it decides
     off by at most 2**-8 of the number; fp16 by 2**-11 of it, or by 2**-25 below 2**-14, and refuses
     what exceeds 65,504; int8 has a scale for each row, and is off by at most 1/254 of the row's
     largest magnitude. Gradients of a mean over many samples are tiny, so they travel as fp16 times
-    a power of two near the number of samples, which changes no other format's numbers.
+    a power of two near the number of bags, which changes no other format's numbers.
 
 Kept true (tests/unit/recsys/test_wire.py, by Hypothesis)
     What comes back is within the bound of each format, and takes the bytes of the formula.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -59,18 +59,23 @@ def encode(rows: Tensor, wire: Wire) -> Tensor:
     return rows.to(_DTYPES[wire]).flatten().view(torch.uint8)
 
 
-def gradient_gain(wire: Wire, sizes: Iterable[Sequence[int]]) -> float:
-    """By what gradients are multiplied while they travel: a power of two, 1 but for fp16.
+def gradient_gain(wire: Wire, sizes: Sequence[int]) -> float:
+    """By what a table's gradients are multiplied while they travel: a power of two, 1 but for fp16.
 
     Args:
         wire: The format.
-        sizes: For each table, or for all, bags of each rank.
+        sizes: Bags of each rank.
 
-    >>> gradient_gain("fp16", [[300, 300], [9, 9]]), gradient_gain("bf16", [[300, 300]])
+    >>> gradient_gain("fp16", [300, 300]), gradient_gain("bf16", [300, 300])
     (512.0, 1.0)
     """
-    most = max(map(sum, sizes), default=0) if wire == "fp16" else 0
-    return float(1 << max(0, most.bit_length() - 1))
+    bags = sum(sizes) if wire == "fp16" else 0
+    return float(1 << max(0, bags.bit_length() - 1))
+
+
+def times(rows: Tensor, gain: float) -> Tensor:
+    """Rows times a gain; the rows themselves where it is 1."""
+    return rows if gain == 1 else rows * gain
 
 
 def decode(data: Tensor, width: int, wire: Wire) -> Tensor:

@@ -64,7 +64,7 @@ def test_gradients_of_a_mean_over_many_samples_are_within_the_bound() -> None:
         moved[wire] = before - tables.shards[0].weight
     assert (moved["fp32"] > 6e-5).all()
     assert ((moved["fp16"] - moved["fp32"]).abs() <= 1e-3 * moved["fp32"]).all()
-    assert gradient_gain("int8", [[samples]]) == gradient_gain("fp16", [[0, 0]]) == 1.0
+    assert gradient_gain("int8", [samples]) == gradient_gain("fp16", [0, 0]) == 1.0
 
 
 def test_numbers_below_fp16_are_off_by_its_least_step() -> None:

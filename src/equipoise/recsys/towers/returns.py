@@ -23,7 +23,7 @@ from equipoise.recsys.bags import Bags
 from equipoise.recsys.exchange import TableExchange, as_bytes
 from equipoise.recsys.returns import Returns
 from equipoise.recsys.shard import TableShard
-from equipoise.recsys.wire import decode, encode, gradient_gain
+from equipoise.recsys.wire import decode, encode, gradient_gain, times
 from equipoise.schedule.tables.placement import TablePlacement, TablePlan, TowerPlacement
 from equipoise.schedule.tables.traffic import Wire, wire_bytes
 from equipoise.spec.tables.table import FLOAT_BYTES
@@ -150,8 +150,8 @@ class TowerReturns(Returns):
         wire, blocks, expected = self.backward_wire, [], []
         served, back = self._served(self._rank), torch.argsort(torch.tensor(self.plan.vector_order))
         ends = [tower.vectors for tower in self.plan.towers]
-        gain = gradient_gain(wire, [sizes])
-        split = (gain * grad_BVN[:, back]).split(ends, dim=1)
+        gain = gradient_gain(wire, sizes)
+        split = times(grad_BVN[:, back], gain).split(ends, dim=1)
         for peer in range(self.exchange.ranks):
             towers = self._towers_of(peer) if peer in served else []
             rows = [split[at].flatten(0, 1) for at, _ in towers]
@@ -167,7 +167,7 @@ class TowerReturns(Returns):
                 rows_of = decode(arrived[peer][taken:end], tower.width, wire)
                 got[at].append(rows_of.view(sizes[peer], tower.vectors, tower.width))
                 taken = end
-        return {at: torch.cat(parts).div_(gain) for at, parts in got.items()}
+        return {at: times(torch.cat(parts), 1 / gain) for at, parts in got.items()}
 
     def spread(
         self,
@@ -187,13 +187,13 @@ class TowerReturns(Returns):
         """
         wire, blocks, expected = self.backward_wire, [], []
         widths = [self._width(shard.placement, shard.index) for shard in shards]
-        gain = gradient_gain(wire, [sizes])
+        gain = gradient_gain(wire, sizes)
         for peer in range(self.exchange.ranks):
             is_near = self._is_near(peer)
             rows = []
             for each, index in self._shards_of(peer) if is_near else []:
                 begin, end = each.columns(index)
-                rows.append(gain * by_table[each.table.name][:, begin:end])
+                rows.append(times(by_table[each.table.name][:, begin:end], gain))
             blocks.append(self._pack(rows, wire))
             count = sum(sizes[source] for source in self._served(peer)) if is_near else 0
             expected.append(sum(count * wire_bytes(width, wire) for width in widths))
@@ -209,7 +209,8 @@ class TowerReturns(Returns):
                 taken = end
         ranks = range(self.exchange.ranks)
         places = range(len(shards))
-        return [torch.cat([got[at, source] for source in ranks]).div_(gain) for at in places]
+        whole = [torch.cat([got[at, source] for source in ranks]) for at in places]
+        return [times(each, 1 / gain) for each in whole]
 
     def sum_modules(self, flat: Tensor) -> Tensor:
         """The sum over a host's ranks, in their order, of gradients of its modules' weights."""
