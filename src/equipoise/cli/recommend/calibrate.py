@@ -4,8 +4,12 @@ import argparse
 import json
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
+from equipoise.base.disk import why_unwritable
+from equipoise.base.errors import SpecError
 from equipoise.cli.recommend.asked import read_asked
+from equipoise.cli.written import require_folder_of
 
 
 def calibrate_recommend(
@@ -16,7 +20,14 @@ def calibrate_recommend(
     from equipoise.recsys.foresight.forecast import rates_file
 
     asked = read_asked(args, add_arguments, ("out",))
-    file = args.out or rates_file()
+    file: Path = args.out or rates_file()
+    folder = file.absolute().parent
+    if why := why_unwritable(folder):
+        raise SpecError(
+            f"The rates cannot be written to {file} ({why}). Give another file with --out."
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    require_folder_of("out", file)
     rates = calibrate(asked.spec, asked.base, file)
     if args.json:
         sys.stdout.write(json.dumps(rates.as_row() | {"file": str(file)}, indent=1) + "\n")

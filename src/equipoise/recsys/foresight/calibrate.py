@@ -69,13 +69,17 @@ def calibrate(spec: RecommendSpec, base: Path, file: Path) -> StepRates:
 
     Raises:
         DataError: the data is wrong.
+        LayoutError: the tables of a probe have no place on its ranks.
     """
     ranks = max(2, spec.layout.dp)
     probes, held_out = _probes(spec, ranks)
-    rows = run_ranks(ranks, _time_probes, [*probes, *held_out], base)
     samples = read_samples(spec.data, base)
-    counts = [count_step(each, samples, plan_samples(each, samples)) for each in probes]
-    flat_counts: list[RankCounts] = [each for step in counts for each in step]
+    # Planned before ranks start, so that what is wrong is said once, and at once.
+    counts = [
+        count_step(each, samples, plan_samples(each, samples)) for each in (*probes, *held_out)
+    ]
+    rows = run_ranks(ranks, _time_probes, [*probes, *held_out], base)
+    flat_counts: list[RankCounts] = [each for step in counts[: len(probes)] for each in step]
     flat = [rows[rank][at] for at in range(len(probes)) for rank in range(ranks)]
     fitted = StepRates(
         fit_rates(flat_counts, flat),
@@ -85,8 +89,8 @@ def calibrate(spec: RecommendSpec, base: Path, file: Path) -> StepRates:
         os.getloadavg()[0],
     )
     errors = []
-    for at, each in enumerate(held_out, start=len(probes)):
-        forecast = price_step(fitted, count_step(each, samples, plan_samples(each, samples)))
+    for at in range(len(probes), len(counts)):
+        forecast = price_step(fitted, counts[at])
         measured = max(row[at]["step"] for row in rows)
         errors.append(abs(forecast - measured) / measured)
     rates = dataclasses.replace(fitted, error=statistics.mean(errors))
