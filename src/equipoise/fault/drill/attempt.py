@@ -37,23 +37,33 @@ class SaidLine:
     at_s: float
 
 
+def _environment(drill: Path | None, bytecode: Path) -> dict[str, str]:
+    """This process's; where it compiles every module anew, commands of a drill do so but once."""
+    made = dict(os.environ)
+    if drill is not None:
+        made[VARIABLE] = str(drill)
+    if made.pop("PYTHONDONTWRITEBYTECODE", ""):
+        made.setdefault("PYTHONPYCACHEPREFIX", str(bytecode))
+    return made
+
+
 class Attempt:
     """A running ``equipoise train``; leaving the block ends it, and its ranks with it.
 
     Args:
         words: After ``equipoise train``.
         drill: Folder of what is injected; nothing is unless given.
+        bytecode: Folder of modules that the commands of a drill have compiled.
     """
 
-    def __init__(self, words: Sequence[str], drill: Path | None = None) -> None:
-        environment = {**os.environ, **({} if drill is None else {VARIABLE: str(drill)})}
+    def __init__(self, words: Sequence[str], drill: Path | None, bytecode: Path) -> None:
         self.process = subprocess.Popen(
             [sys.executable, *TRAIN, *words],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            env=environment,
+            env=_environment(drill, bytecode),
             start_new_session=True,  # Ctrl-C is the drill's, which ends this
             preexec_fn=end_with_parent,
         )

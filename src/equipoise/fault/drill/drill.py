@@ -100,6 +100,7 @@ def drill(request: DrillRequest, progress: Progress | None = None) -> Drill:
             rows = tuple(_rehearse(stage, name, request, progress) for name in names)
         finally:
             progress.finish()
+            shutil.rmtree(stage.bytecode, ignore_errors=True)
     return Drill(rows, stage.ranks, stage.scaled, time.monotonic() - began)
 
 

@@ -76,6 +76,11 @@ class Stage:
         return self.root / "undisturbed"
 
     @property
+    def bytecode(self) -> Path:
+        """Folder of modules that its commands have compiled, where the environment keeps none."""
+        return self.root / "bytecode"
+
+    @property
     def ranks(self) -> int:
         """Ranks of the run."""
         return self.asked.ranks
@@ -98,7 +103,8 @@ class Stage:
         small = smaller(self.asked)
         for sizes in (small, {}) if small else ({},):
             self.words = self._words(sizes)
-            with Attempt((*self.words, "--out", str(self.reference))) as attempt:
+            words = (*self.words, "--out", str(self.reference))
+            with Attempt(words, None, self.bytecode) as attempt:
                 code = attempt.end()
             if code != 2:
                 break
@@ -154,7 +160,8 @@ class Stage:
 
     def start(self, folder: Path, *more: str, drill: Path | None = None) -> Attempt:
         """Start the run in a folder of its own."""
-        return Attempt((*self.words, "--out", str(folder), "--no-proof", *more), drill)
+        words = (*self.words, "--out", str(folder), "--no-proof", *more)
+        return Attempt(words, drill, self.bytecode)
 
     def is_equal(self, folder: Path, other: Path | None = None) -> bool:
         """Whether a run ended with the weights, moments and documents of another.

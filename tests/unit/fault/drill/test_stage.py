@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from equipoise.fault.drill.attempt import Attempt
 from equipoise.fault.drill.facts import ledger, resumed_s
 from equipoise.fault.drill.kill import has_one
 from equipoise.fault.drill.poisson import Strike, are_named, is_exact
@@ -39,6 +40,17 @@ def test_a_step_has_as_many_windows_but_small_ones(
 def test_a_cap_is_made_smaller_with_its_step() -> None:
     sizes = smaller(asked(2, context_tokens=8192, step_tokens=16384, max_tokens=9000))
     assert sizes["pack.max_tokens"] == sizes["pack.step_tokens"] == 2048
+
+
+@pytest.mark.parametrize("keeps_none", ["1", ""])
+def test_commands_compile_modules_once_where_the_environment_keeps_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keeps_none: str
+) -> None:
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", keeps_none)
+    bytecode = tmp_path / "bytecode"
+    with Attempt(("--help",), None, bytecode) as attempt:
+        assert attempt.end() == 0
+    assert bool(list(bytecode.rglob("main.*.pyc"))) == bool(keeps_none)
 
 
 def finished(folder: Path, steps: list[tuple[int, str, float]]) -> Path:
