@@ -33,14 +33,18 @@ _ATOMIC_TYPES = ("token", "token_seq", "float", "float_seq")
 Columns = dict[str, np.ndarray]
 
 
-def read_columns(path: Path) -> Columns:
+def read_columns(path: Path, key: str = "data.path") -> Columns:
     """Every column of a Parquet, CSV or TSV file.
+
+    Args:
+        path: The file.
+        key: The key or flag that named it, for messages.
 
     Raises:
         DataError: no such file, not of this kind, or a line has another number of values.
     """
     if not path.is_file():
-        raise DataError(f"No such file: {path}. Set data.path to a Parquet, CSV or TSV file.")
+        raise DataError(f"No such file: {path}. Set {key} to a Parquet, CSV or TSV file.")
     if path.suffix.lower() == ".parquet":
         with open_parquet(path) as parquet:
             table = parquet.read()
@@ -51,7 +55,7 @@ def read_columns(path: Path) -> Columns:
         text = read_text(path)
     except (OSError, ValueError) as error:
         raise DataError(
-            f"{path} cannot be read: {reason(error)}. Set data.path to a Parquet, CSV or TSV file."
+            f"{path} cannot be read: {reason(error)}. Set {key} to a Parquet, CSV or TSV file."
         ) from None
     if (nul := text.find("\0")) >= 0:  # NumPy drops it at a text's end: two ids would be one
         raise DataError(

@@ -191,7 +191,7 @@ def read_stream(path: Path, spec: ColumnsSpec, coding: Coding) -> list[Sampled]:
     Raises:
         DataError: the file or a column is missing, or a value is wrong.
     """
-    columns = read_columns(path)
+    columns = read_columns(path, "--stream")
     wanted = [*coding.names, spec.label, *([spec.time] if spec.time else [])]
     for name in wanted:
         if name not in columns:

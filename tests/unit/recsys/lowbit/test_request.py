@@ -212,6 +212,9 @@ def test_what_is_wrong_is_one_sentence(
     assert said(str(tmp_path), target, "--budget", "0.1") == (
         f"--budget is for a recommender's run, and {tmp_path} is none. Leave it out.\n"
     )
+    assert said(str(run), target, "--stream", str(tmp_path / "gone.csv"), "--quiet") == (
+        f"No such file: {tmp_path / 'gone.csv'}. Set --stream to a Parquet, CSV or TSV file.\n"
+    )
     (tmp_path / "later.csv").write_text("user,ad\nu1,a1\n")
     assert said(str(run), target, "--stream", str(tmp_path / "later.csv"), "--quiet") == (
         'later.csv has no column "words" among its 2 (user, ad). Nearest: "ad".\n'
