@@ -26,15 +26,22 @@ def lengths_of(ranks: int) -> list[tuple[int, ...]]:
     ]
 
 
-def cases_of(ranks: int, strategy: str) -> list[Case]:
-    """Every sharding and every pack in fp64, some in fp32; heads in turn."""
-    heads, packs = itertools.cycle(GROUPS), lengths_of(ranks)
-    return [
-        Case(lengths, strategy, sharding, *next(heads), dtype=dtype)
-        for dtype, shardings, few in (("float64", SHARDINGS, 5), ("float32", SHARDINGS[2:], 2))
-        for sharding in shardings
-        for lengths in packs[:few]
-    ]
+def causal_cases(ranks: int) -> list[Case]:
+    """Every strategy with every sharding and every pack, though not all three; heads in turn.
+
+    A sharding has one of the two long packs in fp64, in turn, and a short pack has one sharding.
+    Three ranks have half of the long packs, of which each sharding still has some.
+    """
+    heads, (long, uneven, *short) = itertools.cycle(GROUPS), lengths_of(ranks)
+    cases = []
+    for at, strategy in enumerate(STRATEGIES):
+        pairs = [(sharding, (long, uneven)[(at + n) % 2]) for n, sharding in enumerate(SHARDINGS)]
+        if ranks == 3:
+            pairs = pairs[at % 2 :: 2]
+        pairs += [(SHARDINGS[(at + n) % 4], lengths) for n, lengths in enumerate(short)]
+        cases += [Case(pack, strategy, sharding, *next(heads)) for sharding, pack in pairs]
+        cases += [Case(uneven, strategy, SHARDINGS[-at % 4], *next(heads), dtype="float32")]
+    return cases
 
 
 MASKS = (
@@ -46,23 +53,23 @@ MASKS = (
 )
 
 
-def masked_cases() -> list[Case]:
+def masked_cases(ranks: int) -> list[Case]:
     """Every strategy under every mask, fp64 and fp32; most ranks without a token in some."""
     heads, shardings = itertools.cycle(GROUPS), itertools.cycle(SHARDINGS)
     packs = [((61, 33, 46, 25, 90), MASKS), ((2, 1), Mask("full")), ((3,), Mask("window", 2))]
+    kinds = [("float64", packs), ("float32", packs[:1])]
     return [
         Case(lengths, strategy, next(shardings), *next(heads), dtype=dtype, mask=mask)
         for strategy in STRATEGIES
-        for dtype in ("float64", "float32")
-        for lengths, mask in packs
+        for dtype, few in (kinds[:1] if ranks == 3 else kinds)
+        for lengths, mask in few
     ]
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 @pytest.mark.parametrize("is_masked", [False, True], ids=["causal", "masked"])
 def test_every_strategy_equals_one_rank_and_sends_what_it_says(ranks: int, is_masked) -> None:
-    causal = [case for strategy in STRATEGIES for case in cases_of(ranks, strategy)]
-    cases = masked_cases() if is_masked else causal
+    cases = (masked_cases if is_masked else causal_cases)(ranks)
     told = run_ranks(ranks, context_ranks.attend_cases, cases)
     for rank, answers in enumerate(told):  # each rank: an error only at rank > 0 is one, too
         for case, answer in zip(cases, answers, strict=True):
