@@ -28,7 +28,8 @@ ODD = dataclasses.replace(UNTIED, heads=3)
 
 
 def test_every_layout_of_a_tied_model_equals_one_rank() -> None:
-    cases = [case for world in (1, 2, 3) for case in all_cases(world, TIED)]
+    # Of three ranks a third: every ZeRO stage, every policy and recomputing.
+    cases = [*all_cases(1, TIED), *all_cases(2, TIED), *all_cases(3, TIED)[::3]]
     progress = RecordedProgress()
     verdicts = run_cases(cases, progress)
     assert [verdict.case for verdict in verdicts] == cases
@@ -36,8 +37,8 @@ def test_every_layout_of_a_tied_model_equals_one_rank() -> None:
     assert max(verdict.gradient_error for verdict in verdicts) <= TOLERANCE
     assert {verdict.bytes for verdict in verdicts} == {0}
     assert max(verdict.micro_batches for verdict in verdicts) >= 3
-    assert progress.stages == [("1 real rank", 12), ("2 real ranks", 20), ("3 real ranks", 20)]
-    assert progress.done == 52
+    assert progress.stages == [("1 real rank", 12), ("2 real ranks", 20), ("3 real ranks", 7)]
+    assert progress.done == 39
 
 
 def test_an_untied_model_with_biases_and_head_norms_equals_one_rank() -> None:
@@ -61,7 +62,10 @@ def test_ranks_that_divide_documents_equal_one_rank(ranks: int) -> None:
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_ranks_that_share_micro_batches_equal_one_rank(ranks: int) -> None:
-    verdicts = run_cases(context_cases(ranks, ODD))
+    cases = context_cases(ranks, ODD)
+    if ranks > 2:  # three and four ranks each have every second strategy, and not the same ones
+        cases = cases[::2] if ranks == 3 else cases[:6:2] + cases[7::2]
+    verdicts = run_cases(cases)
     assert [verdict for verdict in verdicts if not verdict.is_exact] == []
     assert min(verdict.bytes for verdict in verdicts) > 0
     assert min(verdict.messages for verdict in verdicts) > 0
@@ -70,7 +74,9 @@ def test_ranks_that_share_micro_batches_equal_one_rank(ranks: int) -> None:
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_every_strategy_and_sharding_played_equals_one_rank(ranks: int) -> None:
     progress = RecordedProgress()
-    verdicts = run_cases(played_cases(ranks, ODD), progress, over_gloo=False)
+    # Four ranks have all pairs; two and three each have every strategy, with some shardings.
+    cases = played_cases(ranks, ODD)[ranks % 2 :: 1 if ranks == 4 else 2]
+    verdicts = run_cases(cases, progress, over_gloo=False)
     assert [verdict for verdict in verdicts if not verdict.is_exact] == []
     assert progress.stages == [(f"{ranks} played ranks", len(verdicts))]
     assert progress.done == len(verdicts)

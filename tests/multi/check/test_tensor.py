@@ -24,7 +24,8 @@ MODEL = ModelSpec(
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_ranks_that_share_weights_equal_one_rank(ranks: int) -> None:
-    cases = tensor_cases(ranks, MODEL)
+    # Two ranks have all; three even ZeRO stages, four odd ones alone and beside context ranks.
+    cases = tensor_cases(ranks, MODEL)[(ranks == 4) :: 1 if ranks == 2 else 2]
     verdicts = run_cases(cases)
     assert [verdict.case for verdict in verdicts] == cases
     assert [verdict for verdict in verdicts if not verdict.is_exact] == []

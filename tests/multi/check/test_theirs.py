@@ -41,8 +41,11 @@ def in_short(cases: list[Case], text: str) -> list[Case]:
     ]
 
 
-def of_family(kind: str) -> list[Case]:
-    """Layouts whose differences lie in the model: what gathers, what is shared, what runs again."""
+def of_family(at: int, kind: str) -> list[Case]:
+    """Layouts whose differences lie in the model: what gathers, what is shared, what runs again.
+
+    Of the first two and of the last two one each, so that four families in a row have all pairs.
+    """
     model, text = small(kind)
     cases = [
         make_case(model, 2, zero=3, recompute="full"),
@@ -50,14 +53,15 @@ def of_family(kind: str) -> list[Case]:
         make_case(model, 2, zero=3, cp=2, sharding="mixed"),
         make_case(model, 2, zero=1, cp=2, strategy="ulysses", recompute="every-2"),
     ]
-    return in_short(cases, text)
+    return in_short([cases[at % 2], cases[2 + at // 2 % 2]], text)
 
 
-def partly_learned(kind: str) -> list[Case]:
-    """Masked labels, adapters and frozen weights."""
+def partly_learned(at: int, kind: str) -> list[Case]:
+    """Masked labels, and on every layout adapters or frozen weights, in turn."""
     model, text = small(kind)
     cases = masked_cases(2, model, is_theirs=True)
-    return in_short([*cases, *trained_cases(2, model, their_freeze=name_frozen(text))], text)
+    trained = trained_cases(2, model, their_freeze=name_frozen(text))  # layouts by both kinds
+    return in_short([*cases, *trained[at % 2 :: 4], *trained[3 - at % 2 :: 4]], text)
 
 
 def wrong(verdicts: list[Verdict]) -> list[tuple[str, str, float, str]]:
@@ -74,10 +78,10 @@ def wrong(verdicts: list[Verdict]) -> list[tuple[str, str, float, str]]:
 
 
 def test_every_family_equals_one_rank_over_two() -> None:
-    """Four layouts of twenty architectures take a while, since each is another model."""
-    verdicts = run_cases([case for kind in FAMILIES for case in of_family(kind)])
+    """Two layouts of twenty architectures take a while, since each is another model."""
+    verdicts = run_cases([case for at, kind in enumerate(FAMILIES) for case in of_family(at, kind)])
     assert wrong(verdicts) == []
-    assert len(verdicts) == 4 * len(FAMILIES)
+    assert len(verdicts) == 2 * len(FAMILIES)
     assert max(each.micro_batches for each in verdicts) >= 2
     assert all(each.bytes > 0 for each in verdicts if each.case.layout.cp > 1)
 
@@ -85,7 +89,11 @@ def test_every_family_equals_one_rank_over_two() -> None:
 def test_adapters_frozen_weights_and_masked_labels_equal_one_rank_over_two() -> None:
     """A plain model, one of transposed weights, and one whose layers have experts."""
     verdicts = run_cases(
-        [case for kind in ("llama", "gpt2", "gpt_oss") for case in partly_learned(kind)]
+        [
+            case
+            for at, kind in enumerate(("llama", "gpt2", "gpt_oss"))
+            for case in partly_learned(at, kind)
+        ]
     )
     assert wrong(verdicts) == []
     assert {each.case.lora.rank for each in verdicts} == {0, 4}
@@ -94,20 +102,20 @@ def test_adapters_frozen_weights_and_masked_labels_equal_one_rank_over_two() -> 
 
 
 def test_every_layout_of_three_ranks_equals_one_rank() -> None:
-    """One of capped scores and one of sinks; what context ranks share is proven for both."""
+    """One of capped scores and one of sinks, in turn."""
     (capped, of_capped), (sunk, of_sunk) = small("gemma2"), small("gpt_oss")
     cases = [
-        *in_short([*all_cases(3, capped), *divided_cases(3, capped)][0::2], of_capped),
-        *in_short([*all_cases(3, sunk), *divided_cases(3, sunk)][1::2], of_sunk),
-        *in_short(context_cases(3, capped), of_capped),
-        *in_short(context_cases(3, sunk), of_sunk),
+        *in_short([*all_cases(3, capped), *divided_cases(3, capped)][0::4], of_capped),
+        *in_short([*all_cases(3, sunk), *divided_cases(3, sunk)][2::4], of_sunk),
+        *in_short(context_cases(3, capped)[0::2], of_capped),
+        *in_short(context_cases(3, sunk)[1::2], of_sunk),
     ]
     verdicts = run_cases(cases)
     assert wrong(verdicts) == []
-    assert len({(str(each.case.layout), each.case.pack.policy) for each in verdicts}) >= 38
+    assert len({(str(each.case.layout), each.case.pack.policy) for each in verdicts}) >= 28
 
 
 def test_every_strategy_and_sharding_played_equals_one_rank() -> None:
     model, text = small("gpt_oss")
-    verdicts = run_cases(in_short(played_cases(3, model), text), over_gloo=False)
+    verdicts = run_cases(in_short(played_cases(3, model)[::2], text), over_gloo=False)
     assert wrong(verdicts) == []

@@ -27,5 +27,9 @@ SPARSE = ModelSpec(
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("model", [DENSE, TIED, SPARSE], ids=["dense", "tied", "experts"])
 def test_every_layout_trains_the_same_adapters_and_the_same_weights(model, ranks: int) -> None:
-    wrong = [each for each in run_cases(trained_cases(ranks, model)) if not each.is_exact]
+    cases = trained_cases(ranks, model)  # each layout with adapters, then with frozen weights
+    if ranks == 2 and model is not DENSE:  # one of both, in turn
+        first = model is SPARSE
+        cases = cases[first::4] + cases[3 - first :: 4]
+    wrong = [each for each in run_cases(cases) if not each.is_exact]
     assert [(str(each.case), each.error, each.worst_parameter) for each in wrong] == []
