@@ -52,11 +52,16 @@ def worst(outcomes: list[expert_ranks.Outcome]) -> list[float]:
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
 def test_any_number_of_ranks_equals_one(world: int) -> None:
     degrees = [ep for ep in range(1, world + 1) if world % ep == 0]
-    cases = [case(MODEL, world, ep, zero) for ep in degrees for zero in (0, 1, 2, 3)]
+    # Two ranks have every degree under every ZeRO stage, others under every second one in turn.
+    cases = [
+        case(MODEL, world, ep, zero)
+        for at, ep in enumerate(degrees)
+        for zero in range(0 if world < 3 else at % 2, 4, 1 if world < 3 else 2)
+    ]
     cases += [case(SHARED, world, world, 3), case(MODEL, world, world, 1, recompute="full")]
     # All tokens choose two experts; the others, and some ranks, have none.
     cases += [case(HOT, world, world, 2, states=(0, 0, 50, 50, 0, 0, 0))]
-    cases += [case(TIGHT, world, ep, 1) for ep in degrees]
+    cases += [case(TIGHT, world, world, 1)]
     for outcomes in run_ranks(world, expert_ranks.compare, cases):
         for each, error in zip(cases, worst(outcomes), strict=True):
             assert error <= BOUND, each
@@ -64,12 +69,12 @@ def test_any_number_of_ranks_equals_one(world: int) -> None:
 
 @pytest.mark.parametrize("world", [2, 3, 4])
 def test_ranks_that_share_the_weights_of_each_expert_equal_one(world: int) -> None:
-    cases = [case(MODEL, world, 1, zero, etp=world) for zero in (0, 1, 3)]
+    cases = [case(MODEL, world, 1, zero, etp=world) for zero in (0, 1, 3)[world - 2 :]]
     cases += [case(SHARED, world, 1, 2, etp=world, recompute="selective")]
     cases += [case(HOT, world, 1, 1, etp=world, states=(0, 0, 50, 50, 0, 0, 0))]
     if world == 4:
-        cases += [case(MODEL, 4, 2, zero, etp=2) for zero in (0, 1, 3)]
-        cases += [case(MODEL, 4, 1, zero, etp=2) for zero in (0, 3)]
+        cases += [case(MODEL, 4, 2, zero, etp=2) for zero in (1, 3)]
+        cases += [case(MODEL, 4, 1, 0, etp=2)]
     for outcomes in run_ranks(world, expert_ranks.compare, cases):
         for each, error in zip(cases, worst(outcomes), strict=True):
             assert error <= BOUND, each
@@ -112,18 +117,18 @@ def test_a_second_run_is_bitwise_the_same() -> None:
                 assert torch.equal(grad, two.gradients[name]), name
 
 
-@pytest.mark.parametrize("recompute", ["none", "attention", "selective", "full"])
-def test_the_bytes_sent_are_those_of_the_schedule(recompute: Recompute) -> None:
+def test_the_bytes_sent_are_those_of_the_schedule() -> None:
     packs = (((9, 1, 14),), ((30,),), ((),))
-    one = Case(MODEL, Layout(dp=3, ep=3, zero=2), packs, recompute=recompute)
-    outcomes = [found[0] for found in run_ranks(3, expert_ranks.compare, [one])]
-    for layer in range(MODEL.layers):
-        schedule = schedule_experts([each.loads[layer] for each in outcomes])
-        expected = schedule.bytes(
-            MODEL.hidden, element_bytes=8, forwards=2 if recompute in ("selective", "full") else 1
-        )
-        assert [each.sent[layer] for each in outcomes] == expected.tolist()
-        assert expected.sum() > 0
+    plain = Case(MODEL, Layout(dp=3, ep=3, zero=2), packs)
+    forwards: dict[Recompute, int] = {"none": 1, "attention": 1, "selective": 2, "full": 2}
+    cases = [dataclasses.replace(plain, recompute=each) for each in forwards]
+    ranks = run_ranks(3, expert_ranks.compare, cases)
+    for recompute, outcomes in zip(forwards, zip(*ranks, strict=True), strict=True):
+        for layer in range(MODEL.layers):
+            schedule = schedule_experts([each.loads[layer] for each in outcomes])
+            expected = schedule.bytes(MODEL.hidden, element_bytes=8, forwards=forwards[recompute])
+            assert [each.sent[layer] for each in outcomes] == expected.tolist(), recompute
+            assert expected.sum() > 0
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4])

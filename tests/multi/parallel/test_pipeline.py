@@ -10,6 +10,8 @@ from support.decoders import LENGTHS
 from support.ranks import pipeline_ranks
 from support.ranks.pipeline_ranks import Case
 
+FIVE = LENGTHS[:5]
+"""Micro-batches for four ranks that two ranks a stage share: one is empty, one a single token."""
 SETTINGS: tuple[Recompute, ...] = ("none", "full", "attention", "selective", "every-2")
 
 
@@ -36,6 +38,8 @@ def test_every_strategy_equals_one_rank_on_two_ranks() -> None:
 @pytest.mark.parametrize("ranks", [3, 4])
 def test_strategies_on_more_ranks(ranks: int) -> None:
     names = ["1f1b", "interleaved", "zb-h2", "zb-v", "auto", "skip-reordered"]
+    if ranks == 3:
+        names = names[::2]
     check(ranks, [Case(name, LENGTHS, pp=ranks, is_tied=ranks == 3) for name in names])
 
 
@@ -57,17 +61,17 @@ def test_context_parallelism_inside_stages() -> None:
     check(
         4,
         [
-            Case("1f1b", LENGTHS, pp=2, cp=2, is_tied=True),
-            Case("zb-h1", LENGTHS, pp=2, cp=2),
-            Case("v-half", LENGTHS, pp=2, cp=2, recompute="attention"),
+            Case("1f1b", FIVE, pp=2, cp=2, is_tied=True),
+            Case("zb-h1", FIVE, pp=2, cp=2),
+            Case("v-half", FIVE, pp=2, cp=2, recompute="attention"),
         ],
     )
 
 
 def test_tensor_parallelism_inside_stages() -> None:
     """Ranks that share weights each have their rows of what travels."""
-    model_is_tied = Case("zb-h1", LENGTHS, pp=2, tp=2, is_tied=True)
-    check(4, [Case("1f1b", LENGTHS, pp=2, tp=2), model_is_tied])
+    model_is_tied = Case("zb-h1", FIVE, pp=2, tp=2, is_tied=True)
+    check(4, [Case("1f1b", FIVE, pp=2, tp=2), model_is_tied])
 
 
 def test_bf16_travels_in_two_bytes_and_sums_in_four() -> None:

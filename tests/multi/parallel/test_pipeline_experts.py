@@ -33,8 +33,8 @@ def test_experts_on_the_replicas_of_a_stage() -> None:
     check(
         4,
         [
-            *(Case(at(EP, zero), strategy="zb-h1") for zero in (0, 1, 2, 3)),
-            *(Case(at(ETP, zero)) for zero in (1, 3)),
+            *(Case(at(EP, zero), strategy="zb-h1") for zero in (0, 2, 3)),
+            Case(at(ETP, 3)),
             Case(at(ETP, 0), strategy="zb-v", chunks=2),
             Case(EP, BIASED, "interleaved", chunks=2),
             Case(EP, recompute="full", strategy="zb-h1"),
@@ -55,9 +55,8 @@ def test_experts_on_ranks_that_share_weights_or_nothing() -> None:
 
 
 def test_zero_2_and_3_of_a_dense_pipeline() -> None:
-    layouts = [Layout(dp=2, pp=2, zero=zero) for zero in (2, 3)]
-    cases = [Case(each, DENSE, "zb-h2") for each in layouts]
-    check(4, [*cases, *(Case(each, DENSE, "v-half", 2) for each in layouts)])
+    two, three = (Layout(dp=2, pp=2, zero=zero) for zero in (2, 3))
+    check(4, [Case(two, DENSE, "zb-h2"), Case(three, DENSE, "v-half", 2)])
 
 
 def test_zero_frees_what_it_says() -> None:

@@ -1,6 +1,7 @@
 """Functions of ranks in tests of experts that are balanced by schedules."""
 
 import dataclasses
+import functools
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -141,9 +142,37 @@ def _relative(mine: Tensor, reference: Tensor) -> float:
     return float((mine - reference).abs().max()) / scale
 
 
+def _count_labels(case: BalancedCase, step: int) -> int:
+    return sum(len(_tokens(case, rank, step)) for rank in range(case.layout.world))
+
+
+def _descend(decoder: Decoder) -> None:
+    with torch.no_grad():
+        for weight in decoder.parameters():
+            weight -= 0.5 * weight.grad
+            weight.grad = None
+
+
+@functools.cache
+def _one_rank(case: BalancedCase) -> list[tuple[float, list[Tensor], list[Tensor]]]:
+    """Loss, gradients and weights of each step of SGD on one rank, once for all policies."""
+    decoder, steps = _decoder(case), []
+    for step in range(STEPS):
+        labels = _count_labels(case, step)
+        set_loss_scale(decoder, 1 / labels)
+        ranks = range(case.layout.world)
+        loss = sum(_backward(case, decoder, rank, step, labels) for rank in ranks)
+        gradients = [weight.grad for weight in decoder.parameters()]
+        _descend(decoder)
+        steps.append((loss, gradients, [each.detach().clone() for each in decoder.parameters()]))
+    return steps
+
+
 def _prove(ranks: Ranks, case: BalancedCase) -> BalancedOutcome:
-    world = ranks.world
-    expected, decoder = _decoder(case), _decoder(case)
+    plain = BalancedCase(
+        case.model, Layout(dp=ranks.world), ExpertsSpec(), case.kind, dtype=case.dtype
+    )
+    expected, decoder = _one_rank(plain), _decoder(case)
     mesh = Mesh.join(ranks, case.layout)
     ledgers = spread_experts(decoder, mesh, policy=MixedPrecisionPolicy())
     balance_experts(decoder, case.wish, parts=case.parts)
@@ -156,11 +185,9 @@ def _prove(ranks: Ranks, case: BalancedCase) -> BalancedOutcome:
     written: list[ExpertSchedule] = []
     errors: dict[str, list[float]] = {"loss": [], "gradient": [], "weight": []}
     places = [_local(each).data_ptr() for each in decoder.parameters()]
-    for step in range(STEPS):
-        labels = sum(len(_tokens(case, rank, step)) for rank in range(world))
-        for each in (expected, decoder):
-            set_loss_scale(each, 1 / labels)
-        reference = sum(_backward(case, expected, rank, step, labels) for rank in range(world))
+    for step, (reference, gradients, weights) in enumerate(expected):
+        labels = _count_labels(case, step)
+        set_loss_scale(decoder, 1 / labels)
         for ledger in ledgers:
             ledger.sent_bytes[:] = 0
         written.clear()
@@ -170,15 +197,11 @@ def _prove(ranks: Ranks, case: BalancedCase) -> BalancedOutcome:
             if sharded.sums_at_end:
                 sharded.sum_gradients()
         errors["loss"].append(abs(sum(ranks.gather_objects(loss)) - reference) / reference)
-        for mine, whole in zip(decoder.parameters(), expected.parameters(), strict=True):
-            errors["gradient"].append(_relative(_whole(mine.grad), whole.grad))
-        with torch.no_grad():
-            for each in (decoder, expected):
-                for weight in each.parameters():
-                    weight -= 0.5 * weight.grad
-                    weight.grad = None
-        for mine, whole in zip(decoder.parameters(), expected.parameters(), strict=True):
-            errors["weight"].append(_relative(_whole(mine.detach()), whole.detach()))
+        for mine, whole in zip(decoder.parameters(), gradients, strict=True):
+            errors["gradient"].append(_relative(_whole(mine.grad), whole))
+        _descend(decoder)
+        for mine, whole in zip(decoder.parameters(), weights, strict=True):
+            errors["weight"].append(_relative(_whole(mine.detach()), whole))
         for exchange in exchanges:
             exchange.seen = written[0].rows.sum(axis=0) if written else None
             exchange.step += 1

@@ -1,6 +1,7 @@
 """Layouts of several axes at once, on a small decoder with experts, compared on ranks."""
 
 import dataclasses
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -89,9 +90,9 @@ def make(model: ModelSpec) -> Decoder:
     return decoder.double()
 
 
-def batches_of(layout: Layout) -> list[list[StageBatch]]:
+def batches_of(dp: int) -> list[list[StageBatch]]:
     batches = []
-    for rank, turns in enumerate(LENGTHS[: layout.dp]):
+    for rank, turns in enumerate(LENGTHS[:dp]):
         rows = []
         for turn, lengths in enumerate(turns):
             source = torch.Generator().manual_seed(100 * rank + turn)
@@ -125,21 +126,52 @@ def spread(case: Case, part: DecoderPart, mesh: Mesh) -> ShardedDecoder:
     )
 
 
-def one_rank(case: Case, every: list[list[StageBatch]], labels: int) -> tuple[float, Decoder]:
-    whole, total = make(case.model), 0.0
+def labels_in(every: list[list[StageBatch]]) -> int:
+    return sum(len(batch.tokens_t) for turns in every for batch in turns)
+
+
+@dataclass(frozen=True)
+class Alone:
+    """A step on one rank."""
+
+    loss: float
+    gradients: dict[str, Tensor]
+    loads: list[Tensor]
+    """Tokens that chose each expert, of each layer that has some."""
+    penalty: float
+    states: dict[str, Tensor]
+    """State of every layer's balance after the step."""
+
+
+@functools.cache
+def one_rank(model: ModelSpec, dp: int) -> Alone:
+    """The step that every layout of as many data-parallel ranks must reach."""
+    every, whole, total = batches_of(dp), make(model), 0.0
+    labels = labels_in(every)
     set_loss_scale(whole, 1 / labels)
     for batch in (batch for turns in every for batch in turns):
         loss = whole(batch.tokens_t, batch.pack, labels_T=batch.labels_t)
         (loss / labels).backward()
         total += float(loss.detach())
-    return total, whole
+    layers = balances(whole)
+    loads = [each.loads_X.clone() for each in layers]
+    penalty = sum(float(each.penalty) for each in layers)
+    for each, counts in zip(layers, loads, strict=True):
+        each.settle(counts.clone())
+    return Alone(
+        total,
+        {name: weight.grad for name, weight in whole.named_parameters()},
+        loads,
+        penalty,
+        dict(whole.named_buffers()),
+    )
 
 
 def run_case(ranks: Ranks, case: Case) -> tuple[Found, list[Tensor]]:
     layout = case.layout
     mesh = Mesh.join(ranks, layout)
-    every = batches_of(layout)
-    labels = sum(len(batch.tokens_t) for turns in every for batch in turns)
+    every = batches_of(layout.dp)
+    labels = labels_in(every)
     schedule = schedule_of(case, every)
     part = cut(case, schedule, mesh.coordinates["pp"])
     set_loss_scale(part, 1 / labels)
@@ -148,19 +180,20 @@ def run_case(ranks: Ranks, case: Case) -> tuple[Found, list[Tensor]]:
     with CountExchanges() as met:
         run = pipeline.run(schedule, every[mesh.coordinates["dp"]], divisor=labels)
     pipeline.sum_gradients(schedule.rank_of)
-    wanted_loss, whole = one_rank(case, every, labels)
-    wanted = dict(whole.named_parameters())
-    errors = {name: held_error(p.grad, wanted[name].grad) for name, p in part.named_parameters()}
+    wanted = one_rank(case.model, layout.dp)
+    errors = {
+        name: held_error(p.grad, wanted.gradients[name]) for name, p in part.named_parameters()
+    }
     worst = max(errors, key=lambda name: errors[name])
     loss = float(ranks.sum_(torch.tensor(run.loss, dtype=torch.float64))) / layout.tp
     counted = Replicas.of(sharded, part).count_meetings()
     rows = list_meetings(schedule, counted)
     mine = rows[rows[:, 0] == mesh.coordinates["pp"]]
     outcome = Found(
-        loss_error=abs(loss - wanted_loss) / wanted_loss,
+        loss_error=abs(loss - wanted.loss) / wanted.loss,
         gradient_error=errors[worst],
         worst=worst,
-        loads_agree=_loads_agree(part, whole, ranks),
+        loads_agree=_loads_agree(part, wanted, ranks),
         meetings=(int(mine[:, 4].sum()), met.count),
     )
     return outcome, [_local(p.grad) for p in part.parameters()]
@@ -170,20 +203,15 @@ def _local(grad: Tensor) -> Tensor:
     return grad.to_local().clone() if isinstance(grad, DTensor) else grad.clone()
 
 
-def _loads_agree(part: DecoderPart, whole: Decoder, ranks: Ranks) -> bool:
+def _loads_agree(part: DecoderPart, wanted: Alone, ranks: Ranks) -> bool:
     """Counts, auxiliary loss and the balance of the next step, of every layer that is here."""
     if not part.model.experts:
         return True
-    every = balances(whole)
-    wanted = torch.stack([each.loads_X for each in every])
-    penalty = sum(float(each.penalty) for each in every)
-    for each in every:
-        each.settle(each.loads_X.clone())
     loads, settled, _ = settle_experts(part, ranks, step=1)
     here = {name: each for name, each in part.named_buffers() if name.endswith("state_X")}
-    states = dict(whole.named_buffers())
-    same = all(torch.equal(each, states[name]) for name, each in here.items())
-    return same and torch.equal(loads, wanted) and abs(float(settled) - penalty) <= 1e-9
+    same = all(torch.equal(each, wanted.states[name]) for name, each in here.items())
+    agree = torch.equal(loads, torch.stack(wanted.loads))
+    return same and agree and abs(float(settled) - wanted.penalty) <= 1e-9
 
 
 class CountExchanges:
@@ -223,7 +251,7 @@ def compare(ranks: Ranks, cases: list[Case]) -> list[tuple[Found, bool]]:
 def miss(ranks: Ranks, case: Case, ends_early: bool) -> str:
     """The error of a step in which replica 1 has another order, or one micro-batch less."""
     mesh = Mesh.join(ranks, case.layout)
-    turns = batches_of(case.layout)[mesh.coordinates["dp"]]
+    turns = batches_of(case.layout.dp)[mesh.coordinates["dp"]]
     mine = case
     if mesh.coordinates["dp"] == 1 and ends_early:
         turns = turns[:-1]
@@ -244,7 +272,7 @@ def hold(ranks: Ranks, cases: list[Case]) -> list[dict[str, list[int]]]:
     the end of the step; and of all weights of this rank's stages."""
     told = []
     for case in cases:
-        mesh, every = Mesh.join(ranks, case.layout), batches_of(case.layout)
+        mesh, every = Mesh.join(ranks, case.layout), batches_of(case.layout.dp)
         schedule = schedule_of(case, every)
         part = cut(case, schedule, mesh.coordinates["pp"])
         weights = sum(p.nbytes for p in part.parameters())
