@@ -28,10 +28,8 @@ LAYOUTS = {
     },
     3: {"ring": {"cp": 3, "strategy": "ring", "sharding": "head-tail"}},
     4: {
-        "zero 0, two groups": {"dp": 2, "zero": 0},
         "zero 1, two groups": {"dp": 2, "strategy": "token-ring"},
-        "zero 2, two groups": {"dp": 2, "zero": 2, "sharding": "by-work"},
-        "zero 3, two groups": {"dp": 2, "zero": 3, "recompute": "full"},
+        "zero 3, two groups": {"dp": 2, "zero": 3, "recompute": "full", "sharding": "by-work"},
         "one group in two nodes": {"cp": 4, "strategy": "usp", "ranks_per_node": 2},
     },
 }

@@ -48,9 +48,9 @@ EVERY = EvalSpec(path="held", every_steps=1)
 
 @pytest.fixture(scope="module")
 def held(tmp_path_factory: pytest.TempPathFactory, cache: Path, store: TokenStore) -> TokenStore:
-    """Eleven documents of 2 to some 900 tokens, in the tokens of the corpus."""
+    """Nine documents of 2 to some 900 tokens, in the tokens of the corpus."""
     folder = tmp_path_factory.mktemp("held")
-    for number, repeats in enumerate((1, 1, 2, 3, 5, 8, 13, 20, 40, 60, 90)):
+    for number, repeats in enumerate((1, 1, 2, 3, 5, 8, 13, 20, 90)):
         text = f"def held_{number}(): return {number}\n" * repeats
         (folder / f"{number:02}.py").write_text(text)
     (folder / "00.py").write_text("x")
@@ -93,8 +93,7 @@ def assert_buckets(event: dict, sums: dict[int, tuple[float, int]]) -> None:
 
 
 TWO_RANKS = {
-    **{f"zero {zero}": (MODEL, {"dp": 2, "zero": zero}) for zero in range(4)},
-    "in-order": (MODEL, {"dp": 2, "policy": "in-order"}),
+    **{f"zero {zero}": (MODEL, {"dp": 2, "zero": zero}) for zero in (0, 2, 3)},
     "delayed": (MODEL, {"dp": 2, "policy": "delayed"}),
     "divided": (MODEL, {"dp": 2, "policy": "divided", "zero": 3}),
     "bytescale": (MODEL, {"dp": 2, "policy": "bytescale"}),
@@ -105,7 +104,7 @@ TWO_RANKS = {
     "experts under zero 3": (SPARSE, {"dp": 2, "zero": 3}),
     **{
         f"pp {stages}": (DEEP, {"dp": 1, "pp": 2, "stages": stages})
-        for stages in ("1f1b", "interleaved", "zb-v", "dualpipe-v", "auto")
+        for stages in ("1f1b", "interleaved", "zb-v")
     },
     "divided in time": (DEEP, {"dp": 1, "pp": 2, "policy": "divided-in-time"}),
 }
@@ -146,7 +145,6 @@ def test_layouts_agree_after_training(two_ranks, tmp_path, make_run, held) -> No
 
 FOUR_RANKS = {
     "dp cp zero 3": (MODEL, {"dp": 2, "cp": 2, "zero": 3}),
-    "tp cp": (MODEL, {"dp": 1, "tp": 2, "cp": 2}),
     "pp dp zero 3": (DEEP, {"dp": 2, "pp": 2, "zero": 3}),
     "pp tp zero 2": (DEEP, {"dp": 1, "pp": 2, "tp": 2, "zero": 2}),
     "pp ep": (SPARSE, {"dp": 2, "pp": 2, "ep": 2}),

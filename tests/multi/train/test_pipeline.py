@@ -26,13 +26,11 @@ LAYOUTS = {
             "recompute": "full",
             "policy": "in-order",
         },
-        "auto": {"pp": 2, "stages": "auto"},
         "zb-v, zero 0": {"pp": 2, "stages": "zb-v", "zero": 0},
         "divided in time": {"pp": 2, "policy": "divided-in-time", "stages": "auto"},
     },
     4: {
         "data": {"dp": 2, "pp": 2},
-        "zero 2": {"dp": 2, "pp": 2, "zero": 2, "stages": "zb-h1"},
         "zero 3": {"dp": 2, "pp": 2, "zero": 3, "stages": "zb-v"},
         "context": {"cp": 2, "pp": 2, "stages": "zb-h1"},
         "tensor": {"tp": 2, "pp": 2},

@@ -33,6 +33,11 @@ LAYOUTS = {
 }
 
 
+def kinds_of(turn: int, zero: int) -> tuple[Recompute, ...]:
+    """None and one other, in turn; all where ZeRO 3 gathers weights once more."""
+    return KINDS if zero == 3 else (KINDS[0], KINDS[1 + turn % 3])
+
+
 def test_layers_do_everything_that_a_layer_can() -> None:
     found = {layer_recompute(kind, layer) for kind in KINDS for layer in range(DENSE.layers)}
     assert found == set(get_args(LayerRecompute))
@@ -40,10 +45,15 @@ def test_layers_do_everything_that_a_layer_can() -> None:
 
 @pytest.mark.parametrize("ranks", LAYOUTS)
 def test_every_layout_has_the_same_bits(ranks: int) -> None:
-    settings = [Setting(layout, kind) for layout in LAYOUTS[ranks] for kind in KINDS]
+    settings = [
+        Setting(layout, kind)
+        for turn, layout in enumerate(LAYOUTS[ranks])
+        for kind in kinds_of(turn, layout.zero)
+    ]
     for found in run_ranks(ranks, tensor_ranks.step, DENSE, BATCHES, settings):
-        for at, (setting, again) in enumerate(zip(settings, found, strict=True)):
-            kept = found[at - at % len(KINDS)]
+        for setting, again in zip(settings, found, strict=True):
+            if setting.recompute == "none":
+                kept = again
             assert (again.loss, again.norm) == (kept.loss, kept.norm), setting
             for name, gradient in kept.gradients.items():
                 assert np.array_equal(again.gradients[name], gradient), (setting, name)
@@ -55,7 +65,7 @@ def test_experts_on_two_ranks_have_the_same_bits_and_are_counted_once(zero: int)
     layout = Layout(dp=2, ep=2, zero=zero)
     cases = [
         expert_ranks.Case(SPARSE, layout, packs, states=(3, -2, 0, 5, -6), recompute=kind)
-        for kind in KINDS
+        for kind in kinds_of(zero, zero)
     ]
     for outcomes in run_ranks(2, expert_ranks.compare, cases):
         for each in outcomes:
