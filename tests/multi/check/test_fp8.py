@@ -44,7 +44,7 @@ def test_layouts_that_float8_is_not_proven_in_are_left_out() -> None:
 
 
 def test_the_command_proves_a_run_in_float8(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--ranks", "2", "--in-process", "--model.preset", "2m", "--train.precision", "fp8"]
+    words = ["--ranks", "1", "--processes", "--model.preset", "2m", "--train.precision", "fp8"]
     assert main(["check", *words]) == 0
     said = capsys.readouterr().out
     assert ", fp8 on a CPU." in said

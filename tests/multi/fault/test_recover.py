@@ -62,10 +62,10 @@ def folder(straight: Path, tmp_path: Path) -> Path:
 def test_killed_ranks_are_replaced_and_the_weights_are_those_of_an_undisturbed_run(
     run_toml: Path, straight: Path, folder: Path
 ) -> None:
-    """Four starts of two ranks: killed before the first step, and at two steps between saves."""
+    """Three starts of two ranks: killed before the first step, and between two saves."""
     process = start(run_toml, "--out", folder)
     killed = []
-    for rank, starts, steps in ((0, 0, 0), (1, 1, 4), (0, 2, 14)):
+    for rank, starts, steps in ((0, 0, 0), (1, 1, 8)):
         wait_until(
             lambda starts=starts, steps=steps: (
                 lines_of(folder, "start") >= starts
@@ -95,7 +95,7 @@ def test_killed_ranks_are_replaced_and_the_weights_are_those_of_an_undisturbed_r
     assert record.recoveries[0].action == "restart"
     assert record.stop is not None and record.stop.reason == "done"
     found = [fault for fault in record.faults if fault.name == "killed"]
-    assert sorted(fault.rank for fault in found) == [0, 0, 1]
+    assert sorted(fault.rank for fault in found) == [0, 1]
     assert ranks_of(folder) == {}
 
 

@@ -28,7 +28,6 @@ MODELS = {
     "experts": dataclasses.replace(SMALL, experts=4, top_k=2, expert_ffn=24, shared_ffn=16),
 }
 SIDES = [
-    ("plain", 2, torch.float32),
     ("plain", 3, torch.bfloat16),
     ("odd heads", 4, torch.float32),
     ("experts", 2, torch.float32),

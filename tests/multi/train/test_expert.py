@@ -13,7 +13,6 @@ from equipoise.dash.summary import summarize
 from equipoise.data.cache.store import TokenStore
 from equipoise.observe.reader import read_run
 from equipoise.spec.layout import Layout
-from equipoise.spec.run.resolved import ResolvedFile
 from equipoise.spec.run.spec import ExpertsSpec
 from support.make_run import MODEL, MakeRun
 from support.ranks import on_ranks
@@ -112,14 +111,12 @@ def test_loads_are_of_all_tokens_and_the_loss_begins_with_the_second_step(runs: 
 def test_a_resumed_run_goes_on_bitwise_with_its_counts(
     tmp_path: Path, make_run: MakeRun, model: object
 ) -> None:
-    def run(name: str, resolved: ResolvedFile, **script: int) -> Ended:
-        return run_ranks(2, on_ranks.train, tmp_path / name, resolved, script)[0]
-
-    resolved = make_run(model=model, ep=2, steps=6)
-    whole = run("whole", resolved)
-    assert run("cut", resolved, stop_at=3).reason == "interrupted"
-    rest = run("cut", resolved)
-    assert rest.losses == whole.losses[4:]  # asked after step 3, known to all in step 4
+    resolved = make_run(model=model, ep=2, steps=5)
+    turns = [("whole", {}), ("cut", {"stop_at": 2}), ("cut", {})]
+    runs = [(tmp_path / name, resolved, script) for name, script in turns]
+    whole, cut, rest = run_ranks(2, on_ranks.train_turns, runs)[0]
+    assert cut.reason == "interrupted"
+    assert rest.losses == whole.losses[3:]  # asked after step 2, known to all in step 3
     for name, weights in whole.weights.items():
         assert np.array_equal(rest.weights[name], weights), name
     loads = [each["loads"] for each in events(tmp_path / "whole", "experts")]
@@ -127,12 +124,15 @@ def test_a_resumed_run_goes_on_bitwise_with_its_counts(
 
 
 def test_a_run_goes_on_with_its_experts_elsewhere(tmp_path: Path, make_run: MakeRun) -> None:
-    shared, alone = (make_run(model=SPARSE, ep=n, steps=6, eps=1e-6) for n in (2, 1))
+    shared, alone = (make_run(model=SPARSE, ep=n, steps=5, eps=1e-6) for n in (2, 1))
     folder = tmp_path / "moved"
-    run_ranks(2, on_ranks.train, folder, shared, {"stop_at": 3})
-    moved = run_ranks(2, on_ranks.train, folder, alone, {})[0]
-    stayed = run_ranks(2, on_ranks.train, tmp_path / "stayed", alone, {})[0]
-    assert moved.losses == pytest.approx(stayed.losses[4:], rel=EXACT)
+    turns = [
+        (folder, shared, {"stop_at": 2}),
+        (folder, alone, {}),
+        (tmp_path / "stayed", alone, {}),
+    ]
+    _, moved, stayed = run_ranks(2, on_ranks.train_turns, turns)[0]
+    assert moved.losses == pytest.approx(stayed.losses[3:], rel=EXACT)
     assert worst(moved, stayed) <= EXACT
 
 

@@ -10,6 +10,7 @@ from equipoise.base.errors import SpecError
 from equipoise.cli.main import main
 from equipoise.spec.run.spec import RunSpec, TrainSpec
 from equipoise.train.request import resolve_run
+from support.make_run import share_curve
 
 
 def test_a_run_from_python_is_the_verbs_to_the_bit(
@@ -26,6 +27,7 @@ def test_a_run_from_python_is_the_verbs_to_the_bit(
     record = train.run(run_toml, out=tmp_path / "python")
     assert record.step.tolist() == [1, 2, 3]
     assert record.busy_s.shape == (3, 2)
+    share_curve(tmp_path / "python", tmp_path / "verb")
     assert main(["train", str(run_toml), "--out", str(tmp_path / "verb"), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told == {"run": str(tmp_path / "verb"), "step": 3, "loss": float(record.loss[-1])}

@@ -12,6 +12,7 @@ from equipoise.nn.decoder import Decoder, initialize
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.train import run
 from support.chat.corpus import write_model, write_run, write_talks
+from support.make_run import share_curve
 from support.read_run import events
 
 MODEL = ModelSpec(layers=2, hidden=32, heads=2, kv_heads=2, ffn=48, vocab=320, head_width=16)
@@ -29,6 +30,8 @@ def learn(folder: Path, layouts: tuple[str, ...], data: str = "") -> None:
     for number, layout in enumerate(layouts):
         file = write_run(folder, steps=3, window=256, layout=layout, data=data)
         out = folder / f"run-{number}"
+        if number:
+            share_curve(folder / "run-0", out)
         losses.append(run(file, out=out).loss)
         steps = [each for each in events(out) if each["name"] == "step"]
         labels.append([each["labels"] for each in steps])

@@ -65,6 +65,8 @@ def test_models_over_ranks_equal_their_documents_one_by_one(ranks: int) -> None:
         Case("llama", LENGTHS, "ring", "head-tail", recompute="False"),
         Case("qwen3", LENGTHS, "needed-kv", "head-tail", recompute="True"),
     ]
+    if ranks == 3:  # every second strategy of each kind, too
+        cases = cases[::2]
     for told in run_ranks(ranks, hf_context_ranks.compare_cases, cases):
         for case, answer in zip(cases, told, strict=True):
             bound = 1e-6 if case.kind in FP32 else 1e-10
@@ -168,15 +170,14 @@ def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("ranks", "strategy"), [(2, "ulysses"), (3, "needed-kv")])
-def test_smollm2_over_ranks(smollm2: Path, ranks: int, strategy: str) -> None:
+def test_smollm2_over_ranks(smollm2: Path) -> None:
     """Nine query heads and three key/value heads, which two ranks do not divide."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(smollm2)
     texts = ["def mean(values):\n    return sum(values) / len(values)\n", "x", 9 * "A balance. "]
     tokens = [tokenizer(text).input_ids for text in texts]
     assert 45 <= sum(map(len, tokens)) <= 75
-    told = run_ranks(ranks, hf_context_ranks.smollm2, str(smollm2), tokens, strategy)[0]
-    print(f"\n{ranks} ranks, {strategy}: {told}")
+    told = run_ranks(2, hf_context_ranks.smollm2, str(smollm2), tokens, "ulysses")[0]
+    print(f"\n2 ranks, ulysses: {told}")
     assert told.logits <= 1e-4
     assert told.loss <= 1e-5
     assert told.gradient <= 1e-4, told.worst_parameter
