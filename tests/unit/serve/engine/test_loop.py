@@ -51,7 +51,7 @@ def requests() -> st.SearchStrategy[list[GenerateRequest]]:
     return st.lists(one, min_size=1, max_size=8)
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(
     batch=requests(),
     policy=st.sampled_from(["fifo", "vtc", "uwfq"]),
