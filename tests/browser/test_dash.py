@@ -66,7 +66,7 @@ def require_whole(page: Any, width: int, origin: str) -> None:
     assert page.evaluate("document.querySelectorAll('svg [d*=NaN], svg [x*=NaN]').length") == 0
 
 
-@pytest.mark.parametrize(("width", "scheme"), SIZES)
+@pytest.mark.parametrize(("width", "scheme"), SIZES[:1])
 def test_a_run_appears_and_grows_while_one_looks(
     browser: Any, journals: ModuleType, tmp_path: Path, width: int, scheme: str
 ) -> None:

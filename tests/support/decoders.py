@@ -1,6 +1,7 @@
 """Small decoders, their uneven micro-batches, and the results of one rank."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -60,6 +61,12 @@ def one_rank(
         (loss / divisor).backward()
         total += float(loss.detach())
     return total, {name: p.grad for name, p in decoder.named_parameters()}
+
+
+@functools.cache
+def whole_model(model: ModelSpec, lengths: tuple[tuple[int, ...], ...]) -> tuple[float, Grads]:
+    """The same of all layers, computed once for all strategies."""
+    return one_rank(model, batches_of(lengths))
 
 
 def uneven_edges(layers: int, stages: int) -> tuple[int, ...]:

@@ -24,14 +24,14 @@ def run(folder: Path, resolved) -> Ended:
 def learned(tmp_path_factory: pytest.TempPathFactory, store) -> dict[str, np.ndarray]:
     """Losses of the same steps in each precision, beside fp32 in another layout."""
     make, root = MakeRun(store), tmp_path_factory.mktemp("learned")
-    runs = {
-        "fp32": make(dp=1, steps=STEPS, lr=3e-3),
-        "bf16": make(dp=1, steps=STEPS, lr=3e-3, precision="bf16"),
-        "fp8": make(dp=1, steps=STEPS, lr=3e-3, precision="fp8"),
-        "fp8 on two": make(dp=2, zero=3, steps=STEPS, lr=3e-3, precision="fp8"),
-        "fp8 shared": make(dp=1, cp=2, steps=STEPS, lr=3e-3, precision="fp8"),
+    same = {"steps": STEPS, "lr": 3e-3}
+    one = {each: make(dp=1, precision=each, **same) for each in ("fp32", "bf16", "fp8")}
+    two = {
+        "fp8 on two": make(dp=2, zero=3, precision="fp8", **same),
+        "fp8 shared": make(dp=1, cp=2, precision="fp8", **same),
     }
-    return {name: np.array(run(root / name, each).losses) for name, each in runs.items()}
+    ended = [run_ranks(n, on_ranks.train_each, root, runs)[0] for n, runs in ((1, one), (2, two))]
+    return {name: np.array(each.losses) for runs in ended for name, each in runs.items()}
 
 
 def test_losses_stay_within_the_noise_of_narrow_numbers(learned: dict[str, np.ndarray]) -> None:

@@ -45,11 +45,11 @@ def run(folder: Path, resolved, **script) -> Ended:
 def test_a_comparing_run_trains_what_an_ordinary_one_does(
     tmp_path: Path, make_run: MakeRun, policies, keys
 ) -> None:
-    """Two runs on two ranks: some 5 s each."""
+    """Two runs on two ranks: some 4 s each."""
     resolved = compared(make_run, *policies, **keys)
-    alone = run(tmp_path / "alone", dataclasses.replace(resolved, compare=()))
     folder = tmp_path / "both"
-    both = run(folder, resolved)
+    turns = [(tmp_path / "alone", dataclasses.replace(resolved, compare=()), {})]
+    alone, both = run_ranks(2, on_ranks.train_turns, [*turns, (folder, resolved, {})])[0]
     assert_close(both, alone)
     assert (both.reason, both.pieces) == ("done", alone.pieces)
     for policy in policies:

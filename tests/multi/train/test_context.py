@@ -126,8 +126,8 @@ def ends_of(store: TokenStore, count: int) -> list[tuple[int, int]]:
     return [(d, int(store.doc_tokens[d])) for d in range(count)]
 
 
-def batches_of(store: TokenStore, name: str) -> list[list[list[int]]]:
-    """Micro-batches of rows (document, start, stop)."""
+def batches_of(store: TokenStore) -> dict[str, list[list[list[int]]]]:
+    """Micro-batches of rows (document, start, stop), by what they have or lack."""
     ends = ends_of(store, 9)
     (first, end), (second, its_end) = ends[:2]
     return {
@@ -141,7 +141,23 @@ def batches_of(store: TokenStore, name: str) -> list[list[list[int]]]:
             [[first, 0, end], [second, its_end - 2, its_end]],
             [[d, max(0, stop - 3), stop] for d, stop in ends[2:]],
         ],
-    }[name]
+    }
+
+
+@pytest.fixture(scope="module")
+def by_hand(tmp_path_factory: pytest.TempPathFactory, store: TokenStore) -> dict[int, dict]:
+    """A step on each of these batches, by number of ranks: loss, norm and weights per layout."""
+    four = [
+        LayoutSpec(cp=4, sharding="contiguous"),
+        LayoutSpec(cp=4, zero=3),
+        LayoutSpec(cp=2, zero=2),
+        LayoutSpec(cp=2, zero=0, strategy="ulysses"),
+    ]
+    arguments = (tmp_path_factory.mktemp("steps"), str(store.folder), MODEL, batches_of(store))
+    return {
+        world: run_ranks(world, on_ranks.steps_in_contexts, *arguments, layouts)[0]
+        for world, layouts in ((1, [LayoutSpec()]), (4, four))
+    }
 
 
 @pytest.mark.parametrize(
@@ -154,19 +170,9 @@ def batches_of(store: TokenStore, name: str) -> list[list[list[int]]]:
         "a long document beside short ones",
     ],
 )
-def test_a_step_whose_labels_or_tokens_lie_on_some_ranks_alone(
-    tmp_path: Path, store: TokenStore, name: str
-) -> None:
-    batches = batches_of(store, name)
-    arguments = (tmp_path, str(store.folder), MODEL, batches)
-    plain, *_ = run_ranks(1, on_ranks.step_in_contexts, *arguments, [LayoutSpec()])[0]
-    four = [
-        LayoutSpec(cp=4, sharding="contiguous"),
-        LayoutSpec(cp=4, zero=3),
-        LayoutSpec(cp=2, zero=2),
-        LayoutSpec(cp=2, zero=0, strategy="ulysses"),
-    ]
-    for loss, norm, weights in run_ranks(4, on_ranks.step_in_contexts, *arguments, four)[0]:
+def test_a_step_whose_labels_or_tokens_lie_on_some_ranks_alone(by_hand, name: str) -> None:
+    (plain,) = by_hand[1][name]
+    for loss, norm, weights in by_hand[4][name]:
         assert loss == pytest.approx(plain[0], rel=EXACT)
         assert norm == pytest.approx(plain[1], rel=EXACT)
         for key, array in plain[2].items():

@@ -62,19 +62,13 @@ def test_steps_without_an_answer_change_no_weight(folder: Path, capfd) -> None:
     assert all(torch.equal(weights[name], each) for name, each in first.state_dict().items())
 
 
-def test_every_layout_learns_the_same_answers(folder: Path) -> None:
+def test_every_layout_learns_the_same_answers_beside_text(folder: Path) -> None:
+    """Four short runs: some 20 s."""
     talks = [
         [{"role": "user", "content": "ab" * n}, {"role": "assistant", "content": "cd" * (n % 7)}]
         for n in range(1, 60)
     ]
     write_talks(folder, talks)
-    learn(folder, ("dp = 1", "dp = 2\nzero = 3", "dp = 1\ncp = 2", "dp = 1\ntp = 2"))
-
-
-def test_conversations_and_text_train_alike_on_any_ranks(folder: Path) -> None:
-    """Two short runs: some 10 s."""
-    answers = [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "cd" * 9}]
-    write_talks(folder, [answers] * 20)
     text = "".join(json.dumps({"text": "a rank waits " * n}) + "\n" for n in range(1, 40))
     (folder / "text.jsonl").write_text(text)
     data = """
@@ -85,4 +79,4 @@ format = "messages"
 path = "text.jsonl"
 weight = 2
 """
-    learn(folder, ("dp = 1", "dp = 2"), data)
+    learn(folder, ("dp = 1", "dp = 2\nzero = 3", "dp = 1\ncp = 2", "dp = 1\ntp = 2"), data)

@@ -87,8 +87,10 @@ def test_the_steps_are_those_of_the_same_samples_in_any_order(trained, tmp_path)
     assert any(float((w - start[n]).abs().max()) > 1e-4 for n, w in model.state_dict().items())
 
 
-def test_two_ranks_have_the_weights_of_one(trained, tmp_path) -> None:
-    kind, wanted, _, _ = trained
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Weights of both kinds, one after the other on the same two ranks."""
+    folder = tmp_path_factory.mktemp("two")
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
@@ -97,14 +99,19 @@ def test_two_ranks_have_the_weights_of_one(trained, tmp_path) -> None:
     }
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     done = subprocess.run(
-        [*command, __file__, kind, str(tmp_path)],
+        [*command, __file__, str(folder)],
         capture_output=True,
         text=True,
         timeout=240,
         env=environment,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    weights = torch.load(tmp_path / "weights.pt")
+    return folder
+
+
+def test_two_ranks_have_the_weights_of_one(trained, two_ranks: Path) -> None:
+    kind, wanted, _, _ = trained
+    weights = torch.load(two_ranks / f"{kind}.pt")
     for name, weight in wanted.state_dict().items():
         assert float((weight - weights[name]).abs().max()) <= 1e-5, name
 
@@ -131,12 +138,13 @@ def test_a_dataset_without_tokens_is_refused(tmp_path) -> None:
     )
 
 
-if __name__ == "__main__":  # one rank of test_two_ranks_have_the_weights_of_one
+if __name__ == "__main__":  # one rank of two_ranks
     torch.set_num_threads(1)
     # Half the micro-batches on each rank, so the same steps as one rank takes.
     changed = {"gradient_accumulation_steps": 2, "ddp_backend": "gloo"}
-    own, _, _ = train(sys.argv[1], Path(sys.argv[2]) / "run", **changed)
-    if int(os.environ["RANK"]) == 0:
-        torch.save(own.state_dict(), Path(sys.argv[2]) / "weights.pt")
+    for kind in ("trainer", "sft"):
+        own, _, _ = train(kind, Path(sys.argv[1]) / kind, **changed)
+        if int(os.environ["RANK"]) == 0:
+            torch.save(own.state_dict(), Path(sys.argv[1]) / f"{kind}.pt")
     torch.distributed.destroy_process_group()
     leave(0)

@@ -308,6 +308,21 @@ def step_in_contexts(
     return outcomes
 
 
+def steps_in_contexts(
+    ranks: Ranks,
+    folder: Path,
+    corpus: str,
+    model: ModelSpec,
+    batches: dict[str, list[list[list[int]]]],
+    layouts: list[LayoutSpec],
+) -> dict[str, list[tuple[float, float, Arrays]]]:
+    """Such a step on each of several batches."""
+    return {
+        name: step_in_contexts(ranks, folder / name, corpus, model, each, layouts)
+        for name, each in batches.items()
+    }
+
+
 def join_context(ranks: Ranks, context: int) -> None:
     ContextGroup.join(ranks, ContextPlanner(preset("2m"), LayoutSpec(cp=context)))
 

@@ -1,7 +1,7 @@
 """Functions of ranks in ``test_pipeline``; their first argument is their ``Ranks``."""
 
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 
 import numpy as np
 import torch
@@ -22,12 +22,10 @@ from equipoise.schedule.pipeline.prices import make_prices
 from equipoise.schedule.pipeline.replay import needed_places
 from equipoise.schedule.pipeline.strategies import write_pipeline
 from equipoise.spec.layout import Layout
-from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.run.spec import Recompute
 from support.decoders import (
     MODEL,
     TIED,
-    Grads,
     batches_of,
     error_of,
     labels_in,
@@ -36,6 +34,7 @@ from support.decoders import (
     parts_of,
     schedule_of,
     uneven_edges,
+    whole_model,
 )
 
 
@@ -106,12 +105,6 @@ def join(
         part, ranks, zero=zero, precision=precision, mesh=mesh, recompute=recompute
     )
     return Pipeline(sharded, peers, dtype=torch.bfloat16 if precision == "bf16" else None)
-
-
-@cache
-def whole_model(model: ModelSpec, lengths: tuple[tuple[int, ...], ...]) -> tuple[float, Grads]:
-    """Loss and gradients of one rank, once for all strategies."""
-    return one_rank(model, batches_of(lengths))
 
 
 def run_case(ranks: Ranks, case: Case) -> Told:
