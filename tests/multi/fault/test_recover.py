@@ -161,16 +161,17 @@ def test_where_a_rank_dies_again_and_again_fewer_go_on_with_the_same_batches(
 
 def test_an_exception_is_tried_once_more(run_toml: Path, folder: Path, tmp_path: Path) -> None:
     bad = 'raise ValueError("a bad card")'
-    (tmp_path / "sitecustomize.py").write_text(DIE_AT_STEP_8.format(what=bad, rank=0, world=1))
-    words = (run_toml, "--out", folder, "--quiet", "--layout.dp", 1)
+    (tmp_path / "sitecustomize.py").write_text(DIE_AT_STEP_8.format(what=bad, rank=1, world=2))
+    words = (run_toml, "--out", folder, "--quiet")
     code, _, err = end_of(start(*words, PYTHONPATH=str(tmp_path)))
     assert code == 6
-    first, *_, last = err.splitlines()
+    first, *stack, last = err.splitlines()
     assert re.fullmatch(
-        "Rank 0 of 1 failed: ValueError: a bad card The same happened 2 times in a row after step "
+        "Rank 1 of 2 failed: ValueError: a bad card The same happened 2 times in a row after step "
         f"[78], so starting again does not help. {re.escape(RESUME)}",
         first,
     )
+    assert stack[0] == "Traceback (most recent call last):" and stack.count(stack[0]) == 1
     assert last == "ValueError: a bad card"
 
 

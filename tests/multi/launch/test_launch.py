@@ -213,36 +213,6 @@ def test_a_second_run_touches_nothing_and_a_second_ctrl_c_ends_at_once(run_toml,
     assert not any(e["kind"] == "fault" for e in events(folder))
 
 
-SPOIL = """
-import os, sys
-if "equipoise.fault.stem" in sys.orig_argv:
-    from equipoise.train import step
-
-    make_batch = step.make_batch
-
-    def spoil(*args):
-        if os.environ["RANK"] == "1":
-            raise ValueError("a bad document")
-        return make_batch(*args)
-
-    step.make_batch = spoil
-"""
-
-
-def test_a_rank_that_raises_is_named_with_its_traceback(run_toml, folder, tmp_path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(SPOIL)
-    code, _, err = train(run_toml, "--out", folder, "--quiet", PYTHONPATH=str(tmp_path))
-    assert code == 6
-    lines = err.splitlines()
-    assert lines[0] == (
-        "Rank 1 of 2 failed: ValueError: a bad document The same happened 2 times in a row before "
-        f"the first step, so starting again does not help. {RESUME}"
-    )
-    assert lines[1] == "Traceback (most recent call last):"
-    assert lines[-1] == "ValueError: a bad document"
-    assert lines.count("Traceback (most recent call last):") == 1
-
-
 def test_a_number_that_is_none_ends_the_run_with_its_sentence(run_toml, folder) -> None:
     code, _, err = train(
         *(run_toml, "--out", folder, "--train.lr", "1e30", "--train.warmup_steps", 0)

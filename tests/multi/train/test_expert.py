@@ -38,8 +38,7 @@ LAYOUTS = {
         "narrow": {"dp": 2, "ep": 2, "precision": "bf16"},
     },
     4: {
-        "two groups": {"dp": 4, "ep": 2, "zero": 2},
-        "in two parts": {"dp": 4, "ep": 2, "etp": 2},
+        "in two parts": {"dp": 4, "ep": 2, "etp": 2, "zero": 2},
         "copies by earlier steps": {
             "dp": 4,
             "ep": 2,
