@@ -96,7 +96,6 @@ TWO_RANKS = {
     **{f"zero {zero}": (MODEL, {"dp": 2, "zero": zero}) for zero in (0, 2, 3)},
     "delayed": (MODEL, {"dp": 2, "policy": "delayed"}),
     "divided": (MODEL, {"dp": 2, "policy": "divided", "zero": 3}),
-    "bytescale": (MODEL, {"dp": 2, "policy": "bytescale"}),
     "cp": (MODEL, {"dp": 1, "cp": 2, "zero": 3}),
     "ulysses": (DEEP, {"dp": 1, "cp": 2, "strategy": "ulysses"}),
     "tp": (MODEL, {"dp": 1, "tp": 2}),
@@ -114,10 +113,10 @@ TWO_RANKS = {
 def two_ranks(
     tmp_path_factory: pytest.TempPathFactory, store: TokenStore, held: TokenStore
 ) -> Path:
-    """Two steps of every layout of two ranks, evaluated before, between and after: 20 s."""
+    """A step of every layout of two ranks, evaluated before and after: 15 s."""
     root, make = tmp_path_factory.mktemp("two"), MakeRun(store)
     runs = {
-        name: make(model=model, held=held, evaluate=EVERY, steps=2, step_tokens=2048, **keys)
+        name: make(model=model, held=held, evaluate=EVERY, steps=1, step_tokens=2048, **keys)
         for name, (model, keys) in TWO_RANKS.items()
     }
     run_ranks(2, on_ranks.train_each, root, runs)
@@ -127,7 +126,7 @@ def two_ranks(
 @pytest.mark.parametrize("name", TWO_RANKS)
 def test_losses_are_those_of_the_documents_one_by_one(two_ranks, held, name: str) -> None:
     first, *later = events(two_ranks / name, "eval")
-    assert [first["step"], *(each["step"] for each in later)] == [0, 1, 2]
+    assert [first["step"], *(each["step"] for each in later)] == [0, 1]
     model, _ = TWO_RANKS[name]
     assert_buckets(first, one_by_one(model, held))
     assert first["documents"] == held.documents

@@ -72,7 +72,7 @@ def test_journals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = file.read_text().splitlines()
     kinds = {(each["kind"], each["name"]): n for n, each in enumerate(map(json.loads, lines))}
     for number in kinds.values():
-        for line in damaged(lines[number], 12):
+        for line in damaged(lines[number], 8):
             file.write_text("\n".join([*lines[:number], line, *lines[number + 1 :]]) + "\n")
             for words in (
                 ("report", folder, "--out", tmp_path / "a.html"),
