@@ -213,18 +213,6 @@ def test_a_second_run_touches_nothing_and_a_second_ctrl_c_ends_at_once(run_toml,
     assert not any(e["kind"] == "fault" for e in events(folder))
 
 
-def test_a_number_that_is_none_ends_the_run_with_its_sentence(run_toml, folder) -> None:
-    code, _, err = train(
-        *(run_toml, "--out", folder, "--train.lr", "1e30", "--train.warmup_steps", 0)
-    )
-    assert code == 6
-    assert err.splitlines()[-1] == (
-        "The gradient norm of step 2 is not a number, though the loss of every micro-batch is. No "
-        "weight was changed; no checkpoint yet. The last weight whose gradient is not finite is "
-        "layers.0.attention_norm.weight. Lower train.lr."
-    )
-
-
 # Refused before any rank starts. ------------------------------------------------------------------
 
 

@@ -55,7 +55,8 @@ def test_every_architecture_equals_one_process(world: int, tmp_path: Path) -> No
         take_step(tmp_path, spec, tmp_path, TimedExchange(alone=True))
         for spec in specs_of(run_toml, 1)
     ]
-    specs = [spec for zero in (0, 3) for spec in specs_of(run_toml, world, zero)]
+    stages = (0, 3) if world == 2 else (3,)
+    specs = [spec for zero in stages for spec in specs_of(run_toml, world, zero)]
     ranks = run_ranks(world, take_steps, tmp_path, [*specs, *specs[-1:]], tmp_path)
     for at, spec in enumerate(specs):
         own, one = [each[at] for each in ranks], alone[at % len(alone)]
