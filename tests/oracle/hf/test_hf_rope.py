@@ -1,5 +1,6 @@
 """RoPE whose frequencies go by the longest sequence, over ranks; and a check that can fail."""
 
+from itertools import cycle
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,8 +20,9 @@ from support.ranks.hf_context_ranks import build
 from support.ranks.hf_rope_ranks import MODELS, PACKS
 
 
-@pytest.mark.parametrize("sharding", ["contiguous", "head-tail-document"])
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize(
+    ("kind", "sharding"), zip(MODELS, cycle(["contiguous", "head-tail-document"]), strict=False)
+)
 def test_packs_that_grow_and_shrink_equal_the_packed_row_on_one_rank(
     kind: str, sharding: str
 ) -> None:

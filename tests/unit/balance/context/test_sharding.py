@@ -48,29 +48,20 @@ def owners(split: ContextSplit, lengths: list[int]) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("strategy", EVERY)
 @given(lengths=LENGTHS, ranks=RANKS)
-def test_each_token_has_exactly_one_owner(strategy: str, lengths, ranks) -> None:
-    split = split_by(strategy, lengths, ranks)
+def test_tokens_have_one_owner_pieces_are_sorted_and_counted_and_ranks_decide_alike(
+    strategy: str, lengths, ranks
+) -> None:
+    split, again = (split_by(strategy, list(lengths), ranks) for _ in range(2))
+    assert split.digest == again.digest
     assert split.ranks == ranks
     owners(split, lengths)
-
-
-@pytest.mark.parametrize("strategy", EVERY)
-@given(lengths=LENGTHS, ranks=RANKS)
-def test_pieces_are_sorted_and_none_touches_the_next(strategy: str, lengths, ranks) -> None:
-    for pieces in split_by(strategy, lengths, ranks).pieces:
+    doc_tokens = np.array(lengths, dtype=np.int64)
+    assert split.pairs.sum() == causal_pairs(doc_tokens).sum()
+    for rank, pieces in enumerate(split.pieces):
         assert pieces.dtype == np.int64
         rows = pieces.tolist()
         assert rows == sorted(rows)
         assert all(a[0] != b[0] or a[2] < b[1] for a, b in itertools.pairwise(rows))
-
-
-@pytest.mark.parametrize("strategy", EVERY)
-@given(lengths=LENGTHS, ranks=RANKS)
-def test_counts_are_those_of_the_pieces(strategy: str, lengths, ranks) -> None:
-    split = split_by(strategy, lengths, ranks)
-    doc_tokens = np.array(lengths, dtype=np.int64)
-    assert split.pairs.sum() == causal_pairs(doc_tokens).sum()
-    for rank, pieces in enumerate(split.pieces):
         document, starts, stops = pieces.T
         assert split.tokens[rank] == (stops - starts).sum()
         assert split.pairs[rank] == (causal_pairs(stops) - causal_pairs(starts)).sum()
@@ -96,13 +87,6 @@ def test_what_travels_is_what_some_query_reads_and_the_rank_lacks(
             read = is_read[owner == rank].any(axis=0)
             missing += int((read & (owner != rank)).sum())
         assert split.travel_tokens[rank] == missing
-
-
-@pytest.mark.parametrize("strategy", EVERY)
-@given(lengths=LENGTHS, ranks=RANKS)
-def test_two_ranks_that_split_the_same_decide_the_same(strategy: str, lengths, ranks) -> None:
-    once, again = (split_by(strategy, list(lengths), ranks) for _ in range(2))
-    assert once.digest == again.digest
 
 
 @pytest.mark.parametrize("strategy", ["contiguous", "head-tail", "head-tail-document"])

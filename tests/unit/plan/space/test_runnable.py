@@ -17,7 +17,7 @@ def test_a_choice_is_kept_if_and_only_if_it_is_not_refused(name: str) -> None:
     space = list_lattice(preset("7m"), 8, StepOptions(4096, 16))
     every = keep_runnable(program, space)
     kept = {space_words(every, row) for row in range(len(every))}
-    for row in range(0, len(space), 11):
+    for row in range(0, len(space), 23):
         choice = space.choice(row)
         options = choice.options
         try:
