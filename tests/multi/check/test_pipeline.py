@@ -4,17 +4,17 @@ import dataclasses
 
 import pytest
 
-from equipoise.comm.local import run_ranks
 from equipoise.spec.catalog import LOSSY, SCHEDULES
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.train.check.case import Case, Verdict, pipeline_cases
-from equipoise.train.check.prove import check_cases
+from equipoise.train.check.prove import run_cases
 
 MODEL = ModelSpec(layers=2, hidden=32, heads=4, kv_heads=2, ffn=48, vocab=101, head_width=8)
 
 
 def verdicts_of(ranks: int, cases: list[Case]) -> list[Verdict]:
-    return run_ranks(ranks, check_cases, cases)[0]
+    """Of two real ranks; more take turns, and are over gloo in ``multi/parallel``."""
+    return run_cases(cases, over_gloo=ranks == 2)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
