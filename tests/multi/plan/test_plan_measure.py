@@ -111,17 +111,13 @@ def test_the_same_command_goes_on(
     assert "trial" not in caught.err
     assert len([row for row in rows(folder) if "begin" in row]) == 2
 
-    plan, run = read_plan(lock), tmp_path / "run"
+    plan = read_plan(lock)
     assert plan.best.price["measured_s"] == trial["step_s"]
     assert plan.best.price["step_s"] == trial["predicted_s"]
-    assert main([*train, "--train.steps", "3", "--out", str(run), "--quiet"]) == 0
-    (begin,) = events(run, "start")
     ((tried,),) = (events(each, "start") for each in folder.glob("trials/*"))
     stages = plan.best.stages
     split = {} if stages is None else {"edges": [*stages.edges], "ranks": [*stages.ranks]}
-    assert begin["stages"] == tried["stages"] == split
-    assert {begin["origins"][name] for name in plan.best.keys} == {"plan.lock"}
+    assert tried["stages"] == split
     for name, value in plan.best.keys.items():
         section, key = name.split(".")
-        assert begin["spec"][section][key] == value
-    assert len(events(run, "step")) == 3
+        assert tried["spec"][section][key] == value

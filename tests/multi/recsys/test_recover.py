@@ -11,8 +11,8 @@ from support.read_run import events
 from support.recsys.clicks import train_part, write_clicks
 from support.verbs import end_of, start, wait_until
 
-FLAGS = {"train.epochs": "20", "layout.deadline_s": "60"}
-STEPS = 20 * 12
+FLAGS = {"train.epochs": "12", "layout.deadline_s": "60"}
+STEPS = 12 * 12
 
 
 def weights(folder: Path) -> str:

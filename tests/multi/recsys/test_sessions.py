@@ -18,6 +18,7 @@ from equipoise.recsys.sessions.inverse import share_rows
 from equipoise.schedule.tables.traffic import count_traffic
 from equipoise.spec.recommend import read_recommend
 from support.recsys import tables
+from support.recsys.clicks import run_part
 
 RUN = """\
 name = "sessions"
@@ -123,19 +124,19 @@ def run_toml(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_shares_rows_and_reports_them(
     run_toml: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = ["--quiet", "--layout.dp", "2", "--tables.kinds", '["row"]']
-    folders = {"plain": [], "shared": ["--tables.deduplicate", GROUPS]}
-    records = {}
-    for name, more in folders.items():
-        out = tmp_path / name
-        assert main(["train", str(run_toml), "--out", str(out), *flags, *more]) == 0
-        records[name] = json.loads((out / "recommend.json").read_text())
-    plain, shared = records["plain"], records["shared"]
+    """A run by the verb, and beside it the same on ranks of this process, which share nothing."""
+    keys = {"layout.dp": "2", "tables.kinds": '["row"]'}
+    spec, _ = read_recommend(run_toml, list(keys.items()))
+    plain = run_part(run_toml, tmp_path / "plain", spec)[0]
+    flags = [f"--{key}={value}" for key, value in (keys | {"tables.deduplicate": GROUPS}).items()]
+    out = tmp_path / "shared"
+    assert main(["train", str(run_toml), "--out", str(out), "--quiet", *flags]) == 0
+    shared = json.loads((out / "recommend.json").read_text())
     assert shared["losses"][0] == plain["losses"][0]  # to the bit, before the first update
     assert np.abs(np.subtract(shared["losses"], plain["losses"])).max() < 1e-5
     (users, ads) = shared["sharing"]
     assert users["columns"] == ["user", "town"]
-    assert users["samples"] == plain["samples"]["train"]
+    assert users["samples"] == shared["samples"]["train"]
     assert users["samples"] / users["rows"] > 4 > ads["samples"] / ads["rows"] > 1.2
     steps = len(shared["losses"])
     # One id a row in user, town and ad; two in words.
