@@ -12,13 +12,12 @@ Kept true (tests/multi/comm/test_local.py)
 import multiprocessing
 import pickle
 import signal
+import socket
 import sys
-import tempfile
 import traceback
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess, SpawnProcess
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -26,10 +25,13 @@ import torch.distributed as dist
 
 from equipoise.base.errors import EquipoiseError, FaultError
 from equipoise.comm.group import Ranks, join
+from equipoise.comm.meet import serve_store
 
 Result = TypeVar("Result")
 
 Process = ForkServerProcess | SpawnProcess
+
+_HOST = "127.0.0.1"
 
 _SLOW_TO_LOAD = ("equipoise.", "torch.distributed.", "transformers.", "peft.", "accelerate.")
 """Packages that the fork server loads once, if this process has them: seconds for each rank."""
@@ -37,7 +39,7 @@ _SLOW_TO_LOAD = ("equipoise.", "torch.distributed.", "transformers.", "peft.", "
 
 def _serve(
     pipe: Connection,
-    folder: str,
+    port: int,
     rank: int,
     devices: tuple[torch.device, ...],
     function: Callable[..., Any],
@@ -45,7 +47,7 @@ def _serve(
 ) -> None:
     torch.set_num_threads(1)
     try:
-        store = dist.FileStore(str(Path(folder) / "store"), len(devices))
+        store = dist.TCPStore(_HOST, port, is_master=False)
         with join(store, rank, len(devices), devices[rank]) as ranks:
             # Reported here, before the connection closes and the peers fail because of it.
             pipe.send_bytes(_call(function, ranks, arguments))
@@ -88,26 +90,30 @@ def run_ranks(
     """
     places = tuple(devices or [torch.device("cpu")] * world)
     make_process = _process_maker(fresh=fresh)
-    with tempfile.TemporaryDirectory(prefix="equipoise-ranks-") as folder:
-        pipes: list[Connection] = []
-        processes: list[Process] = []
-        for rank in range(world):
-            receiver, sender = multiprocessing.Pipe(duplex=False)
-            process = make_process(
-                target=_serve,
-                args=(sender, folder, rank, places, function, arguments),
-                daemon=True,
-            )
-            process.start()
-            sender.close()
-            pipes.append(receiver)
-            processes.append(process)
-        try:
-            return _collect(pipes, processes, timeout_s)
-        finally:
-            for process in processes:
-                process.kill()  # a rank may ignore SIGTERM
-                process.join()
+    # Kept here to the end. A store in a file would be looked at every 10 ms, for every group.
+    listener = socket.create_server((_HOST, 0))
+    port = listener.getsockname()[1]
+    store = serve_store(listener)
+    pipes: list[Connection] = []
+    processes: list[Process] = []
+    for rank in range(world):
+        receiver, sender = multiprocessing.Pipe(duplex=False)
+        process = make_process(
+            target=_serve,
+            args=(sender, port, rank, places, function, arguments),
+            daemon=True,
+        )
+        process.start()
+        sender.close()
+        pipes.append(receiver)
+        processes.append(process)
+    try:
+        return _collect(pipes, processes, timeout_s)
+    finally:
+        for process in processes:
+            process.kill()  # a rank may ignore SIGTERM
+            process.join()
+        del store
 
 
 def _process_maker(*, fresh: bool) -> Callable[..., Process]:
