@@ -63,7 +63,6 @@ LAYOUTS = {
         "two zero 3 by-work": (3, "by-work"),
     },
     3: {
-        "three zero 0 by-tokens": (0, "by-tokens"),
         "three zero 1 by-work": (1, "by-work"),
         "three zero 3 in-order": (3, "in-order"),
     },
