@@ -21,7 +21,7 @@ from support.ranks.hf_rope_ranks import MODELS, PACKS
 
 
 @pytest.mark.parametrize(
-    ("kind", "sharding"), zip(MODELS, cycle(["contiguous", "head-tail-document"]), strict=False)
+    ("kind", "sharding"), [*zip(MODELS, cycle(["contiguous", "head-tail-document"]), strict=False)]
 )
 def test_packs_that_grow_and_shrink_equal_the_packed_row_on_one_rank(
     kind: str, sharding: str
