@@ -106,7 +106,7 @@ def test_no_assignment_has_a_less_full_cable_than_the_plan(data: st.DataObject) 
 
 
 @given(st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_a_plan_meets_its_bound_on_any_network(data: st.DataObject) -> None:
     clos = ClosSpec(data.draw(st.integers(2, 9)), data.draw(st.integers(1, 9)), 3, 1, 1.0, 1.0)
     flows = drawn_flows(data, clos, 90)

@@ -20,7 +20,7 @@ PARTS = st.lists(
 
 
 @given(PARTS, LOSS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_the_answer_is_that_of_brute_force(parts: list[list[FormOption]], budget: float) -> None:
     answer = choose_forms(parts, budget)
     best = min(

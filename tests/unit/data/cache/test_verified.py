@@ -42,7 +42,7 @@ def test_any_slice_is_that_of_the_array(tmp_path: Path, count: int, spans: list)
 
 
 @given(data=st.data())
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=80)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
 def test_a_changed_bit_is_found_by_the_read_that_touches_its_chunk(
     tmp_path: Path, data: st.DataObject
 ) -> None:

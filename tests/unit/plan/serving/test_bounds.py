@@ -52,7 +52,7 @@ def draw_trace(seed: int) -> list[TracedRequest]:
     return sorted(rows)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(
     seed=st.integers(0, 10_000),
     price=st.sampled_from(sorted(PRICES)),
