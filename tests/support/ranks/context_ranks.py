@@ -181,6 +181,12 @@ def round_trip(ranks: Ranks, lengths: list[int], sharding: str) -> tuple[bool, l
     return is_right, ledger.sent_bytes.tolist(), len(mine)
 
 
+def round_trips(
+    ranks: Ranks, lengths: list[int], shardings: list[str]
+) -> dict[str, tuple[bool, list[int], int]]:
+    return {each: round_trip(ranks, lengths, each) for each in shardings}
+
+
 def in_a_part_of_the_ranks(ranks: Ranks, case: Case) -> float:
     """The same over a group of all ranks but the first; the error on it."""
     group = dist.new_group(list(range(1, ranks.world)))
