@@ -6,12 +6,15 @@ from pathlib import Path
 import pytest
 
 from equipoise.cli.main import main
+from equipoise.comm.local import run_ranks
 from equipoise.data.cache.store import TokenStore, prepare
 from equipoise.data.progress import SilentProgress
 from equipoise.spec.run.spec import DataSpec
+from equipoise.train.request import resolve_run
 
 # Ranks are other processes: they import by name what the tests hand to ``run_ranks``.
-from support.make_run import MakeRun
+from support.make_run import MakeRun, write_run
+from support.ranks.curve_ranks import obtain
 
 
 @pytest.fixture(scope="session")
@@ -24,6 +27,19 @@ def store(texts: Path, cache: Path) -> TokenStore:
 @pytest.fixture
 def make_run(store: TokenStore) -> MakeRun:
     return MakeRun(store)
+
+
+@pytest.fixture(scope="session")
+def priced(texts: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the price curve of ``write_run``'s runs on two ranks, for ``share_curve``.
+
+    What is measured while other tests use the cores is not kept in a cache, so each run would
+    measure for some seconds.
+    """
+    root = tmp_path_factory.mktemp("priced")
+    run = resolve_run(write_run(root, texts, cache, layout="dp = 2"))
+    run_ranks(2, obtain, run.spec, run.model, root / "cache", root)
+    return root
 
 
 @pytest.fixture

@@ -121,5 +121,5 @@ every_steps = {every_steps}
 
 def share_curve(of: Path, folder: Path) -> Path:
     """The folder of a run that has the price curve of another run, and measures none."""
-    shutil.copytree(of / "curves", folder / "curves")
+    shutil.copytree(of / "curves", folder / "curves", dirs_exist_ok=True)
     return folder

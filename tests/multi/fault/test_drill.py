@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 
 from equipoise.fault.drill.injection import proven
-from support.make_run import write_run
+from support.make_run import share_curve, write_run
 from support.read_run import events
 from support.verbs import DEADLINE_S, run, wait_until
 
 
 @pytest.fixture
-def run_toml(texts: Path, cache: Path, tmp_path: Path) -> Path:
+def run_toml(texts: Path, cache: Path, priced: Path, tmp_path: Path) -> Path:
+    share_curve(priced, cache)  # where the undisturbed run of a drill looks for it
     return write_run(tmp_path, texts, cache, steps=500, every_steps=50, layout="dp = 2")
 
 

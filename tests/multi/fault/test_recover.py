@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from equipoise.observe.reader import read_run
-from support.make_run import write_run
+from support.make_run import share_curve, write_run
 from support.read_run import EXACT, events, ranks_of
 from support.verbs import end_of, start, wait_until
 
@@ -41,11 +41,13 @@ def weights(folder: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def straight(tmp_path_factory: pytest.TempPathFactory, texts: Path, cache: Path) -> Path:
-    """The folder of a run that nobody disturbed; others take its price curve from the cache."""
+def straight(
+    tmp_path_factory: pytest.TempPathFactory, texts: Path, cache: Path, priced: Path
+) -> Path:
+    """The folder of a run that nobody disturbed."""
     root = tmp_path_factory.mktemp("straight")
     path = write_run(root, texts, cache, steps=STEPS, every_steps=6, layout="dp = 2")
-    code, _, err = end_of(start(path, "--out", root / "run"))
+    code, _, err = end_of(start(path, "--out", share_curve(priced, root / "run")))
     assert code == 0, err
     return root / "run"
 

@@ -5,7 +5,7 @@ import signal
 from pathlib import Path
 
 from equipoise.fault.drill.facts import spares, state
-from support.make_run import write_run
+from support.make_run import share_curve, write_run
 from support.read_run import events, ranks_of
 from support.verbs import end_of, start, wait_until
 
@@ -14,11 +14,11 @@ STEPS = 4000
 
 
 def test_a_killed_run_goes_on_with_the_ranks_that_were_kept_ready(
-    texts: Path, cache: Path, tmp_path: Path
+    texts: Path, cache: Path, priced: Path, tmp_path: Path
 ) -> None:
     """Two starts of two ranks, and once more a third that is dismissed."""
     path = write_run(tmp_path, texts, cache, steps=STEPS, every_steps=50, layout="dp = 2")
-    folder = tmp_path / "run"
+    folder = share_curve(priced, tmp_path / "run")
     process = start(path, "--out", folder, "--fault.spares", "at-once", "--checkpoint.keep", 1000)
     wait_until(lambda: len(spares(folder)) == 2)
     ready, killed = spares(folder), ranks_of(folder)[1]

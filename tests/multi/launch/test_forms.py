@@ -73,8 +73,6 @@ def prepare(capsys: pytest.CaptureFixture[str], run_toml: Path, folder: Path) ->
     words = ["train", str(run_toml), "--out", str(folder), "--layout.dp", "2", "--prepare"]
     assert main([*words, "--quiet"]) == 0
     capsys.readouterr()
-    for measured in [each.parent for each in folder.parent.glob("*/curves")][:1]:
-        share_curve(measured, folder)  # of the run of another form
 
 
 def require_trained(folder: Path) -> None:
@@ -100,9 +98,9 @@ def start(*words: str, **env: str) -> "subprocess.Popen[str]":
 
 
 def test_slurm_stops_before_its_limit_and_the_same_script_resumes(
-    home: Path, run_toml: Path, capsys: pytest.CaptureFixture[str]
+    home: Path, run_toml: Path, priced: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = home / "slurm"
+    folder = share_curve(priced, home / "slurm")
     script = home / "slurm.sh"
     script.write_text(form(capsys, home, run_toml, "--out", folder, "--form", "slurm"))
     job = {
@@ -126,9 +124,14 @@ def test_slurm_stops_before_its_limit_and_the_same_script_resumes(
 
 
 def test_the_command_of_two_pods(
-    home: Path, run_toml: Path, texts: Path, cache: Path, capsys: pytest.CaptureFixture[str]
+    home: Path,
+    run_toml: Path,
+    texts: Path,
+    cache: Path,
+    priced: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    folder = home / "pods"
+    folder = share_curve(priced, home / "pods")
     prepare(capsys, run_toml, folder)
     mount = os.path.commonpath([home, cache, texts])
     words = ("--form", "kubernetes", "--image", "i", "--claim", "c", "--mount", mount)
@@ -145,9 +148,9 @@ def test_the_command_of_two_pods(
 
 
 def test_two_agents_start_their_ranks_again_when_one_is_killed(
-    home: Path, run_toml: Path, capsys: pytest.CaptureFixture[str]
+    home: Path, run_toml: Path, priced: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = home / "again"
+    folder = share_curve(priced, home / "again")
     prepare(capsys, run_toml, folder)
     script = home / "again.sh"
     script.write_text(form(capsys, home, folder, "--host", "127.0.0.1"))

@@ -120,15 +120,19 @@ def test_sides_that_differ_end_the_run(tmp_path: Path, make_run: MakeRun) -> Non
 
 
 def test_the_verb_and_python_compare_alike(
-    texts: Path, cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    texts: Path,
+    cache: Path,
+    priced: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Twice two ranks, by one curve that the first measure: some 8 s."""
+    """Twice two ranks, by one curve: some 8 s."""
     file = write_run(tmp_path, texts, cache, steps=4, layout="dp = 2")
     text = file.read_text().replace("[pack]", '[pack]\ncut = "windows"')
     file.write_text(text)
-    records = compare(file, ["in-order", "by-work"], out=tmp_path / "python")
+    records = compare(file, ["in-order", "by-work"], out=share_curve(priced, tmp_path / "python"))
     assert [record.start.policy for record in records] == ["in-order", "by-work"]
-    verb = share_curve(tmp_path / "python", tmp_path / "verb")
+    verb = share_curve(priced, tmp_path / "verb")
     flags = ["--compare", "in-order,by-work", "--out", str(verb)]
     assert main(["train", str(file), *flags, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)

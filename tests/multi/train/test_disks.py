@@ -16,7 +16,7 @@ from equipoise.base.errors import CheckpointError, EquipoiseError, FaultError
 from equipoise.checkpoint.manifest import find_checkpoints, read_manifest
 from equipoise.comm.local import run_ranks
 from equipoise.observe.reader import read_run
-from support.make_run import MakeRun, write_run
+from support.make_run import MakeRun, share_curve, write_run
 from support.ranks import on_ranks
 from support.ranks.on_ranks import Ended
 from support.read_run import EXACT, events
@@ -292,19 +292,20 @@ def wait_until(is_so: Callable[[], object]) -> None:
         time.sleep(0.02)
 
 
-def begin(mount: Mount, texts: Path, cache: Path, tmp_path: Path, *, layout: str = "dp = 2"):
+def begin(mount: Mount, texts: Path, cache: Path, priced: Path, tmp_path: Path):
     """A run of a million steps on a small disk, once it has saved."""
     disk = mount(6000)
-    path = write_run(tmp_path, texts, cache, steps=1_000_000, every_steps=3, layout=layout)
-    process = start(path, "--out", disk / "run", "--journal.tensorboard", "true")
+    path = write_run(tmp_path, texts, cache, steps=1_000_000, every_steps=3, layout="dp = 2")
+    folder = share_curve(priced, disk / "run")
+    process = start(path, "--out", folder, "--journal.tensorboard", "true")
     wait_until(lambda: checkpoints(disk / "run"))
     return disk, process
 
 
 def test_a_full_disk_is_named_and_ctrl_c_still_ends_the_run(
-    mount: Mount, texts: Path, cache: Path, tmp_path: Path
+    mount: Mount, texts: Path, cache: Path, priced: Path, tmp_path: Path
 ) -> None:
-    disk, process = begin(mount, texts, cache, tmp_path)
+    disk, process = begin(mount, texts, cache, priced, tmp_path)
     fill(disk)
     lines = iter(process.stdout.readline, "")
     named = next(line for line in lines if "rank-00000.jsonl cannot be written" in line)
@@ -321,9 +322,9 @@ def test_a_full_disk_is_named_and_ctrl_c_still_ends_the_run(
 
 
 def test_a_deleted_folder_is_told_with_exit_code_6(
-    mount: Mount, texts: Path, cache: Path, tmp_path: Path
+    mount: Mount, texts: Path, cache: Path, priced: Path, tmp_path: Path
 ) -> None:
-    disk, process = begin(mount, texts, cache, tmp_path)
+    disk, process = begin(mount, texts, cache, priced, tmp_path)
     folder = disk / "run"
     delete(folder)
     _, err = process.communicate(timeout=90)
