@@ -20,7 +20,6 @@ from support.ranks.composed_ranks import BIASED
 FOUR = (
     "dp=4,zero=3",
     "dp=4,replicas=2",
-    "dp=2,tp=2",
     "tp=2,cp=2,zero=2",
     "dp=4,ep=2,etp=2",
     "dp=2,ep=2,pp=2,zero=0",
