@@ -37,7 +37,7 @@ from equipoise.checkpoint.manifest import (
     shard_name,
 )
 from equipoise.checkpoint.parts import RankReader, needs_of, summed_sizes
-from equipoise.checkpoint.publish import SAVING, collect, publish, write_part
+from equipoise.checkpoint.publish import SAVING, collect, publish, sync_above, write_part
 from equipoise.checkpoint.reading import (
     Needs,
     ReadCounts,
@@ -160,6 +160,7 @@ def rewrite(
             }
             texts[INDEX] = render_index(_new_index(index, laid))
             whole = dataclasses.replace(manifest, format=FORMAT, world=len(ranks))
+            sync_above(root)
             publish(root_handle, name, handle, whole, shards, texts)
         except BaseException as error:
             remove(made)

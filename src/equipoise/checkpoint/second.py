@@ -15,7 +15,8 @@ Kept true (tests/multi/checkpoint/test_second.py)
 import os
 import shutil
 import threading
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -23,14 +24,22 @@ from equipoise.base.disk import explain_refusal
 from equipoise.base.durable import sync
 from equipoise.base.errors import CheckpointError, SpecError
 from equipoise.base.read import real_path
-from equipoise.checkpoint.manifest import drop_older, folder_name, read_manifest, remove
-from equipoise.checkpoint.publish import SAVING
+from equipoise.base.shown import shorten
+from equipoise.checkpoint.manifest import (
+    drop_older,
+    find_checkpoints,
+    folder_name,
+    read_manifest,
+    remove,
+)
+from equipoise.checkpoint.publish import SAVING, give_name, sync_above
 from equipoise.spec.names import CHECKPOINTS
 
 OWNER = "run"
 """File with the path of the run whose checkpoints are copied here."""
 
 _PART_BYTES = 4 << 20
+_LONGEST_PATH = 400
 
 
 def take_second(path: str, base: Path, run: Path) -> str:
@@ -58,17 +67,26 @@ def take_second(path: str, base: Path, run: Path) -> str:
     owner = second / OWNER
     try:
         second.mkdir(parents=True, exist_ok=True)
-        if not owner.exists():
-            owner.write_text(f"{run}\n")
-        other = owner.read_text().strip()
+        # A power cut may leave an empty one, long before the first checkpoint.
+        is_known = owner.exists() and (owner.stat().st_size or any(find_checkpoints(second)))
+        if not is_known:
+            owner.write_bytes(os.fsencode(f"{run}\n"))
+            sync(owner)
+            sync(second)
+        other = os.fsdecode(owner.read_bytes()).strip()
     except OSError as error:
         raise SpecError(
             f"The second folder {second} cannot be written ({explain_refusal(error, second)}). "
             f"Choose another with --checkpoint.second_path."
         ) from error
     if other != str(run):
+        whose = (
+            f"of {shorten(other, _LONGEST_PATH)}"
+            if other
+            else f"of a run that {owner} does not name"
+        )
         raise SpecError(
-            f"{second} has the checkpoints of {other}. Choose another folder with "
+            f"{second} has the checkpoints {whose}. Choose another folder with "
             f"--checkpoint.second_path, or delete {owner} if that run is now {run}."
         )
     return str(second)
@@ -85,6 +103,8 @@ class SecondFolder:
     def __init__(self, root: Path, keep: int) -> None:
         self._root, self._keep = root, keep
         self._verified: set[Path] = set()
+        self._is_lasting = False
+        """Whether the folder's own name was flushed."""
         self._changed = threading.Condition()
         self._next: tuple[int, dict[str, BinaryIO]] | None = None
         self._is_busy = self._is_closed = False
@@ -119,6 +139,14 @@ class SecondFolder:
         """Wait until the newest checkpoint is copied."""
         with self._changed:
             self._changed.wait_for(lambda: self._next is None and not self._is_busy)
+
+    def drop(self) -> None:
+        """Copy nothing more; returns when the copy under way has ended."""
+        with self._changed:
+            left_out, self._next = self._next, None
+            self._changed.wait_for(lambda: not self._is_busy)
+        if left_out is not None:
+            _close(left_out[1])
 
     def close(self) -> None:
         """End the thread after the copy under way."""
@@ -156,10 +184,11 @@ class SecondFolder:
                     os.fsync(out.fileno())
                     os.posix_fadvise(out.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             read_manifest(partial)
-            sync(partial)
-            remove(final)
-            partial.rename(final)
-            sync(self._root)
+            if not self._is_lasting:
+                sync_above(self._root)
+                self._is_lasting = True
+            with _opened(self._root) as root, _opened(partial) as folder:
+                give_name(root, partial.name, folder, final.name, 0)
         except (OSError, CheckpointError):
             remove(partial)
             raise
@@ -172,6 +201,15 @@ class SecondFolder:
         self._faults.append(
             f"The checkpoint of step {step} could not be copied to {self._root} ({why})."
         )
+
+
+@contextmanager
+def _opened(folder: Path) -> Iterator[int]:
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
 
 
 def _close(files: dict[str, BinaryIO]) -> None:

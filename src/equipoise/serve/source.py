@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from equipoise.base.errors import CheckpointError, DataError, ModelError, SpecError
-from equipoise.base.read import read_bytes
+from equipoise.base.read import read_bytes, real_path
 from equipoise.checkpoint.export import model_of, read_checkpoint_weights
 from equipoise.checkpoint.manifest import (
     MANIFEST,
@@ -30,9 +30,9 @@ from equipoise.checkpoint.manifest import (
     find_checkpoints,
     newest_good,
     read_manifest,
-    require_text_alone,
 )
 from equipoise.checkpoint.merge import Merger
+from equipoise.checkpoint.same import require_text_alone
 from equipoise.data.cache.store import open_store
 from equipoise.data.model_files import files_to_keep
 from equipoise.nn.hf.files import (
@@ -130,13 +130,20 @@ def open_merged(parts: Sequence[tuple[Path | str, float]]) -> TrainedModel:
         parts: Runs, checkpoints, folders or files, each with its share; shares add up to 1.
 
     Raises:
-        SpecError: as ``open_model``.
+        SpecError: as ``open_model``, or two are the same.
         CheckpointError: likewise, or they are not one model.
         ModelError: likewise, or transformers computes one of them.
     """
     merger, first = Merger(), None
+    given: dict[Path, Path | str] = {}
     for source, share in parts:
         trained = open_model(source)
+        origin = real_path(trained.origin)
+        if origin in given:
+            raise SpecError(
+                f"{given[origin]} and {source} are the same model, {origin}. Give each model once."
+            )
+        given[origin] = source
         if trained.theirs is not None:
             raise ModelError(
                 f"{trained.origin} is computed by the modules of transformers, and only models of "

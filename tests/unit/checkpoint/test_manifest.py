@@ -22,9 +22,9 @@ from equipoise.checkpoint.manifest import (
     find_checkpoints,
     newest_good,
     read_manifest,
-    require_same,
 )
 from equipoise.checkpoint.publish import discard_partial
+from equipoise.checkpoint.same import require_same
 from equipoise.spec.model.presets import ModelSpec, RopeScaling
 from support.checkpoints.sealed import describe_files, write_manifest
 

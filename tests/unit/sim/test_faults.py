@@ -152,17 +152,17 @@ def test_no_time_to_price(days: float) -> None:
         (
             FaultOptions(0.0, 1.0, 1.0),
             "The mean time between failures is 0 s, a checkpoint takes 1 s and a restart 1 s. "
-            "Give the first above 0, the others 0 or more, all of them finite.",
+            "Give the first above 0, the others 0 or more, and all of them at most 1e+15 s.",
         ),
         (
             FaultOptions(math.inf, 1.0, 1.0),
             "The mean time between failures is inf s, a checkpoint takes 1 s and a restart 1 s. "
-            "Give the first above 0, the others 0 or more, all of them finite.",
+            "Give the first above 0, the others 0 or more, and all of them at most 1e+15 s.",
         ),
         (
             FaultOptions(1.0, math.nan, 1.0),
             "The mean time between failures is 1 s, a checkpoint takes nan s and a restart 1 s. "
-            "Give the first above 0, the others 0 or more, all of them finite.",
+            "Give the first above 0, the others 0 or more, and all of them at most 1e+15 s.",
         ),
         (
             FaultOptions(225.0, 30.0, 600.0, checkpoint_steps=1),

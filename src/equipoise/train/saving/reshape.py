@@ -35,10 +35,10 @@ from equipoise.checkpoint.manifest import (
     newest_good,
     open_manifest,
     read_manifest,
-    require_text_alone,
 )
 from equipoise.checkpoint.reading import ReadCounts
 from equipoise.checkpoint.reshape import count_loads, rewrite
+from equipoise.checkpoint.same import require_text_alone
 from equipoise.cost.curve import counted_curve
 from equipoise.nn.decoder import Decoder
 from equipoise.nn.lora import add_adapters

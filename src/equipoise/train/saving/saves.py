@@ -200,6 +200,11 @@ class RunSaves:
         with suppress(CheckpointError):
             self.saver.settle()
 
+    def drop_copies(self) -> None:
+        """Copy nothing more elsewhere: what was saved last is not trusted."""
+        if self._second is not None:
+            self._second.drop()
+
     def finish(self, view: StepView) -> None:
         """Wait until the last checkpoint is copied; no rank waits for this one any more."""
         if self._second is not None:
