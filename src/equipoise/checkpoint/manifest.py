@@ -345,7 +345,7 @@ def _require_readable(root: Path) -> None:
         CheckpointError: says why.
     """
     try:
-        os.listdir(root)
+        list(root.iterdir())
     except OSError as error:
         if isinstance(error, FileNotFoundError) and not root.is_symlink():
             return  # there is none yet

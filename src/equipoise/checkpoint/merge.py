@@ -103,9 +103,9 @@ class Merger:
                 )
             is_real = weight.is_floating_point()
             if is_real != first.is_floating_point():
+                whole = name if first.is_floating_point() else self._first
                 raise CheckpointError(
-                    f"{key} holds whole numbers in {name if first.is_floating_point() else self._first} "
-                    f"alone. Merge checkpoints of one model."
+                    f"{key} holds whole numbers in {whole} alone. Merge checkpoints of one model."
                 )
             if not (is_real or torch.equal(weight, first)):
                 raise CheckpointError(

@@ -264,11 +264,14 @@ def read_traceback(rank: int, logs: Path, earlier: Collection[Path] = ()) -> lis
 
 def _stderr(rank: int, logs: Path, earlier: Collection[Path] = ()) -> str:
     """A rank's error stream of its last start."""
-    times: list[tuple[float, Path]] = []
-    with suppress(OSError):  # somebody removes them
-        for each in logs.glob(f"**/{rank}/stderr.log"):
-            if not any(above in earlier for above in each.parents):
-                times.append((each.stat().st_mtime, each))
+    try:
+        times = [
+            (each.stat().st_mtime, each)
+            for each in logs.glob(f"**/{rank}/stderr.log")
+            if not any(above in earlier for above in each.parents)
+        ]
+    except OSError:  # somebody is removing them
+        return ""
     return _read(max(times)[1]) if times else ""
 
 

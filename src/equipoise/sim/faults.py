@@ -31,9 +31,8 @@ import numpy as np
 from equipoise.base.errors import SpecError
 from equipoise.base.units import format_seconds
 
-
-_LONGEST_S = 1e15
-"""The longest time that an option may be [s]: 32 million years."""
+_LONGEST_S = 1e100
+"""The longest time that an option may be [s]; the product of two is a number still."""
 
 
 @dataclass(frozen=True, slots=True)

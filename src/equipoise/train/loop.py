@@ -287,8 +287,7 @@ class Trainer:
 
     def _distrust(self, verified: int) -> None:
         """Set aside what was saved since the state was last known to be right."""
-        self.saves.leave()
-        self.saves.drop_copies()  # one that ended later would bring back what is set aside
+        self.saves.distrust()
         for root in filter(None, (self.checkpoints, self._second)):
             if self.ranks.rank == 0:
                 set_aside(root, after=verified)
@@ -350,11 +349,10 @@ class Trainer:
 
     def _last_good(self) -> Path | None:
         self.saves.leave()  # it may be the one that is being written
-        try:
-            newest = newest_good(self.checkpoints)
-        except CheckpointError:  # what is being reported is worse
-            return None
-        return None if newest is None else newest[0]
+        with suppress(CheckpointError):  # what is being reported is worse
+            newest = newest_good(self.checkpoints, second=self._second)
+            return None if newest is None else newest[0]
+        return None
 
     def _pack(self, step: int) -> list[tuple[PackedStep, RankLoads]]:
         """What each side computes in a step."""

@@ -293,7 +293,7 @@ def _disk_rate(folder: Path, manifest: Manifest) -> float | None:
     if largest is None:
         return None
     read_bytes, began = 0, time.perf_counter()
-    with (folder / largest).open("rb", buffering=0) as file:
+    with suppress(OSError), (folder / largest).open("rb", buffering=0) as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # not from memory
         while time.perf_counter() - began < _TRIED_S and (data := file.read(BLOCK_BYTES)):
             read_bytes += len(data)

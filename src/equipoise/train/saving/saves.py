@@ -200,8 +200,9 @@ class RunSaves:
         with suppress(CheckpointError):
             self.saver.settle()
 
-    def drop_copies(self) -> None:
-        """Copy nothing more elsewhere: what was saved last is not trusted."""
+    def distrust(self) -> None:
+        """Let what is under way end, and copy nothing more: it would come back when set aside."""
+        self.leave()
         if self._second is not None:
             self._second.drop()
 
