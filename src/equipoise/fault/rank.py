@@ -23,7 +23,6 @@ from typing import Any
 from equipoise.base.errors import (
     CorruptError,
     EquipoiseError,
-    FaultError,
     HungError,
     LayoutError,
     MismatchError,
@@ -36,7 +35,7 @@ from equipoise.launch.last_words import say, say_late
 from equipoise.launch.local import LOCK, folder_taken, folder_unlocked
 from equipoise.observe.event import Kind
 from equipoise.observe.fence import Fence
-from equipoise.observe.journal import Journal
+from equipoise.observe.journal import Journal, note
 
 _STEPS = ("step", "recommend")
 """Events of a finished step, by whose length the watchdog waits."""
@@ -104,7 +103,7 @@ class WatchedJournal(Journal):
             self._watchdog.patience.learn(fields["step_s"])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RankWords:
     """Leaves word of what went wrong: for the launcher, and in the run's journals."""
 
@@ -114,6 +113,8 @@ class RankWords:
     rank: int
     silent: tuple[type[BaseException], ...] = (FolderTakenError,)
     """Errors after which nothing may be written to the folder."""
+    fence: Fence | None = None
+    """These ranks' epoch, once they hold the folder."""
 
     @contextmanager
     def told(self) -> Iterator[None]:
@@ -134,19 +135,19 @@ class RankWords:
         missing = error.missing if isinstance(error, HungError) else ()
         told = {"rank": blamed, "name": name, "type": kind, "message": message, "missing": missing}
         say({**told, "exit_code": exit_code, "traceback": trace})
-        if isinstance(error, self.silent) or not self.folder.is_dir():
+        if isinstance(error, self.silent):
+            return
+        faults = {"type": kind, "message": message, "exit_code": exit_code, "traceback": trace}
+        self._note("fault", name, **faults, **more)
+
+    def _note(self, kind: Kind, name: str, **fields: Any) -> None:
+        """Journal an event, unless newer ranks write there or the folder is gone."""
+        if not self.folder.is_dir() or (self.fence is not None and self.fence.is_passed):
             return
         for side in self.sides:
-            with suppress(OSError, FaultError), Journal(side / "journal", self.rank) as journal:
-                journal.write(
-                    "fault",
-                    name,
-                    type=kind,
-                    message=message,
-                    exit_code=exit_code,
-                    traceback=trace,
-                    **more,
-                )
+            with suppress(OSError):
+                side.mkdir(exist_ok=True)  # of a comparison that has not begun
+            note(side, self.rank, kind, name, **fields)
 
     def tell(self, standstill: Standstill) -> None:
         """Leave word of a standstill; the process ends after it."""
@@ -163,9 +164,7 @@ class RankWords:
         fields = dataclasses.asdict(standstill)
         text, waiting_rank = fields.pop("text"), fields.pop("rank")
         name = "late" if standstill.culprits else "came"
-        for side in self.sides:
-            with suppress(OSError, FaultError), Journal(side / "journal", self.rank) as journal:
-                journal.write("instant", name, message=text, waiting_rank=waiting_rank, **fields)
+        self._note("instant", name, message=text, waiting_rank=waiting_rank, **fields)
 
 
 def complain(text: str) -> None:

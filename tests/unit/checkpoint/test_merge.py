@@ -7,6 +7,7 @@ import torch
 
 from equipoise.base.errors import CheckpointError, SpecError
 from equipoise.checkpoint.merge import Merger
+from equipoise.nn.hf.files import ModelFiles
 from equipoise.serve import source
 from equipoise.serve.source import TrainedModel
 from equipoise.spec.model.presets import ModelSpec
@@ -106,9 +107,8 @@ def test_whole_numbers_on_one_side_alone() -> None:
 def test_a_run_and_its_newest_checkpoint_are_one_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trained = TrainedModel(
-        tmp_path / "run/step-000002", ModelSpec(1, 8, 1, 1, 8, 300, 8), model(0), None
-    )
+    origin, sizes = tmp_path / "run/step-000002", ModelSpec(1, 8, 1, 1, 8, 300, 8)
+    trained = TrainedModel(origin, sizes, model(0), ModelFiles({}, ""))
     monkeypatch.setattr(source, "open_model", lambda _: trained)
     with pytest.raises(SpecError) as caught:
         source.open_merged([("run", 0.5), ("run/step-000002", 0.5)])

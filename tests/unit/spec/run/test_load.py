@@ -144,7 +144,8 @@ ONE_KEY: list[tuple[str, str]] = [
     ("train.beta1 = 1", "run.toml:1  train.beta1: 1 is too large; it must be less than 1."),
     (
         "checkpoint.rank_mtbf_hours = 1e306",
-        "run.toml:1  checkpoint.rank_mtbf_hours: 1e+306 is too large; it must be at most 1000000000.",
+        "run.toml:1  checkpoint.rank_mtbf_hours: 1e+306 is too large; it must be at most "
+        "1000000000.",
     ),
     (
         "train.final_lr_ratio = 1.5",
