@@ -164,7 +164,8 @@ def run_with_faults(
         options: How often, and what it costs.
         steps: To be done and saved.
         seed: Of the moments of failure.
-        most_s: The run ends with the first checkpoint after this time, done or not.
+        most_s: The run ends with the first checkpoint after this time, done or not; nor does it
+            wait for a spare any longer.
 
     Raises:
         SpecError: an option is not a time, or no run with this interval would end.
@@ -197,7 +198,7 @@ def run_with_faults(
             heapq.heappop(in_repair)
         heapq.heappush(in_repair, wall + options.repair_s)
         if len(in_repair) > options.spares:
-            back = heapq.heappop(in_repair)
+            back = max(wall, min(heapq.heappop(in_repair), most_s))
             waiting += back - wall
             wall = back
 
@@ -216,7 +217,7 @@ def run_with_faults(
         wall, lost, failures = wall + until, lost + until, failures + 1
         replace()
         until = float(draws.exponential(mean_s))
-        while until < options.away_s:
+        while until < options.away_s and wall < most_s:
             wall, away, failures = wall + until, away + until, failures + 1
             replace()
             until = float(draws.exponential(mean_s))
@@ -256,7 +257,8 @@ class Month:
     spares: int | None
 
 
-_DRAWS = 40
+_DRAWS, _MOST_FAILURES = 40, 4e5
+"""Runs that are drawn, and most failures of all of them: where there are more, runs are alike."""
 
 
 def price_days(
@@ -277,6 +279,7 @@ def price_days(
     if not 0 < days < 36_500:
         raise SpecError(f"{days:g} days cannot be priced. Give more than 0 and less than 36,500.")
     most_s = days * 86_400
+    draws = min(_DRAWS, int(_MOST_FAILURES * options.device_mtbf_s / devices / most_s))
     runs = [
         run_with_faults(
             step_s,
@@ -286,7 +289,7 @@ def price_days(
             seed=_DRAWS * seed + draw,
             most_s=most_s,
         )
-        for draw in range(_DRAWS)
+        for draw in range(max(1, draws))
     ]
     names = [each.name for each in dataclasses.fields(FaultRun)]
     means = {name: float(np.mean([getattr(run, name) for run in runs])) for name in names}

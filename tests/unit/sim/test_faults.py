@@ -8,6 +8,7 @@ import pytest
 
 from equipoise.base.errors import SpecError
 from equipoise.schedule.pipeline.replay import count_in_flight
+from equipoise.sim import faults
 from equipoise.sim.faults import (
     FaultOptions,
     best_interval,
@@ -177,7 +178,8 @@ def test_no_time_to_price(days: float) -> None:
         (
             FaultOptions(1e300, 1e10, 600.0),
             "The mean time between failures is 1e+300 s, a checkpoint takes 1e+10 s and a restart "
-            "600 s. Give the first above 0, the others 0 or more, and all of them at most 1e+100 s.",
+            "600 s. Give the first above 0, the others 0 or more, and all of them at most 1e+100 "
+            "s.",
         ),
         (
             FaultOptions(1.0, 1.0, 1.0, checkpoint_steps=0),
@@ -258,3 +260,20 @@ def test_steps_that_cost_nothing_to_save_are_priced_at_once() -> None:
     assert (month.young_steps, month.mean.checkpoint_steps) == (1, 1)
     assert month.mean.goodput == pytest.approx(month.expected, abs=1e-3)
     assert month.mean.wall_s == pytest.approx(30 * 86_400, rel=1e-3)
+
+
+def test_a_month_ends_though_no_spare_comes() -> None:
+    """A repair of years is no cost of the month; its shares of time are one whole."""
+    month = price_days(1.0, 8, FaultOptions(1.8e7, 30.0, 600.0, spares=0, repair_s=1e8), days=30)
+    run, wall_s = month.mean, 30 * 86_400
+    assert run.wall_s == pytest.approx(wall_s, rel=1e-2)
+    away_s = run.lost_s + run.saving_s + run.restarting_s + run.detecting_s
+    assert run.waiting_s > wall_s / 10
+    assert run.goodput * run.wall_s + away_s + run.waiting_s == pytest.approx(wall_s, rel=1e-2)
+
+
+def test_times_of_many_failures_are_drawn_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(faults, "_MOST_FAILURES", 1e4)
+    day = price_days(1.0, 10, FaultOptions(100.0, 0.0, 1.0), days=1)
+    assert day.goodput_low == day.goodput_high
+    assert day.mean.goodput == pytest.approx(day.expected, rel=0.03)
