@@ -34,6 +34,8 @@ class WrittenAdapter:
     params: int
     base: str
     """The Hugging Face folder that the run began from; empty where that is not known."""
+    remarks: tuple[str, ...] = ()
+    """A sentence for each newer checkpoint that is torn and was passed over."""
 
 
 def export_adapter(source: Path, target: Path) -> WrittenAdapter:
@@ -49,7 +51,7 @@ def export_adapter(source: Path, target: Path) -> WrittenAdapter:
             names of the adapters otherwise.
     """
     if (source / MANIFEST).exists():
-        folder, manifest = source, read_manifest(source)
+        folder, manifest, torn = source, read_manifest(source), list[str]()
     else:
         newest = newest_good(source / "checkpoint")
         if newest is None:
@@ -57,7 +59,7 @@ def export_adapter(source: Path, target: Path) -> WrittenAdapter:
                 f"{source} has no checkpoint yet. Train it further; checkpoint.every_steps says "
                 "how often one is written."
             )
-        folder, manifest, _ = newest
+        folder, manifest, torn = newest
     adapters = read_checkpoint_adapters(folder)
     lora = lora_of(folder, manifest)
     try:
@@ -74,7 +76,7 @@ def export_adapter(source: Path, target: Path) -> WrittenAdapter:
 
         write_their_adapter(folder, target, adapters, lora, base=base)
     params = sum(weight.numel() for weight in adapters.values())
-    return WrittenAdapter(folder, manifest.step, lora, params, base)
+    return WrittenAdapter(folder, manifest.step, lora, params, base, tuple(torn))
 
 
 def _require_read_alike(folder: Path, manifest: Manifest, adapters: Mapping[str, Tensor]) -> None:

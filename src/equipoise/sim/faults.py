@@ -35,6 +35,10 @@ _LONGEST_S = 1e100
 """The longest time that an option may be [s]; the product of two is a number still."""
 
 
+_MOST_MEANS = 10
+"""Mean times between failures that a segment or a restart may take: one of 22,000 gets through."""
+
+
 @dataclass(frozen=True, slots=True)
 class FaultOptions:
     """What fails, and what it costs."""
@@ -176,8 +180,10 @@ def run_with_faults(
     mean_s = options.device_mtbf_s / devices
     every = options.checkpoint_steps or best_interval(step_s, devices, options)
     whole = every * step_s + options.checkpoint_s
-    if whole > 20 * mean_s or options.away_s > 20 * mean_s:
-        fix = "Save more often, or faster." if whole > 20 * mean_s else "Start again sooner."
+    if max(whole, options.away_s) > _MOST_MEANS * mean_s:
+        fix = (
+            "Save more often, or faster." if whole > _MOST_MEANS * mean_s else "Start again sooner."
+        )
         raise SpecError(
             f"{devices:,} devices fail every {format_seconds(mean_s)}, and {every} steps with "
             f"their checkpoint take {format_seconds(whole)}, a restart "
@@ -217,7 +223,7 @@ def run_with_faults(
         wall, lost, failures = wall + until, lost + until, failures + 1
         replace()
         until = float(draws.exponential(mean_s))
-        while until < options.away_s and wall < most_s:
+        while until < options.away_s:
             wall, away, failures = wall + until, away + until, failures + 1
             replace()
             until = float(draws.exponential(mean_s))

@@ -172,6 +172,14 @@ def test_what_is_refused(run: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
         "--dtype belongs to a Hugging Face folder, and --layout writes a checkpoint. Give one of "
         "them.\n"
     )
+    assert refused(capsys, "convert", str(run), "to", *layout, "--cluster-experts", "0") == (
+        "--cluster-experts belongs to a Hugging Face folder, and --layout writes a checkpoint. "
+        "Give one of them.\n"
+    )
+    for words in (("--dtype", "bf16"), ("--tokenizer", "tokenizer.json")):
+        assert refused(capsys, "convert", str(run), "to", "--adapter", *words) == (
+            f"{words[0]} is for a model, and --adapter writes adapters alone. Leave one out.\n"
+        )
     assert refused(capsys, "convert", str(run), "--layout", "tp=3", "--dry-run").startswith(
         "2 heads do not divide over 3 tensor-parallel ranks. Set tp (layout.tp) to one of 1, 2,"
     )
