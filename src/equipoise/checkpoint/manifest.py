@@ -23,7 +23,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
 
@@ -39,6 +39,11 @@ from equipoise.checkpoint.blocks import (
 from equipoise.checkpoint.blocks import blocks as blocks_of
 from equipoise.checkpoint.index import Index, name_tensors, parse_index, read_index
 from equipoise.checkpoint.index_first import read_first_index
+
+_Read = TypeVar("_Read")
+
+_TRIES = 5
+"""Checkpoints that are opened before a run that replaces them faster is given up."""
 
 FORMAT, FIRST_FORMAT = 3, 1
 OWN_ENGINE = "equipoise"
@@ -336,6 +341,29 @@ def newest_good(
             f"Restore a copy, or delete {where} to start from the first step."
         )
     return None
+
+
+def read_steadily(root: Path, read: Callable[[], _Read]) -> _Read:
+    """Read checkpoints of a run that may still train, and so replace them meanwhile.
+
+    Args:
+        root: Folder of the run's checkpoints.
+        read: Chooses one and reads it; called again where it fails and others are there by then.
+
+    Raises:
+        CheckpointError: as ``read``, or the run replaces them faster than they are read.
+    """
+    for _ in range(_TRIES):
+        listed = list(find_checkpoints(root))
+        try:
+            return read()
+        except (CheckpointError, OSError):
+            if list(find_checkpoints(root)) == listed:
+                raise
+    raise CheckpointError(
+        f"{root.parent} replaces its checkpoints before they are read. Wait until it is trained, "
+        "or let it keep more (checkpoint.keep)."
+    )
 
 
 def _require_readable(root: Path) -> None:

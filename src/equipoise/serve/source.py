@@ -27,9 +27,9 @@ from equipoise.checkpoint.manifest import (
     MANIFEST,
     OWN_ENGINE,
     Manifest,
-    find_checkpoints,
     newest_good,
     read_manifest,
+    read_steadily,
 )
 from equipoise.checkpoint.merge import Merger
 from equipoise.checkpoint.same import require_text_alone
@@ -58,8 +58,6 @@ from equipoise.spec.run.resolved import read_resolved
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_TRIES = 5
-"""Checkpoints that are opened before a run that replaces them faster is given up."""
 _GIVE = "Give a run, a checkpoint, a Hugging Face folder, or a .gguf file."
 
 
@@ -175,19 +173,12 @@ def open_run(folder: Path) -> TrainedModel:
     Raises:
         CheckpointError: there is none.
     """
-    for _ in range(_TRIES):
-        listed = list(find_checkpoints(folder / CHECKPOINTS))
-        try:
-            path, manifest, torn = _newest(folder)
-            return _open_checkpoint(path, manifest, tuple(torn))
-        except (CheckpointError, OSError):
-            # A run that still trains replaces its checkpoints, also while one is verified or read.
-            if list(find_checkpoints(folder / CHECKPOINTS)) == listed:
-                raise
-    raise CheckpointError(
-        f"{folder} replaces its checkpoints before they are read. Wait until it is trained, or let "
-        "it keep more (checkpoint.keep)."
-    )
+
+    def read() -> TrainedModel:
+        path, manifest, torn = _newest(folder)
+        return _open_checkpoint(path, manifest, tuple(torn))
+
+    return read_steadily(folder / CHECKPOINTS, read)
 
 
 def _newest(folder: Path) -> tuple[Path, Manifest, list[str]]:

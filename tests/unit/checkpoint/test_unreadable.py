@@ -127,3 +127,28 @@ def test_what_is_set_aside_stays_so_after_a_power_cut(
     assert set_aside(tmp_path, after=1) == []
     publish.sync_above(tmp_path)
     assert names[1] == set(os.listdir(tmp_path.parent))
+
+
+def test_a_run_that_replaces_its_checkpoints_is_read_again(tmp_path: Path) -> None:
+    root = tmp_path / "checkpoint"
+    steps = iter(range(1, 20))
+
+    def read(least: int) -> str:
+        write(root, step := next(steps))
+        if step < least:
+            raise CheckpointError("It is torn.")
+        return f"{step}"
+
+    assert manifest.read_steadily(root, lambda: read(3)) == "3"
+    with pytest.raises(CheckpointError) as caught:
+        manifest.read_steadily(root, lambda: read(20))
+    assert str(caught.value) == (
+        f"{tmp_path} replaces its checkpoints before they are read. Wait until it is trained, or "
+        "let it keep more (checkpoint.keep)."
+    )
+
+    def fail() -> None:
+        raise CheckpointError("It is torn.")
+
+    with pytest.raises(CheckpointError, match=r"^It is torn\.$"):
+        manifest.read_steadily(root, fail)

@@ -35,6 +35,7 @@ from equipoise.checkpoint.manifest import (
     newest_good,
     open_manifest,
     read_manifest,
+    read_steadily,
 )
 from equipoise.checkpoint.reading import ReadCounts
 from equipoise.checkpoint.reshape import count_loads, rewrite
@@ -124,7 +125,7 @@ def predict_reshape(request: ReshapeRequest) -> ReshapeAnswer:
         CheckpointError: no checkpoint is whole as far as its manifest shows, or it is of a kind
             that this cannot count.
     """
-    return _Reshape.open(request).answer()
+    return read_steadily(request.source / CHECKPOINTS, lambda: _Reshape.open(request).answer())
 
 
 def reshape(
@@ -143,13 +144,17 @@ def reshape(
     Raises:
         EquipoiseError: as ``predict_reshape``; or the checkpoint is torn, or cannot be written.
     """
-    work = _Reshape.open(request, read=read_manifest)  # a newer one that is torn is passed over
-    root = target / CHECKPOINTS
-    path = rewrite(work.folder, work.manifest, work.index, work.boxes(), root, wrote=wrote)
-    written = dataclasses.replace(
-        work, folder=path, manifest=open_manifest(path), index=read_index(path)
-    )
-    return path, written.answer()
+
+    def write() -> tuple[Path, ReshapeAnswer]:
+        work = _Reshape.open(request, read=read_manifest)  # a newer, torn one is passed over
+        root = target / CHECKPOINTS
+        path = rewrite(work.folder, work.manifest, work.index, work.boxes(), root, wrote=wrote)
+        written = dataclasses.replace(
+            work, folder=path, manifest=open_manifest(path), index=read_index(path)
+        )
+        return path, written.answer()
+
+    return read_steadily(request.source / CHECKPOINTS, write)
 
 
 @dataclass(frozen=True, slots=True)
