@@ -186,6 +186,10 @@ def test_what_is_refused(run: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert refused(capsys, "convert", str(run), "--layout", "cpp=3", "--dry-run").startswith(
         'layout: "cpp=3" begins with no known name. Nearest: cp.'
     )
+    assert refused(capsys, "convert", str(run), "--layout", "dp=65536", "--dry-run") == (
+        "layout: 65,536 ranks are too many: each is counted, which takes 10 ms. Give degrees whose "
+        "product is 16,384 or less.\n"
+    )
     (tmp_path / "file").write_text("")
     below = tmp_path / "file" / "new"
     assert refused(capsys, "convert", str(run), str(below), *layout, "--quiet") == (

@@ -59,6 +59,8 @@ from equipoise.spec.words import LayoutWords, read_layout
 _MODEL, _MOMENTS = "model.", "optimizer.state."
 """How names of a checkpoint's weights and of their moments begin."""
 
+_MOST_RANKS = 1 << 14
+
 _TRIED_S = 0.2
 """How long a disk that was not calibrated is tried."""
 
@@ -174,6 +176,11 @@ class _Reshape:
         cls, request: ReshapeRequest, *, read: Callable[[Path], Manifest] = open_manifest
     ) -> "_Reshape":
         words = read_layout(request.layout)
+        if words.layout.world > _MOST_RANKS:
+            raise SpecError(
+                f"layout: {words.layout.world:,} ranks are too many: each is counted, which takes "
+                f"10 ms. Give degrees whose product is {_MOST_RANKS:,} or less."
+            )
         folder, manifest, torn = _find(request.source, read)
         require_text_alone(manifest, folder)
         if manifest.engine != OWN_ENGINE or manifest.format == FIRST_FORMAT:
