@@ -13,6 +13,7 @@ import dataclasses
 import fcntl
 import os
 import sys
+import time
 import traceback
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
@@ -36,6 +37,9 @@ from equipoise.launch.local import LOCK, folder_taken, folder_unlocked
 from equipoise.observe.event import Kind
 from equipoise.observe.fence import Fence
 from equipoise.observe.journal import Journal, note
+
+_DYING_S, _LOOK_S = 2.0, 0.05
+"""For how long a folder that is held is looked at, and how often [s]."""
 
 _STEPS = ("step", "recommend")
 """Events of a finished step, by whose length the watchdog waits."""
@@ -61,7 +65,7 @@ def hold_folder(folder: Path, ranks: Ranks) -> Iterator[Fence]:
                 flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
                 lock = os.open(folder / LOCK, flags, 0o666)
                 stack.callback(os.close, lock)
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _hold(lock)
                 fence = Fence.take(folder / LOCK, lock)
             except BlockingIOError:
                 fault = FolderTakenError(folder_taken(folder))
@@ -71,6 +75,25 @@ def hold_folder(folder: Path, ranks: Ranks) -> Iterator[Fence]:
         if fault is not None or fence is None:
             raise fault or FolderTakenError(folder_taken(folder))
         yield fence
+
+
+def _hold(lock: int) -> None:
+    """Lock a file; one that only looks at it, or that is dying, does not keep it.
+
+    Raises:
+        BlockingIOError: somebody does.
+        OSError: it cannot be locked.
+    """
+    until = time.monotonic() + _DYING_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                raise
+            time.sleep(_LOOK_S)
+        else:
+            return
 
 
 class WatchedJournal(Journal):
