@@ -25,7 +25,7 @@ import torch
 from equipoise.balance.stage import price_layers, split_model
 from equipoise.base.errors import CheckpointError, SpecError
 from equipoise.checkpoint.blocks import BLOCK_BYTES
-from equipoise.checkpoint.export import adapter_shapes, lora_of, model_of
+from equipoise.checkpoint.export import adapter_shapes, lora_of, model_of, require_weights
 from equipoise.checkpoint.index import Index, read_index
 from equipoise.checkpoint.manifest import (
     FIRST_FORMAT,
@@ -194,6 +194,7 @@ class _Reshape:
                 f"{folder} {what}. Resume it in the new layout as it is: equipoise train loads any "
                 f"checkpoint into any layout."
             )
+        require_weights(folder, manifest)
         model = model_of(manifest)
         words.layout.require_model(model)
         with torch.device("meta"):
