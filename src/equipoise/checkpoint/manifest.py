@@ -335,10 +335,12 @@ def newest_good(
         except CheckpointError as error:
             skipped.append(str(error))
     if skipped:
-        where = " and ".join(map(str, roots))
+        where, count = " and ".join(map(str, roots)), len(skipped)
+        which = "The only checkpoint" if count == 1 else f"None of the {count} checkpoints"
+        is_whole = "is not whole" if count == 1 else "is whole"
         raise CheckpointError(
-            f"None of the {len(skipped)} checkpoints in {where} is whole. {skipped[0]} "
-            f"Restore a copy, or delete {where} to start from the first step."
+            f"{which} in {where} {is_whole}. {skipped[0]} Restore a copy, or delete {where} to "
+            f"start from the first step."
         )
     return None
 

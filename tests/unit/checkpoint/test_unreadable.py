@@ -66,7 +66,7 @@ def test_a_checkpoint_that_vanishes_while_it_is_loaded_is_not_a_fresh_start(
         with pytest.raises(CheckpointError) as caught:
             newest_good(tmp_path, torn=torn, second=second)
         assert str(caught.value) == (
-            f"None of the 1 checkpoints in {where} is whole. {torn[newest]} Restore a copy, or "
+            f"The only checkpoint in {where} is not whole. {torn[newest]} Restore a copy, or "
             f"delete {where} to start from the first step."
         )
 
