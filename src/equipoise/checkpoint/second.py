@@ -54,11 +54,17 @@ def take_second(path: str, base: Path, run: Path) -> str:
         The folder's absolute path; empty if ``path`` is.
 
     Raises:
-        SpecError: it cannot be written, is the first one, or another run has it.
+        SpecError: it cannot be written, is the first one, or has checkpoints of another run.
     """
     if not path:
         return ""
-    second = real_path(base / Path(path).expanduser())
+    try:
+        second = real_path(base / Path(path).expanduser())
+    except RuntimeError as error:
+        raise SpecError(
+            f"--checkpoint.second_path {path}: there is no such user. Write the whole path of the "
+            f"folder."
+        ) from error
     if second == real_path(run / CHECKPOINTS):
         raise SpecError(
             f"{second} is where the run itself keeps its checkpoints. Choose another folder with "
@@ -67,13 +73,13 @@ def take_second(path: str, base: Path, run: Path) -> str:
     owner = second / OWNER
     try:
         second.mkdir(parents=True, exist_ok=True)
-        # A power cut may leave an empty one, long before the first checkpoint.
-        is_known = owner.exists() and (owner.stat().st_size or any(find_checkpoints(second)))
-        if not is_known:
+        other = os.fsdecode(owner.read_bytes()).strip() if owner.exists() else ""
+        # It may be another run's own folder; those of this one would replace what is there.
+        if not other and not any(find_checkpoints(second)):
             owner.write_bytes(os.fsencode(f"{run}\n"))
             sync(owner)
             sync(second)
-        other = os.fsdecode(owner.read_bytes()).strip()
+            other = str(run)
     except OSError as error:
         raise SpecError(
             f"The second folder {second} cannot be written ({explain_refusal(error, second)}). "
@@ -81,13 +87,13 @@ def take_second(path: str, base: Path, run: Path) -> str:
         ) from error
     if other != str(run):
         whose = (
-            f"of {shorten(other, _LONGEST_PATH)}"
+            f"has the checkpoints of {shorten(other, _LONGEST_PATH)}"
             if other
-            else f"of a run that {owner} does not name"
+            else f"has checkpoints but no file {OWNER} that says of which run"
         )
         raise SpecError(
-            f"{second} has the checkpoints {whose}. Choose another folder with "
-            f"--checkpoint.second_path, or delete {owner} if that run is now {run}."
+            f"{second} {whose}. Choose another folder with --checkpoint.second_path; or if they "
+            f"are of {run}, write that path into {owner}."
         )
     return str(second)
 

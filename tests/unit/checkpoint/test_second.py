@@ -29,13 +29,17 @@ def test_an_owner_that_a_power_cut_left_empty_is_nobody_until_there_are_checkpoi
     assert (second / OWNER).read_text() == f"{run}\n"
     (second / OWNER).write_bytes(b"")
     write(second, 1)
-    fix = (
-        "Choose another folder with --checkpoint.second_path, or delete "
-        f"{second}/run if that run is now {run}."
+    unknown = (
+        f"{second} has checkpoints but no file run that says of which run. Choose another folder "
+        f"with --checkpoint.second_path; or if they are of {run}, write that path into "
+        f"{second}/run."
     )
-    assert refusal(second, run) == (
-        f"{second} has the checkpoints of a run that {second}/run does not name. {fix}"
-    )
+    assert refusal(second, run) == unknown
+    (second / OWNER).unlink()  # as where another run keeps its own
+    assert refusal(second, run) == unknown
+    assert not (second / OWNER).exists()
+    (second / OWNER).write_text(f"{run}\n")
+    assert take_second(str(second), run, run) == str(second)
     (second / OWNER).write_bytes(b"\xff\xfe\n")
     assert refusal(second, run).startswith(f"{second} has the checkpoints of ")
     (second / OWNER).unlink()
@@ -43,6 +47,12 @@ def test_an_owner_that_a_power_cut_left_empty_is_nobody_until_there_are_checkpoi
     assert refusal(second, run) == (
         f"The second folder {second} cannot be written (Is a directory). Choose another with "
         "--checkpoint.second_path."
+    )
+    with pytest.raises(SpecError) as caught:
+        take_second("~nobody-of-this-name/second", run, run)
+    assert str(caught.value) == (
+        "--checkpoint.second_path ~nobody-of-this-name/second: there is no such user. Write the "
+        "whole path of the folder."
     )
 
 

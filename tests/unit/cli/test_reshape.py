@@ -211,7 +211,7 @@ def test_weights_of_another_dtype_are_not_converted_into_numbers(
     other = shutil.copytree(run, tmp_path / "run")
     checkpoint = other / "checkpoint" / "step-000003"
     assert make_other_dtype(checkpoint) == "model.embed.weight float32 -> int32"
-    for words in ((str(tmp_path / "to"),), ("--layout", "dp=2", "--dry-run")):
+    for words in ((str(tmp_path / "to"), "--quiet"), ("--layout", "dp=2", "--dry-run")):
         assert refused(capsys, "convert", str(other), *words) == (
             f"{checkpoint} holds another model: its embed.weight is int32, and weights are trained "
             "in float32. Restore a copy of it.\n"
