@@ -149,6 +149,7 @@ def rewrite(
                 reader = stack.enter_context(RankReader(folder, index, manifest, needs, rank))
                 readers.append(reader)
                 data = _fill(index, chunks, size_bytes, reader)
+                reader.close()
                 write_part(handle, rank, memoryview(data), threading.Event())
                 wrote()
             readers[0].compare([each.sums for each in readers], [each.expected for each in readers])
