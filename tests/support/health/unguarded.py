@@ -14,7 +14,7 @@ from support.ranks.on_ranks import Ended, pack_differently, train
 
 
 def plans_unseen(ranks: Ranks, folder: Path, corpus: str, model: ModelSpec) -> None:
-    """A step that the last rank packed otherwise, of which no rank compares plans."""
+    """A step that the last rank packed otherwise; no rank compares plans."""
     agree.require_one_plan = lambda *_: None
     pack_differently(ranks, folder, corpus, model)
 
