@@ -22,7 +22,7 @@ from typing import BinaryIO
 
 from equipoise.base.disk import explain_refusal
 from equipoise.base.durable import sync
-from equipoise.base.errors import CheckpointError, SpecError
+from equipoise.base.errors import SpecError
 from equipoise.base.read import real_path
 from equipoise.base.shown import shorten
 from equipoise.checkpoint.manifest import (
@@ -169,7 +169,7 @@ class SecondFolder:
                 (step, files), self._next, self._is_busy = self._next, None, True
             try:
                 self._copy(step, files)
-            except (OSError, CheckpointError) as error:
+            except Exception as error:  # whatever it is, training goes on, and the next is copied
                 self._note(step, error)
             finally:
                 _close(files)
@@ -195,15 +195,15 @@ class SecondFolder:
                 self._is_lasting = True
             with _opened(self._root) as root, _opened(partial) as folder:
                 give_name(root, partial.name, folder, final.name, 0)
-        except (OSError, CheckpointError):
+        except BaseException:
             remove(partial)
             raise
         self._verified.add(final)
         drop_older(self._root, step, self._keep, self._verified)
 
-    def _note(self, step: int, error: OSError | CheckpointError) -> None:
+    def _note(self, step: int, error: Exception) -> None:
         why = explain_refusal(error, self._root) if isinstance(error, OSError) else str(error)
-        why = why.rstrip(".")
+        why = why.rstrip(".") or type(error).__name__
         self._faults.append(
             f"The checkpoint of step {step} could not be copied to {self._root} ({why})."
         )

@@ -92,3 +92,26 @@ def test_a_copy_takes_the_place_of_what_has_its_name(tmp_path: Path) -> None:
     folder.close()
     assert sorted(path.name for path in second.iterdir()) == ["step-000001", "step-000002"]
     assert folder.take_faults() == []
+
+
+def test_a_copy_that_fails_oddly_costs_itself_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, second = tmp_path / "checkpoint", tmp_path / "second"
+    second.mkdir()
+    folder = SecondFolder(second, keep=2)
+
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(subject.shutil, "copyfileobj", fail)
+        folder.copy(write(root, 1), 1)
+        folder.wait()
+    folder.copy(write(root, 2), 2)
+    folder.wait()
+    folder.close()
+    assert folder.take_faults() == [
+        f"The checkpoint of step 1 could not be copied to {second} (MemoryError)."
+    ]
+    assert [path.name for path in second.iterdir()] == ["step-000002"]
