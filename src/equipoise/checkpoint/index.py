@@ -164,7 +164,7 @@ def require_sound(folder: Path, source: str, index: Index) -> None:
 def _do_overlap(boxes: Sequence[Box], dim: int = 0) -> bool:
     """Whether two boxes have something in common; none is empty.
 
-    Boxes of one layout are a grid, of which each line is looked at alone.
+    Boxes of one layout are a grid; each of its lines is looked at alone.
 
     >>> _do_overlap([[(0, 2), (0, 4)], [(2, 4), (0, 2)], [(2, 4), (2, 4)]])
     False
