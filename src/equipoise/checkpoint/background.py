@@ -51,6 +51,7 @@ from equipoise.checkpoint.publish import (
     discard_partial,
     drop_others,
     publish,
+    sync_above,
     write_part,
 )
 from equipoise.checkpoint.room import explain_unwritten
@@ -120,6 +121,8 @@ class Saver:
         self._places: Places | None = None
         self._index = self._session = ""
         self._serial = 0
+        self._lasting: Path | None = None
+        """The folder of checkpoints whose own name was flushed."""
         self._arena: Tensor | None = None
         self._save: _Save | None = None
         self._saves: SimpleQueue[_Save | None] = SimpleQueue()
@@ -314,6 +317,9 @@ class Saver:
         shards = collect(save.handle, self._ranks.world, save.abandoned)
         self._reached("collected")
         texts = {INDEX: save.index, **save.texts}
+        if save.root != self._lasting:
+            sync_above(save.root)
+            self._lasting = save.root
         publish(save.root_handle, save.name, save.handle, save.manifest, shards, texts)
         self._reached("published")
         self.verified.add(save.root / folder_name(save.manifest.step))

@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 from equipoise.base.errors import CheckpointError
 from equipoise.base.read import reason
+from equipoise.checkpoint.index import StoredTensor
 from equipoise.checkpoint.index_first import read_any_index
 from equipoise.checkpoint.manifest import OWN_ENGINE, Manifest, read_manifest
 from equipoise.checkpoint.shards import ShardReader
@@ -54,7 +55,7 @@ def model_of(manifest: Manifest) -> ModelSpec:
 
 
 def require_weights(folder: Path, manifest: Manifest) -> None:
-    """Refuse a checkpoint that lacks a weight of its model, or has it in another shape.
+    """Refuse a checkpoint that lacks a weight of its model, or has it in another shape or dtype.
 
     Raises:
         CheckpointError: names the weight.
@@ -70,6 +71,20 @@ def require_weights(folder: Path, manifest: Manifest) -> None:
                 f"{folder} is torn: its model has {name} of shape {list(shape)}, and the "
                 f"checkpoint {has}."
             )
+        _require_trained(folder, name, stored)
+
+
+def _require_trained(folder: Path, name: str, stored: StoredTensor) -> None:
+    """Refuse a weight in another dtype than all are trained in: reading would convert its bits.
+
+    Raises:
+        CheckpointError: names the weight.
+    """
+    if stored.dtype != "float32":
+        raise CheckpointError(
+            f"{folder} holds another model: its {name} is {stored.dtype}, and weights are trained "
+            f"in float32. Restore a copy of it."
+        )
 
 
 def read_checkpoint_weights(
@@ -104,10 +119,17 @@ def read_checkpoint_weights(
 
 
 def adapter_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of a checkpoint's adapters; empty where it has none."""
+    """Names and shapes of a checkpoint's adapters; empty where it has none.
+
+    Raises:
+        CheckpointError: one has another dtype than it was trained in.
+    """
     index = read_any_index(folder)
     names = {key: key.removeprefix("model.") for key in index if key.startswith("model.")}
-    return {name: index[key].shape for key, name in names.items() if is_adapter(name)}
+    held = {name: index[key] for key, name in names.items() if is_adapter(name)}
+    for name, stored in held.items():
+        _require_trained(folder, name, stored)
+    return {name: stored.shape for name, stored in held.items()}
 
 
 def lora_of(folder: Path, manifest: Manifest) -> LoraSpec:

@@ -21,12 +21,14 @@ Kept true (tests/unit/checkpoint/test_index.py)
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
 from equipoise.base.errors import CheckpointError
+from equipoise.schedule.block import Box
 
 INDEX = "tensors.json"
 
@@ -150,9 +152,36 @@ def require_sound(folder: Path, source: str, index: Index) -> None:
             if min(chunk.start, chunk.size_bytes) < 0 or end > sizes.get(chunk.file, -1):
                 raise _unsound(folder, source, name, f"bytes that {chunk.file} does not have")
             filled += math.prod(chunk.shape)
-        boxes_known = {(chunk.offsets, chunk.shape) for chunk in tensor.chunks}
-        if filled != math.prod(tensor.shape) or len(boxes_known) != len(tensor.chunks):
+        boxes = [
+            [(first, first + n) for first, n in zip(chunk.offsets, chunk.shape, strict=True)]
+            for chunk in tensor.chunks
+            if math.prod(chunk.shape)
+        ]
+        if filled != math.prod(tensor.shape) or _do_overlap(boxes):
             raise _unsound(folder, source, name, "chunks that do not fill it")
+
+
+def _do_overlap(boxes: Sequence[Box], dim: int = 0) -> bool:
+    """Whether two boxes have something in common; none is empty.
+
+    Boxes of one layout are a grid; each of its lines is looked at alone.
+
+    >>> _do_overlap([[(0, 2), (0, 4)], [(2, 4), (0, 2)], [(2, 4), (2, 4)]])
+    False
+    >>> _do_overlap([[(0, 2)], [(1, 3)]])
+    True
+    """
+    if len(boxes) < 2 or dim == len(boxes[0]):
+        return len(boxes) > 1
+    lines: dict[tuple[int, int], list[Box]] = {}
+    for box in boxes:
+        lines.setdefault(box[dim], []).append(box)
+    if any(other[0] < one[1] for one, other in pairwise(sorted(lines))):
+        return any(
+            all(max(a, c) < min(b, d) for (a, b), (c, d) in zip(one, other, strict=True))
+            for one, other in combinations(boxes, 2)
+        )
+    return any(_do_overlap(line, dim + 1) for line in lines.values())
 
 
 def _unsound(folder: Path, source: str, name: str, what: str) -> CheckpointError:

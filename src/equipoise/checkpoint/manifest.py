@@ -17,18 +17,19 @@ Kept true (tests/unit/checkpoint/test_manifest.py)
 
 import dataclasses
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
 
 from equipoise.base.digest import digest, digest_file
 from equipoise.base.errors import CheckpointError
-from equipoise.base.read import parse_json, read_text
+from equipoise.base.read import parse_json, read_bytes
 from equipoise.checkpoint.blocks import (
     BlockReader,
     DamagedBlockError,
@@ -38,9 +39,11 @@ from equipoise.checkpoint.blocks import (
 from equipoise.checkpoint.blocks import blocks as blocks_of
 from equipoise.checkpoint.index import Index, name_tensors, parse_index, read_index
 from equipoise.checkpoint.index_first import read_first_index
-from equipoise.spec.model.presets import ModelSpec
-from equipoise.spec.run.resume import TRAINED, describe_changes, resume_facts
-from equipoise.spec.run.spec import RunSpec
+
+_Read = TypeVar("_Read")
+
+_TRIES = 5
+"""Checkpoints that are opened before a run that replaces them faster is given up."""
 
 FORMAT, FIRST_FORMAT = 3, 1
 OWN_ENGINE = "equipoise"
@@ -108,9 +111,18 @@ def open_manifest(folder: Path) -> Manifest:
     Raises:
         CheckpointError: as ``read_manifest``.
     """
-    path = folder / MANIFEST
     try:
-        text = read_text(path)
+        return _open(folder)
+    except OSError as error:  # the disk's, or somebody takes the folder away meanwhile
+        name = Path(os.fsdecode(error.filename)).name if error.filename else folder.name
+        raise CheckpointError(
+            f"{folder} is torn: {name} cannot be read ({error.strerror})."
+        ) from error
+
+
+def _open(folder: Path) -> Manifest:
+    try:
+        text = read_bytes(folder / MANIFEST).decode()
         data = parse_json(text)
         if data["format"] > FORMAT:
             raise NewerCheckpointError(
@@ -303,10 +315,15 @@ def newest_good(
         second: Another folder of them; of equal steps, that of ``root`` comes first.
 
     Raises:
-        CheckpointError: there are checkpoints but none is whole, or one has a newer format.
+        CheckpointError: there are checkpoints but none is whole, or one has a newer format; or a
+            folder of them cannot be looked into.
     """
-    known, skipped = torn or {}, []
-    folders = [*find_checkpoints(root), *(find_checkpoints(second) if second else ())]
+    known, roots = torn or {}, [root, *([] if second is None else [second])]
+    for each in roots:
+        _require_readable(each)
+    folders = [folder for each in roots for folder in find_checkpoints(each)]
+    # One that has vanished since it could not be loaded is not a fresh start either.
+    skipped = [why for folder, why in known.items() if folder not in folders]
     for folder in sorted(folders, key=lambda path: -_step_of(path)):
         if folder in known:
             skipped.append(known[folder])
@@ -318,83 +335,51 @@ def newest_good(
         except CheckpointError as error:
             skipped.append(str(error))
     if skipped:
+        where, count = " and ".join(map(str, roots)), len(skipped)
+        which = "The only checkpoint" if count == 1 else f"None of the {count} checkpoints"
+        is_whole = "is not whole" if count == 1 else "is whole"
         raise CheckpointError(
-            f"None of the {len(skipped)} checkpoints in {root} is whole. {skipped[0]} "
-            f"Restore a copy, or delete {root} to start from the first step."
+            f"{which} in {where} {is_whole}. {skipped[0]} Restore a copy, or delete {where} to "
+            f"start from the first step."
         )
     return None
 
 
-def require_text_alone(manifest: Manifest, folder: Path) -> None:
-    """Refuse a model that reads images or sound, where only text is read.
+def read_steadily(root: Path, read: Callable[[], _Read]) -> _Read:
+    """Read checkpoints of a run that may still train, and so replace them meanwhile.
+
+    Args:
+        root: Folder of the run's checkpoints.
+        read: Chooses one and reads it; called again where it fails and others are there by then.
 
     Raises:
-        CheckpointError: names the sections of its run.
+        CheckpointError: as ``read``, or the run replaces them faster than they are read.
     """
-    names = [f"[{name}]" for name in ("vision", "audio") if manifest.run.get(f"{name}.layers")]
-    if names:
-        raise CheckpointError(
-            f"{folder} is of a model that reads images or sound ({' and '.join(names)} of its "
-            "run). equipoise train resumes it in any layout; nothing else here reads it yet."
-        )
+    for _ in range(_TRIES):
+        listed = list(find_checkpoints(root))
+        try:
+            return read()
+        except (CheckpointError, OSError):
+            if list(find_checkpoints(root)) == listed:
+                raise
+    raise CheckpointError(
+        f"{root.parent} replaces its checkpoints before they are read. Wait until it is trained, "
+        "or let it keep more (checkpoint.keep)."
+    )
 
 
-def require_same(
-    manifest: Manifest,
-    folder: Path,
-    *,
-    model: ModelSpec,
-    corpus_digest: str,
-    seed: int,
-    run: Mapping[str, Any] | None = None,
-    engine: str = OWN_ENGINE,
-) -> None:
-    """Refuse to continue a checkpoint of another model, corpus or order of documents.
-
-    With the ``resume_facts`` of the run, also one of other trained weights.
+def _require_readable(root: Path) -> None:
+    """Refuse a folder of checkpoints that cannot be looked into: that would be a fresh start.
 
     Raises:
-        CheckpointError: names each size that differs.
+        CheckpointError: says why.
     """
-    if manifest.engine != engine:
+    try:
+        list(root.iterdir())
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) and not root.is_symlink():
+            return  # there is none yet
         raise CheckpointError(
-            f'{folder} was trained with model.engine = "{manifest.engine}", whose weights have '
-            f'other names than those of "{engine}". Set model.engine = "{manifest.engine}", or '
-            f"train into another folder with --out."
-        )
-    # A size that an older version did not know has the value of all its models.
-    defaults = {
-        field.name: field.default
-        for field in dataclasses.fields(ModelSpec)
-        if field.default is not dataclasses.MISSING
-    }
-    saved, wanted = defaults | manifest.model, json.loads(json.dumps(dataclasses.asdict(model)))
-    keys = [key for key in {**wanted, **saved} if wanted.get(key) != saved.get(key)]
-    if keys:
-        differing = ", ".join(
-            f"{key} {saved.get(key)} (this run: {wanted.get(key)})" for key in keys
-        )
-        raise CheckpointError(
-            f"{folder} holds another model: {differing}. Give run.toml the sizes of the "
-            f"checkpoint, or train into another folder with --out."
-        )
-    changed = {name: value for name, value in (run or {}).items() if name in TRAINED}
-    defaults = resume_facts(RunSpec())
-    before = {name: manifest.run.get(name, defaults[name]) for name in changed}
-    if changes := describe_changes(before, changed):
-        raise CheckpointError(
-            f"{folder} has trained other weights: {changes}. Give run.toml the keys of the "
-            f"checkpoint, or train into another folder with --out."
-        )
-    if manifest.corpus_digest != corpus_digest:
-        raise CheckpointError(
-            f"{folder} was trained on another corpus or tokenizer (digest "
-            f"{manifest.corpus_digest[:8]}; this run's is {corpus_digest[:8]}). Restore the "
-            f"[data] of that run, or train into another folder with --out."
-        )
-    if manifest.seed != seed:
-        raise CheckpointError(
-            f"{folder} has read the corpus in the order of train.seed = {manifest.seed}, but this "
-            f"run's is {seed}: documents would come twice or never. Set train.seed = "
-            f"{manifest.seed}, or train into another folder with --out."
-        )
+            f"{root}, a folder of checkpoints, cannot be read ({error.strerror}). Make it a folder "
+            f"that can be, or train into another with --out."
+        ) from error

@@ -6,7 +6,8 @@ What it decides
     such as counters, must be equal: a mean of them means nothing.
 
 Kept true (tests/unit/checkpoint/test_merge.py)
-    Models that differ in a name, a shape or a whole number are refused; nothing is merged in part.
+    Models that differ in a name, a shape or a whole number are refused, and so are numbers that are
+    not finite, before or after; nothing is merged in part.
 
 Sources
     Model soups: arXiv:2203.05482.
@@ -39,8 +40,15 @@ class Merger:
             share: Its share of the sum; shares must add up to 1.
 
         Raises:
-            CheckpointError: it is not the same model as the first.
+            CheckpointError: it is not the same model as the first, or has a number that is not
+                finite.
         """
+        for key, weight in weights.items():
+            if weight.is_floating_point() and not torch.isfinite(weight).all():
+                raise CheckpointError(
+                    f"{key} of {name} has numbers that are not finite, and so would what is merged "
+                    f"from it. Give an older checkpoint of that run."
+                )
         if not self._first:
             self._first = name
             self._dtypes = {key: weight.dtype for key, weight in weights.items()}
@@ -60,10 +68,20 @@ class Merger:
 
         Raises:
             ValueError: the shares do not add up to 1.
+            CheckpointError: a sum is larger than the first model's dtype can hold.
         """
         if not math.isclose(math.fsum(self._shares), 1.0, abs_tol=1e-9):
             raise ValueError(f"The shares {self._shares} add up to {math.fsum(self._shares):g}.")
-        return {key: each.to(self._dtypes[key]) for key, each in self._sums.items()}
+        merged = {key: each.to(self._dtypes[key]) for key, each in self._sums.items()}
+        for key, each in merged.items():
+            if each.is_floating_point() and not torch.isfinite(each).all():
+                dtype = str(each.dtype).removeprefix("torch.")
+                raise CheckpointError(
+                    f"{key} has merged numbers up to {self._sums[key].abs().max():g}, more than "
+                    f"{dtype} holds, in which {self._first} has it. Name a model first that has it "
+                    f"in float32."
+                )
+        return merged
 
     def _require_same(self, name: str, weights: Mapping[str, Tensor]) -> None:
         for one, other, has, lacks in (
@@ -84,7 +102,12 @@ class Merger:
                     f"{list(weight.shape)} in {name}. Merge checkpoints of one model."
                 )
             is_real = weight.is_floating_point()
-            if is_real != first.is_floating_point() or not (is_real or torch.equal(weight, first)):
+            if is_real != first.is_floating_point():
+                whole = name if first.is_floating_point() else self._first
+                raise CheckpointError(
+                    f"{key} holds whole numbers in {whole} alone. Merge checkpoints of one model."
+                )
+            if not (is_real or torch.equal(weight, first)):
                 raise CheckpointError(
                     f"{key} holds whole numbers that differ between {self._first} and {name}, and "
                     f"a mean of them means nothing. Merge checkpoints of one model."

@@ -3,7 +3,8 @@
 What it decides
     Verified blocks are read whole and held one at a time. Of other blocks nothing but the runs
     that are asked for is read; each block's runs go into a sum, which the block's checker compares
-    with the same runs of the verified block.
+    with the same runs of the verified block. One file is open at a time: thousands of ranks may
+    have written as many, and a process may have some thousand open.
 
 Kept true (tests/unit/checkpoint/test_parts.py)
     Whatever the layouts, each rank reads just the bytes that its plan counts; a byte that changed
@@ -13,6 +14,7 @@ Kept true (tests/unit/checkpoint/test_parts.py)
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 from typing import Any, Self
 
@@ -41,6 +43,10 @@ Sums = dict[tuple[str, int], str]
 """The sum of what a rank has read of a block, by file and the block's number."""
 
 
+_NOTHING = -1, memoryview(b"")
+"""What is held of a file of which no block has been read."""
+
+
 class PartReader:
     """Reads one rank's parts of one file.
 
@@ -54,11 +60,12 @@ class PartReader:
     def __init__(
         self, path: Path, summed: SummedFile | None, reading: FileReading, needs: Sequence[Runs]
     ) -> None:
-        self._path, self._reading, self._needs = path, reading, needs
-        self._file = path.open("rb", buffering=0)
-        self._blocks = None if summed is None else BlockReader(path, summed)
+        self._path, self._summed = path, summed
+        self._reading, self._needs = reading, needs
+        self._file: FileIO | None = None
+        self._blocks: BlockReader | None = None
         self._sums: dict[int, Any] = {}
-        self._held: tuple[int, memoryview] = (-1, memoryview(b""))
+        self._held = _NOTHING
         self._checked: set[int] = set()
         self.expected: dict[tuple[int, int], str] = {}
         """By block and rank, the sum of what that rank needs of the block."""
@@ -84,7 +91,7 @@ class PartReader:
                 place[:] = self._block(number)[inside : inside + stop - start]
             else:
                 self._read(place, start)
-                if self._blocks is not None:
+                if self._summed is not None:
                     self._sums.setdefault(number, xxhash.xxh3_128()).update(place)
             at += stop - start
 
@@ -98,16 +105,20 @@ class PartReader:
             self._block(number)
 
     def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-        if self._blocks is not None:
-            self._blocks.close()
+        """Close the file; it is opened again where more of it is read."""
+        for file in (self._file, self._blocks):
+            if file is not None:
+                file.close()
+        self._file = self._blocks = None
+        self._held = _NOTHING
 
     def _block(self, number: int) -> memoryview:
         held, data = self._held
         if held == number:
             return data
-        assert self._blocks is not None  # noqa: S101
+        assert self._summed is not None  # noqa: S101
+        if self._blocks is None:
+            self._blocks = BlockReader(self._path, self._summed)
         data = self._blocks.read(number)
         self.read_bytes += len(data)
         self._held = number, data
@@ -123,6 +134,8 @@ class PartReader:
 
     def _read(self, place: memoryview, start: int) -> None:
         done = 0
+        if self._file is None:
+            self._file = self._path.open("rb", buffering=0)
         while done < len(place):
             count = os.preadv(self._file.fileno(), [place[done:]], start + done)
             if not count:
@@ -164,12 +177,13 @@ class RankReader:
         self.plan = plan_readings(sizes, needs)[rank]
         self.counts: ReadCounts = count_reads(sizes, needs[rank], self.plan)
         """What it will have read."""
-        self._open: dict[str, PartReader] = {}
+        self._parts: dict[str, PartReader] = {}
+        self._open: PartReader | None = None
 
     @property
     def read_bytes(self) -> int:
         """Bytes that have been read."""
-        return sum(each.read_bytes for each in self._open.values())
+        return sum(each.read_bytes for each in self._parts.values())
 
     def fill(self, name: str, block: Block, out: memoryview) -> None:
         """Read a canonical block of a file's bytes; those of one file in ascending order.
@@ -195,7 +209,7 @@ class RankReader:
         """What this rank has read of blocks that others verify."""
         return {
             (name, number): each
-            for name, part in self._open.items()
+            for name, part in self._parts.items()
             for number, each in part.sums.items()
         }
 
@@ -204,7 +218,7 @@ class RankReader:
         """By file, block and rank, the sum of what that rank should have read."""
         return {
             (name, number, rank): each
-            for name, part in self._open.items()
+            for name, part in self._parts.items()
             for (number, rank), each in part.expected.items()
         }
 
@@ -233,9 +247,10 @@ class RankReader:
                     )
 
     def close(self) -> None:
-        """Close the files."""
-        for each in self._open.values():
-            each.close()
+        """Close the file that is open; what is known of all stays."""
+        if self._open is not None:
+            self._open.close()
+        self._open = None
 
     @contextmanager
     def _named(self, name: str) -> Iterator[None]:
@@ -250,13 +265,17 @@ class RankReader:
             ) from error
 
     def _file(self, name: str) -> PartReader:
-        if name not in self._open:
+        if name not in self._parts:
             path = self._folder / name
             summed = None if self._manifest is None else self._manifest.summed(name)
             reading = self.plan.get(name, FileReading(frozenset(), NO_RUNS, {}))
             needs = [each.get(name, NO_RUNS) for each in self._needs]
-            self._open[name] = PartReader(path, summed, reading, needs)
-        return self._open[name]
+            self._parts[name] = PartReader(path, summed, reading, needs)
+        part = self._parts[name]
+        if part is not self._open:
+            self.close()
+            self._open = part
+        return part
 
     def __enter__(self) -> Self:
         return self

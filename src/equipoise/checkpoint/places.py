@@ -113,9 +113,10 @@ class Places:
 
     @torch.no_grad()
     def _addresses(self) -> list[int]:
-        """Where weights and moments lie, to notice that one was replaced by another tensor."""
+        """Where everything lies, to notice that something was replaced by another tensor."""
         weights = [each for group in self._optimizer.param_groups for each in group["params"]]
-        return [_local(each).data_ptr() for each in (*weights, *self._moments())]
+        held = *weights, *self._moments(), *self._module.buffers()
+        return [_local(each).data_ptr() for each in held]
 
 
 def _local(tensor: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.base.digest import digest_bytes
-from equipoise.base.durable import swap_names
+from equipoise.base.durable import swap_names, sync
 from equipoise.base.errors import CheckpointError
 from equipoise.checkpoint.blocks import SummedFile, blocks, digest_sums, read_whole, sum_block
 from equipoise.checkpoint.manifest import (
@@ -210,6 +210,16 @@ def give_name(root: int, name: str, folder: int, final: str, world: int) -> None
         os.rename(name, final, src_dir_fd=root, dst_dir_fd=root)
     os.fsync(root)
     discard(root, name)
+
+
+def sync_above(root: Path) -> None:
+    """Flush the names of all folders that lead to one: a checkpoint lasts no longer than they do.
+
+    Those that this user may not open are left out.
+    """
+    for above in root.absolute().parents:
+        with suppress(OSError):
+            sync(above)
 
 
 def drop_others(root: int, path: Path, step: int, keep: int, verified: set[Path]) -> None:

@@ -37,7 +37,7 @@ from equipoise.checkpoint.manifest import (
     shard_name,
 )
 from equipoise.checkpoint.parts import RankReader, needs_of, summed_sizes
-from equipoise.checkpoint.publish import SAVING, collect, publish, write_part
+from equipoise.checkpoint.publish import SAVING, collect, publish, sync_above, write_part
 from equipoise.checkpoint.reading import (
     Needs,
     ReadCounts,
@@ -149,6 +149,7 @@ def rewrite(
                 reader = stack.enter_context(RankReader(folder, index, manifest, needs, rank))
                 readers.append(reader)
                 data = _fill(index, chunks, size_bytes, reader)
+                reader.close()
                 write_part(handle, rank, memoryview(data), threading.Event())
                 wrote()
             readers[0].compare([each.sums for each in readers], [each.expected for each in readers])
@@ -160,6 +161,7 @@ def rewrite(
             }
             texts[INDEX] = render_index(_new_index(index, laid))
             whole = dataclasses.replace(manifest, format=FORMAT, world=len(ranks))
+            sync_above(root)
             publish(root_handle, name, handle, whole, shards, texts)
         except BaseException as error:
             remove(made)

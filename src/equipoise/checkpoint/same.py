@@ -1,14 +1,16 @@
-"""Refuse a checkpoint whose tensors are not those of the run that loads it, before one is read.
+"""Refuse a checkpoint that is not the run's: another model, corpus, order, or other tensors.
 
 Why
     Torch converts a dtype silently, and passes over a tensor that nobody asks for. Either makes
     another model of it.
 
-Kept true (tests/multi/checkpoint/test_same.py)
-    A tensor that is missing, left over, of another shape or dtype is named, and no byte of the
-    state changes; the order of tensors means nothing.
+Kept true (tests/multi/checkpoint/test_same.py, tests/unit/checkpoint/test_manifest.py)
+    What differs is named with both sides. A tensor that is missing, left over, of another shape or
+    dtype is named, and no byte of the state changes; the order of tensors means nothing.
 """
 
+import dataclasses
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,11 @@ from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
 from equipoise.base.errors import CheckpointError
 from equipoise.checkpoint.index import Index
+from equipoise.checkpoint.manifest import OWN_ENGINE, Manifest
 from equipoise.comm.group import Ranks
+from equipoise.spec.model.presets import ModelSpec
+from equipoise.spec.run.resume import TRAINED, describe_changes, resume_facts
+from equipoise.spec.run.spec import RunSpec
 
 _Kinds = dict[str, tuple[str, tuple[int, ...]]]
 """Dtype and shape of tensors by name."""
@@ -81,3 +87,78 @@ def _difference(held: _Kinds, wanted: _Kinds) -> str:
 def _named(names: list[str]) -> str:
     more = f" and {len(names) - 1} more tensors" if len(names) > 1 else ""
     return f"{names[0]}{more}"
+
+
+def require_text_alone(manifest: Manifest, folder: Path) -> None:
+    """Refuse a model that reads images or sound, where only text is read.
+
+    Raises:
+        CheckpointError: names the sections of its run.
+    """
+    names = [f"[{name}]" for name in ("vision", "audio") if manifest.run.get(f"{name}.layers")]
+    if names:
+        raise CheckpointError(
+            f"{folder} is of a model that reads images or sound ({' and '.join(names)} of its "
+            "run). equipoise train resumes it in any layout; nothing else here reads it yet."
+        )
+
+
+def require_same(
+    manifest: Manifest,
+    folder: Path,
+    *,
+    model: ModelSpec,
+    corpus_digest: str,
+    seed: int,
+    run: Mapping[str, Any] | None = None,
+    engine: str = OWN_ENGINE,
+) -> None:
+    """Refuse to continue a checkpoint of another model, corpus or order of documents.
+
+    With the ``resume_facts`` of the run, also one of other trained weights.
+
+    Raises:
+        CheckpointError: names each size that differs.
+    """
+    if manifest.engine != engine:
+        raise CheckpointError(
+            f'{folder} was trained with model.engine = "{manifest.engine}", whose weights have '
+            f'other names than those of "{engine}". Set model.engine = "{manifest.engine}", or '
+            f"train into another folder with --out."
+        )
+    # A size that an older version did not know has the value of all its models.
+    defaults = {
+        field.name: field.default
+        for field in dataclasses.fields(ModelSpec)
+        if field.default is not dataclasses.MISSING
+    }
+    saved, wanted = defaults | manifest.model, json.loads(json.dumps(dataclasses.asdict(model)))
+    keys = [key for key in {**wanted, **saved} if wanted.get(key) != saved.get(key)]
+    if keys:
+        differing = ", ".join(
+            f"{key} {saved.get(key)} (this run: {wanted.get(key)})" for key in keys
+        )
+        raise CheckpointError(
+            f"{folder} holds another model: {differing}. Give run.toml the sizes of the "
+            f"checkpoint, or train into another folder with --out."
+        )
+    changed = {name: value for name, value in (run or {}).items() if name in TRAINED}
+    defaults = resume_facts(RunSpec())
+    before = {name: manifest.run.get(name, defaults[name]) for name in changed}
+    if changes := describe_changes(before, changed):
+        raise CheckpointError(
+            f"{folder} has trained other weights: {changes}. Give run.toml the keys of the "
+            f"checkpoint, or train into another folder with --out."
+        )
+    if manifest.corpus_digest != corpus_digest:
+        raise CheckpointError(
+            f"{folder} was trained on another corpus or tokenizer (digest "
+            f"{manifest.corpus_digest[:8]}; this run's is {corpus_digest[:8]}). Restore the "
+            f"[data] of that run, or train into another folder with --out."
+        )
+    if manifest.seed != seed:
+        raise CheckpointError(
+            f"{folder} has read the corpus in the order of train.seed = {manifest.seed}, but this "
+            f"run's is {seed}: documents would come twice or never. Set train.seed = "
+            f"{manifest.seed}, or train into another folder with --out."
+        )

@@ -15,22 +15,31 @@ Kept true (tests/multi/checkpoint/test_second.py)
 import os
 import shutil
 import threading
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from equipoise.base.disk import explain_refusal
 from equipoise.base.durable import sync
-from equipoise.base.errors import CheckpointError, SpecError
+from equipoise.base.errors import SpecError
 from equipoise.base.read import real_path
-from equipoise.checkpoint.manifest import drop_older, folder_name, read_manifest, remove
-from equipoise.checkpoint.publish import SAVING
+from equipoise.base.shown import shorten
+from equipoise.checkpoint.manifest import (
+    drop_older,
+    find_checkpoints,
+    folder_name,
+    read_manifest,
+    remove,
+)
+from equipoise.checkpoint.publish import SAVING, give_name, sync_above
 from equipoise.spec.names import CHECKPOINTS
 
 OWNER = "run"
 """File with the path of the run whose checkpoints are copied here."""
 
 _PART_BYTES = 4 << 20
+_LONGEST_PATH = 400
 
 
 def take_second(path: str, base: Path, run: Path) -> str:
@@ -45,11 +54,17 @@ def take_second(path: str, base: Path, run: Path) -> str:
         The folder's absolute path; empty if ``path`` is.
 
     Raises:
-        SpecError: it cannot be written, is the first one, or another run has it.
+        SpecError: it cannot be written, is the first one, or has checkpoints of another run.
     """
     if not path:
         return ""
-    second = real_path(base / Path(path).expanduser())
+    try:
+        second = real_path(base / Path(path).expanduser())
+    except RuntimeError as error:
+        raise SpecError(
+            f"--checkpoint.second_path {path}: there is no such user. Write the whole path of the "
+            f"folder."
+        ) from error
     if second == real_path(run / CHECKPOINTS):
         raise SpecError(
             f"{second} is where the run itself keeps its checkpoints. Choose another folder with "
@@ -58,18 +73,27 @@ def take_second(path: str, base: Path, run: Path) -> str:
     owner = second / OWNER
     try:
         second.mkdir(parents=True, exist_ok=True)
-        if not owner.exists():
-            owner.write_text(f"{run}\n")
-        other = owner.read_text().strip()
+        other = os.fsdecode(owner.read_bytes()).strip() if owner.exists() else ""
+        # It may be another run's own folder; those of this one would replace what is there.
+        if not other and not any(find_checkpoints(second)):
+            owner.write_bytes(os.fsencode(f"{run}\n"))
+            sync(owner)
+            sync(second)
+            other = str(run)
     except OSError as error:
         raise SpecError(
             f"The second folder {second} cannot be written ({explain_refusal(error, second)}). "
             f"Choose another with --checkpoint.second_path."
         ) from error
     if other != str(run):
+        whose = (
+            f"has the checkpoints of {shorten(other, _LONGEST_PATH)}"
+            if other
+            else f"has checkpoints but no file {OWNER} that says of which run"
+        )
         raise SpecError(
-            f"{second} has the checkpoints of {other}. Choose another folder with "
-            f"--checkpoint.second_path, or delete {owner} if that run is now {run}."
+            f"{second} {whose}. Choose another folder with --checkpoint.second_path; or if they "
+            f"are of {run}, write that path into {owner}."
         )
     return str(second)
 
@@ -85,6 +109,8 @@ class SecondFolder:
     def __init__(self, root: Path, keep: int) -> None:
         self._root, self._keep = root, keep
         self._verified: set[Path] = set()
+        self._is_lasting = False
+        """Whether the folder's own name was flushed."""
         self._changed = threading.Condition()
         self._next: tuple[int, dict[str, BinaryIO]] | None = None
         self._is_busy = self._is_closed = False
@@ -120,6 +146,14 @@ class SecondFolder:
         with self._changed:
             self._changed.wait_for(lambda: self._next is None and not self._is_busy)
 
+    def drop(self) -> None:
+        """Copy nothing more; returns when the copy under way has ended."""
+        with self._changed:
+            left_out, self._next = self._next, None
+            self._changed.wait_for(lambda: not self._is_busy)
+        if left_out is not None:
+            _close(left_out[1])
+
     def close(self) -> None:
         """End the thread after the copy under way."""
         with self._changed:
@@ -135,7 +169,7 @@ class SecondFolder:
                 (step, files), self._next, self._is_busy = self._next, None, True
             try:
                 self._copy(step, files)
-            except (OSError, CheckpointError) as error:
+            except Exception as error:  # whatever it is, training goes on, and the next is copied
                 self._note(step, error)
             finally:
                 _close(files)
@@ -156,22 +190,32 @@ class SecondFolder:
                     os.fsync(out.fileno())
                     os.posix_fadvise(out.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             read_manifest(partial)
-            sync(partial)
-            remove(final)
-            partial.rename(final)
-            sync(self._root)
-        except (OSError, CheckpointError):
+            if not self._is_lasting:
+                sync_above(self._root)
+                self._is_lasting = True
+            with _opened(self._root) as root, _opened(partial) as folder:
+                give_name(root, partial.name, folder, final.name, 0)
+        except BaseException:
             remove(partial)
             raise
         self._verified.add(final)
         drop_older(self._root, step, self._keep, self._verified)
 
-    def _note(self, step: int, error: OSError | CheckpointError) -> None:
+    def _note(self, step: int, error: Exception) -> None:
         why = explain_refusal(error, self._root) if isinstance(error, OSError) else str(error)
-        why = why.rstrip(".")
+        why = why.rstrip(".") or type(error).__name__
         self._faults.append(
             f"The checkpoint of step {step} could not be copied to {self._root} ({why})."
         )
+
+
+@contextmanager
+def _opened(folder: Path) -> Iterator[int]:
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
 
 
 def _close(files: dict[str, BinaryIO]) -> None:

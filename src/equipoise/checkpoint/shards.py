@@ -77,7 +77,7 @@ class ShardReader(StorageReader):
         }
 
     def close(self) -> None:
-        """Close the files that were read."""
+        """Close the file that was read last."""
         if self._reader is not None:
             self._reader.close()
 

@@ -13,7 +13,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from equipoise.base.durable import sync
 from equipoise.checkpoint.publish import AbandonedError
 
 
@@ -56,11 +55,7 @@ class UnderWay:
 
     def open(self) -> None:
         """Make the folder of the save, and hold it and the one around it."""
-        if not self.root.exists():
-            self.root.mkdir(parents=True, exist_ok=True)
-            for above in self.root.parents[:2]:  # a name lasts once its folder is flushed
-                with suppress(OSError):
-                    sync(above)
+        self.root.mkdir(parents=True, exist_ok=True)
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
         self.root_handle = os.open(self.root, flags)
         with suppress(FileExistsError):

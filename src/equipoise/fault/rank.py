@@ -13,6 +13,7 @@ import dataclasses
 import fcntl
 import os
 import sys
+import time
 import traceback
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
@@ -23,7 +24,6 @@ from typing import Any
 from equipoise.base.errors import (
     CorruptError,
     EquipoiseError,
-    FaultError,
     HungError,
     LayoutError,
     MismatchError,
@@ -36,7 +36,10 @@ from equipoise.launch.last_words import say, say_late
 from equipoise.launch.local import LOCK, folder_taken, folder_unlocked
 from equipoise.observe.event import Kind
 from equipoise.observe.fence import Fence
-from equipoise.observe.journal import Journal
+from equipoise.observe.journal import Journal, note
+
+_DYING_S, _LOOK_S = 1.0, 0.05
+"""For how long a folder that is held is looked at, and how often [s]."""
 
 _STEPS = ("step", "recommend")
 """Events of a finished step, by whose length the watchdog waits."""
@@ -62,7 +65,7 @@ def hold_folder(folder: Path, ranks: Ranks) -> Iterator[Fence]:
                 flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
                 lock = os.open(folder / LOCK, flags, 0o666)
                 stack.callback(os.close, lock)
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _hold(lock)
                 fence = Fence.take(folder / LOCK, lock)
             except BlockingIOError:
                 fault = FolderTakenError(folder_taken(folder))
@@ -72,6 +75,25 @@ def hold_folder(folder: Path, ranks: Ranks) -> Iterator[Fence]:
         if fault is not None or fence is None:
             raise fault or FolderTakenError(folder_taken(folder))
         yield fence
+
+
+def _hold(lock: int) -> None:
+    """Lock a file; one that only looks at it, or that is dying, does not keep it.
+
+    Raises:
+        BlockingIOError: somebody does.
+        OSError: it cannot be locked.
+    """
+    until = time.monotonic() + _DYING_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                raise
+            time.sleep(_LOOK_S)
+        else:
+            return
 
 
 class WatchedJournal(Journal):
@@ -104,7 +126,7 @@ class WatchedJournal(Journal):
             self._watchdog.patience.learn(fields["step_s"])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RankWords:
     """Leaves word of what went wrong: for the launcher, and in the run's journals."""
 
@@ -114,6 +136,8 @@ class RankWords:
     rank: int
     silent: tuple[type[BaseException], ...] = (FolderTakenError,)
     """Errors after which nothing may be written to the folder."""
+    fence: Fence | None = None
+    """These ranks' epoch, once they hold the folder."""
 
     @contextmanager
     def told(self) -> Iterator[None]:
@@ -134,19 +158,19 @@ class RankWords:
         missing = error.missing if isinstance(error, HungError) else ()
         told = {"rank": blamed, "name": name, "type": kind, "message": message, "missing": missing}
         say({**told, "exit_code": exit_code, "traceback": trace})
-        if isinstance(error, self.silent) or not self.folder.is_dir():
+        if isinstance(error, self.silent):
+            return
+        faults = {"type": kind, "message": message, "exit_code": exit_code, "traceback": trace}
+        self._note("fault", name, **faults, **more)
+
+    def _note(self, kind: Kind, name: str, **fields: Any) -> None:
+        """Journal an event, unless newer ranks write there or the folder is gone."""
+        if not self.folder.is_dir() or (self.fence is not None and self.fence.is_passed):
             return
         for side in self.sides:
-            with suppress(OSError, FaultError), Journal(side / "journal", self.rank) as journal:
-                journal.write(
-                    "fault",
-                    name,
-                    type=kind,
-                    message=message,
-                    exit_code=exit_code,
-                    traceback=trace,
-                    **more,
-                )
+            with suppress(OSError):
+                side.mkdir(exist_ok=True)  # of a comparison that has not begun
+            note(side, self.rank, kind, name, **fields)
 
     def tell(self, standstill: Standstill) -> None:
         """Leave word of a standstill; the process ends after it."""
@@ -163,9 +187,7 @@ class RankWords:
         fields = dataclasses.asdict(standstill)
         text, waiting_rank = fields.pop("text"), fields.pop("rank")
         name = "late" if standstill.culprits else "came"
-        for side in self.sides:
-            with suppress(OSError, FaultError), Journal(side / "journal", self.rank) as journal:
-                journal.write("instant", name, message=text, waiting_rank=waiting_rank, **fields)
+        self._note("instant", name, message=text, waiting_rank=waiting_rank, **fields)
 
 
 def complain(text: str) -> None:

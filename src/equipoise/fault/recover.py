@@ -17,12 +17,11 @@ import dataclasses
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from equipoise.base.errors import EquipoiseError, FaultError, HungError, NonFiniteError
+from equipoise.base.errors import EquipoiseError, HungError, NonFiniteError
 from equipoise.fault.policy import (
     Action,
     EndRun,
@@ -37,7 +36,7 @@ from equipoise.fault.runbook.shipped import guide_command, guide_for
 from equipoise.launch.explain import RanksEnd
 from equipoise.launch.gang import KeptReady, Launch
 from equipoise.launch.local import LocalRanks
-from equipoise.observe.journal import Journal
+from equipoise.observe.journal import note
 from equipoise.plan.space.accepted import require_accepted
 from equipoise.spec.run.compared import resolved_sides
 from equipoise.spec.run.resolve import ResolvedRun
@@ -219,10 +218,8 @@ def _note_stopped(
     """Journal that all ranks are stopped, or that they go on: they could not."""
     name = "stopped" if processes else "continued"
     for side in sides:
-        with suppress(OSError, FaultError), Journal(side / "journal", 0) as journal:
-            journal.write(
-                "instant", name, message=sentence, processes=processes, stopped_s=stopped_s
-            )
+        told = {"message": sentence, "processes": processes, "stopped_s": stopped_s}
+        note(side, 0, "instant", name, **told)
 
 
 def _write(sides: Sequence[Path], ended: RanksEnd, action: Action, spares: SpareState) -> None:
@@ -239,22 +236,19 @@ def _write(sides: Sequence[Path], ended: RanksEnd, action: Action, spares: Spare
     number = {} if isinstance(action, EndRun) else {"number": action.number}
     dp = {"dp": action.dp} if isinstance(action, Shrink) else {}
     for side in sides:
-        if not side.is_dir():  # somebody moved it: nothing may be made in its place
-            continue
-        with suppress(OSError, FaultError):
-            if ended.kind == "killed":
-                with Journal(side / "journal", ended.rank or 0) as journal:
-                    journal.write("fault", "killed", message=ended.sentence, **step)
-            with Journal(side / "journal", 0) as journal:
-                journal.write(
-                    "decision",
-                    "recovery",
-                    action=follows,
-                    fault=ended.kind,
-                    fault_rank=ended.rank,
-                    spares=spares,
-                    message=ended.sentence,
-                    **step,
-                    **number,
-                    **dp,
-                )
+        if ended.kind == "killed":
+            note(side, ended.rank or 0, "fault", "killed", message=ended.sentence, **step)
+        note(
+            side,
+            0,
+            "decision",
+            "recovery",
+            action=follows,
+            fault=ended.kind,
+            fault_rank=ended.rank,
+            spares=spares,
+            message=ended.sentence,
+            **step,
+            **number,
+            **dp,
+        )

@@ -128,11 +128,19 @@ def explain(
     return RanksEnd("killed", "The ranks ended without a word.", None, None, RESUME, tail)
 
 
+def _name_signal(number: int) -> str:
+    """A signal's name; those between SIGRTMIN and SIGRTMAX have none."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 def _killed(launch: Launch, killed: Killed) -> RanksEnd:
     """A rank that a signal ended."""
     sentence = (
         f"Rank {killed.rank} of {launch.ranks} (pid {killed.process}) was ended by "
-        f"{signal.Signals(killed.signal).name}; it left no traceback."
+        f"{_name_signal(killed.signal)}; it left no traceback."
     )
     return RanksEnd("killed", sentence, killed.rank, None, RESUME)
 

@@ -11,7 +11,6 @@ Kept true (tests/unit/launch/test_local.py, tests/multi/launch/test_launch.py)
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -118,7 +117,9 @@ class RankGang:
         mode: str,
         whence: Stem | str,
     ) -> None:
-        self.logs, self.begun = launch.folder / "logs", time.time()
+        self.logs = launch.folder / "logs"
+        self.earlier = frozenset(self.logs.glob("*"))
+        """What other starts have left there."""
         self._start_s, self._log_path = launch.start_s, log
         self._stack = ExitStack()
         self.starts: list[tuple[str, str]] = []
@@ -167,7 +168,8 @@ class RankGang:
 
     def _miss(self, ranks: Sequence[int]) -> None:
         processes = self.stopped.processes
-        self.starts += [describe_start(each, processes, self.logs) for each in ranks[:_MOST]]
+        places = processes, self.logs, self.earlier
+        self.starts += [describe_start(each, *places) for each in ranks[:_MOST]]
 
     def close(self) -> str:
         """What the agent wrote, once it has ended; its ranks may still be dying."""

@@ -205,7 +205,7 @@ class LocalRanks:
             return None
         if isinstance(gang.agent, StemAgent) and gang.agent.refused is not None:
             return refuse(launch, gang.agent.refused)
-        traces = [read_traceback(rank, gang.logs, gang.begun) for rank in range(launch.ranks)]
+        traces = [read_traceback(rank, gang.logs, gang.earlier) for rank in range(launch.ranks)]
         ended = explain(launch, agent_words, gang.heard.errors, gang.ends.first, traces)
         if gang.starts and not gang.stopped.processes:  # it hung before there was a rank
             ((sentence, stack),) = gang.starts

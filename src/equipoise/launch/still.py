@@ -27,7 +27,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -173,13 +173,16 @@ def describe_imports(process: int, log: Path, waited_s: float) -> tuple[str, str
     return f"{begin} in {stack[0]}.", "\n".join(["Innermost line first:", *stack])
 
 
-def describe_start(rank: int, processes: Mapping[int, int], logs: Path) -> tuple[str, str]:
+def describe_start(
+    rank: int, processes: Mapping[int, int], logs: Path, earlier: Collection[Path] = ()
+) -> tuple[str, str]:
     """Where a rank hangs while it starts: a sentence, and its stack; the process is ended.
 
     Args:
         rank: That has not come.
         processes: Of the ranks that have said which they are.
         logs: Folder of the ranks' error streams.
+        earlier: What other starts have left there.
     """
     process = processes.get(rank, 0) or _find(rank)
     if not process:
@@ -189,7 +192,7 @@ def describe_start(rank: int, processes: Mapping[int, int], logs: Path) -> tuple
         with suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
         return f"{begin}: it is stopped (SIGSTOP).", ""
-    stack = _abort(process, lambda: read_stack(rank, logs))
+    stack = _abort(process, lambda: read_stack(rank, logs, earlier))
     if not stack:
         return f"{begin}, and does not say where.", ""
     return f"{begin}, in {stack[0]}.", "\n".join([f"Rank {rank}, innermost line first:", *stack])
@@ -228,9 +231,9 @@ def _find(rank: int) -> int:
     return 0
 
 
-def read_stack(rank: int, logs: Path) -> list[str]:
+def read_stack(rank: int, logs: Path, earlier: Collection[Path] = ()) -> list[str]:
     """The lines of a rank's stack that Python wrote when it was aborted, innermost first."""
-    return _stack_in(_stderr(rank, logs))
+    return _stack_in(_stderr(rank, logs, earlier))
 
 
 def _stack_in(text: str) -> list[str]:
@@ -242,7 +245,7 @@ def _stack_in(text: str) -> list[str]:
     return [f"{file}:{line} ({name})" for file, line, name in lines[:_MOST_LINES]]
 
 
-def read_traceback(rank: int, logs: Path, begun: float = 0.0) -> list[str]:
+def read_traceback(rank: int, logs: Path, earlier: Collection[Path] = ()) -> list[str]:
     """The lines of the traceback that ends a rank's error stream; none if no traceback does.
 
     A rank that fails while it imports its program cannot tell its launcher.
@@ -250,20 +253,26 @@ def read_traceback(rank: int, logs: Path, begun: float = 0.0) -> list[str]:
     Args:
         rank: That has ended.
         logs: Folder of the ranks' error streams.
-        begun: When the ranks were started; streams from before are not theirs [s, wall clock].
+        earlier: What other starts have left there, by no clock, which may have been set back.
     """
-    _, mark, after = _stderr(rank, logs, begun).rstrip().rpartition(_TRACEBACK)
+    _, mark, after = _stderr(rank, logs, earlier).rstrip().rpartition(_TRACEBACK)
     lines = after.splitlines()
     if not mark or not lines or not re.match(r"[\w.]+(: |$)", lines[-1]):
         return []
     return [mark, *lines[1:]]
 
 
-def _stderr(rank: int, logs: Path, begun: float = 0.0) -> str:
+def _stderr(rank: int, logs: Path, earlier: Collection[Path] = ()) -> str:
     """A rank's error stream of its last start."""
-    times = [(each.stat().st_mtime, each) for each in logs.glob(f"**/{rank}/stderr.log")]
-    at, file = max(times, default=(0.0, None))
-    return _read(file) if file is not None and at >= begun else ""
+    try:
+        times = [
+            (each.stat().st_mtime, each)
+            for each in logs.glob(f"**/{rank}/stderr.log")
+            if not any(above in earlier for above in each.parents)
+        ]
+    except OSError:  # somebody is removing them
+        return ""
+    return _read(max(times)[1]) if times else ""
 
 
 def _read(file: Path) -> str:

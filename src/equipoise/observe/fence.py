@@ -8,13 +8,15 @@ Why
 What it decides
     Each gang has a number, its epoch, in the file that rank 0 holds locked: rank 0 of a new gang
     raises it as soon as it has the lock. Whoever is about to write reads it, and stops if it has
-    been raised since.
+    been raised since. Where somebody deletes the file, locks of the next gang meet none, and its
+    epochs begin anew: so each gang has a name there, too, at random.
 
 Kept true (tests/unit/observe/test_fence.py, tests/multi/fault/test_recover.py)
     Epochs only rise; ranks of an older gang leave every file of the folder alone.
 """
 
 import os
+import re
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +24,8 @@ from pathlib import Path
 _DIGITS = 20
 """A number of fixed width is overwritten in one piece."""
 
+
+_NAMED = re.compile(rb"\d{20} ([0-9a-f]{16})")
 
 _MOST = 10**15
 """More starts than any run has: a file that says more is damaged."""
@@ -35,12 +39,21 @@ def _read(file: int) -> int:
     return epoch if 0 <= epoch < _MOST else 0
 
 
+def _name(file: int) -> str:
+    """The gang's name; empty where there is none, as in older versions."""
+    named = _NAMED.fullmatch(os.pread(file, _DIGITS + 1 + 16, 0))
+    return named[1].decode() if named else ""
+
+
 @dataclass(frozen=True, slots=True)
 class Fence:
     """One gang's number, and the file that says whether it is still the newest."""
 
     path: Path
     epoch: int
+    name: str
+    home: int
+    """The run's folder, as its file system numbers it: another one may have taken its path."""
 
     @classmethod
     def take(cls, path: Path, file: int) -> "Fence":
@@ -49,10 +62,10 @@ class Fence:
         Raises:
             OSError: it cannot be written.
         """
-        epoch = _read(file) + 1
-        os.pwrite(file, f"{epoch:0{_DIGITS}d}".encode(), 0)
+        epoch, name = _read(file) + 1, os.urandom(8).hex()
+        os.pwrite(file, f"{epoch:0{_DIGITS}d} {name}".encode(), 0)
         os.fsync(file)
-        return cls(path, epoch)
+        return cls(path, epoch, name, path.parent.stat().st_ino)
 
     @property
     def is_passed(self) -> bool:
@@ -60,7 +73,10 @@ class Fence:
         with suppress(OSError):
             file = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
             try:
-                return _read(file) > self.epoch
+                if _read(file) > self.epoch:
+                    return True
+                is_other = _name(file) not in ("", self.name)
+                return is_other and self.path.parent.stat().st_ino == self.home
             finally:
                 os.close(file)
         return False

@@ -273,3 +273,18 @@ class Journal(EventSink):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def note(run: Path, rank: int, kind: Kind, name: str, **fields: Any) -> None:
+    """Append one event to a rank's journal from beside its work, as far as that can be done.
+
+    Args:
+        run: The run's folder. Where it is gone nothing is made: that would pass for another run's.
+        rank: Whose journal.
+        kind: Of the event.
+        name: Likewise.
+        fields: Likewise.
+    """
+    if run.is_dir():
+        with suppress(OSError, FaultError), Journal(run / "journal", rank) as journal:
+            journal.write(kind, name, **fields)

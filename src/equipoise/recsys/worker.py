@@ -267,7 +267,7 @@ def main() -> int:
                     f"{spec.layout.dp:,}. "
                     f"Pass --nproc-per-node {spec.layout.dp}."
                 )
-            fence = stack.enter_context(hold_folder(folder, ranks))
+            fence = words.fence = stack.enter_context(hold_folder(folder, ranks))
             with WatchedJournal(folder / "journal", rank, watchdog, fence) as journal:
                 row = train_rank(ranks, folder, spec, samples, answer.plan, journal, args.quiet)
             rows = ranks.gather_objects(row)

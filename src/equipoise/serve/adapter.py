@@ -12,10 +12,18 @@ from torch import Tensor
 
 from equipoise.base.errors import CheckpointError, ModelError, SpecError
 from equipoise.checkpoint.export import lora_of, read_checkpoint_adapters
-from equipoise.checkpoint.manifest import MANIFEST, OWN_ENGINE, Manifest, newest_good, read_manifest
+from equipoise.checkpoint.manifest import (
+    MANIFEST,
+    OWN_ENGINE,
+    Manifest,
+    newest_good,
+    read_manifest,
+    read_steadily,
+)
 from equipoise.nn.hf.adapter import write_adapter
 from equipoise.nn.lora import ADAPTER
 from equipoise.serve.source import require_transformers
+from equipoise.spec.names import CHECKPOINTS
 from equipoise.spec.run.lora import TARGETS, LoraSpec
 from equipoise.spec.run.resolved import read_resolved
 
@@ -34,6 +42,8 @@ class WrittenAdapter:
     params: int
     base: str
     """The Hugging Face folder that the run began from; empty where that is not known."""
+    remarks: tuple[str, ...] = ()
+    """A sentence for each newer checkpoint that is torn and was passed over."""
 
 
 def export_adapter(source: Path, target: Path) -> WrittenAdapter:
@@ -48,17 +58,7 @@ def export_adapter(source: Path, target: Path) -> WrittenAdapter:
         ModelError: the folder cannot be written, peft is not installed, or it would read the
             names of the adapters otherwise.
     """
-    if (source / MANIFEST).exists():
-        folder, manifest = source, read_manifest(source)
-    else:
-        newest = newest_good(source / "checkpoint")
-        if newest is None:
-            raise CheckpointError(
-                f"{source} has no checkpoint yet. Train it further; checkpoint.every_steps says "
-                "how often one is written."
-            )
-        folder, manifest, _ = newest
-    adapters = read_checkpoint_adapters(folder)
+    folder, manifest, torn, adapters = read_steadily(source / CHECKPOINTS, lambda: _read(source))
     lora = lora_of(folder, manifest)
     try:
         base = read_resolved(folder.resolve().parent.parent).init_folder
@@ -74,7 +74,20 @@ def export_adapter(source: Path, target: Path) -> WrittenAdapter:
 
         write_their_adapter(folder, target, adapters, lora, base=base)
     params = sum(weight.numel() for weight in adapters.values())
-    return WrittenAdapter(folder, manifest.step, lora, params, base)
+    return WrittenAdapter(folder, manifest.step, lora, params, base, tuple(torn))
+
+
+def _read(source: Path) -> tuple[Path, Manifest, list[str], dict[str, Tensor]]:
+    """A checkpoint, its manifest, sentences on newer ones that are torn, and its adapters."""
+    if (source / MANIFEST).exists():
+        return source, read_manifest(source), [], read_checkpoint_adapters(source)
+    newest = newest_good(source / CHECKPOINTS)
+    if newest is None:
+        raise CheckpointError(
+            f"{source} has no checkpoint yet. Train it further; checkpoint.every_steps says how "
+            f"often one is written."
+        )
+    return *newest, read_checkpoint_adapters(newest[0])
 
 
 def _require_read_alike(folder: Path, manifest: Manifest, adapters: Mapping[str, Tensor]) -> None:

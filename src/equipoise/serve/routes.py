@@ -108,9 +108,9 @@ def cluster_model(
             f"equipoise's own decoder."
         )
     hf_config(model)  # refuses now what no folder can hold
-    split_experts(model.experts, ranks=ranks)
     if ranks < 2:
         raise SpecError(f"--cluster-experts {ranks}: experts are clustered for 2 ranks or more.")
+    split_experts(model.experts, ranks=ranks)
     resolved = read_resolved(trained.origin.resolve().parent.parent)
     if not resolved.eval_corpus:
         raise SpecError(

@@ -21,18 +21,18 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from equipoise.base.errors import CheckpointError, DataError, ModelError, SpecError
-from equipoise.base.read import read_bytes
+from equipoise.base.read import read_bytes, real_path
 from equipoise.checkpoint.export import model_of, read_checkpoint_weights
 from equipoise.checkpoint.manifest import (
     MANIFEST,
     OWN_ENGINE,
     Manifest,
-    find_checkpoints,
     newest_good,
     read_manifest,
-    require_text_alone,
+    read_steadily,
 )
 from equipoise.checkpoint.merge import Merger
+from equipoise.checkpoint.same import require_text_alone
 from equipoise.data.cache.store import open_store
 from equipoise.data.model_files import files_to_keep
 from equipoise.nn.hf.files import (
@@ -58,8 +58,6 @@ from equipoise.spec.run.resolved import read_resolved
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_TRIES = 5
-"""Checkpoints that are opened before a run that replaces them faster is given up."""
 _GIVE = "Give a run, a checkpoint, a Hugging Face folder, or a .gguf file."
 
 
@@ -130,13 +128,20 @@ def open_merged(parts: Sequence[tuple[Path | str, float]]) -> TrainedModel:
         parts: Runs, checkpoints, folders or files, each with its share; shares add up to 1.
 
     Raises:
-        SpecError: as ``open_model``.
+        SpecError: as ``open_model``, or two are the same.
         CheckpointError: likewise, or they are not one model.
         ModelError: likewise, or transformers computes one of them.
     """
     merger, first = Merger(), None
+    given: dict[Path, Path | str] = {}
     for source, share in parts:
         trained = open_model(source)
+        origin = real_path(trained.origin)
+        if origin in given:
+            raise SpecError(
+                f"{given[origin]} and {source} are the same model, {origin}. Give each model once."
+            )
+        given[origin] = source
         if trained.theirs is not None:
             raise ModelError(
                 f"{trained.origin} is computed by the modules of transformers, and only models of "
@@ -168,19 +173,12 @@ def open_run(folder: Path) -> TrainedModel:
     Raises:
         CheckpointError: there is none.
     """
-    for _ in range(_TRIES):
-        listed = list(find_checkpoints(folder / CHECKPOINTS))
-        try:
-            path, manifest, torn = _newest(folder)
-            return _open_checkpoint(path, manifest, tuple(torn))
-        except (CheckpointError, OSError):
-            # A run that still trains replaces its checkpoints, also while one is verified or read.
-            if list(find_checkpoints(folder / CHECKPOINTS)) == listed:
-                raise
-    raise CheckpointError(
-        f"{folder} replaces its checkpoints before they are read. Wait until it is trained, or let "
-        "it keep more (checkpoint.keep)."
-    )
+
+    def read() -> TrainedModel:
+        path, manifest, torn = _newest(folder)
+        return _open_checkpoint(path, manifest, tuple(torn))
+
+    return read_steadily(folder / CHECKPOINTS, read)
 
 
 def _newest(folder: Path) -> tuple[Path, Manifest, list[str]]:

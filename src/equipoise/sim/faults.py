@@ -31,6 +31,13 @@ import numpy as np
 from equipoise.base.errors import SpecError
 from equipoise.base.units import format_seconds
 
+_LONGEST_S = 1e100
+"""The longest time that an option may be [s]; the product of two is a number still."""
+
+
+_MOST_MEANS = 10
+"""Mean times between failures that a segment or a restart may take: one of 22,000 gets through."""
+
 
 @dataclass(frozen=True, slots=True)
 class FaultOptions:
@@ -63,18 +70,18 @@ class FaultOptions:
             SpecError: names the number.
         """
         times = self.device_mtbf_s, self.checkpoint_s, self.restart_s
-        if not (all(0 <= each < math.inf for each in times) and times[0] > 0):
+        if not (all(0 <= each <= _LONGEST_S for each in times) and times[0] > 0):
             raise SpecError(
                 f"The mean time between failures is {times[0]:g} s, a checkpoint takes "
                 f"{times[1]:g} s and a restart {times[2]:g} s. Give the first above 0, the others "
-                f"0 or more, all of them finite."
+                f"0 or more, and all of them at most {_LONGEST_S:g} s."
             )
         if self.checkpoint_steps is not None and self.checkpoint_steps < 1:
             raise SpecError(f"{self.checkpoint_steps} steps between checkpoints. Give 1 or more.")
-        if not (0 <= self.detect_s < math.inf and 0 <= self.repair_s < math.inf):
+        if not (0 <= self.detect_s <= _LONGEST_S and 0 <= self.repair_s <= _LONGEST_S):
             raise SpecError(
                 f"A failure is detected after {self.detect_s:g} s and a device repaired after "
-                f"{self.repair_s:g} s. Give 0 or more of each, both finite."
+                f"{self.repair_s:g} s. Give 0 or more of each, and at most {_LONGEST_S:g} s."
             )
         if self.spares is not None and self.spares < 0:
             raise SpecError(f"There are {self.spares} spares. Give 0 or more.")
@@ -161,23 +168,26 @@ def run_with_faults(
         options: How often, and what it costs.
         steps: To be done and saved.
         seed: Of the moments of failure.
-        most_s: The run ends with the first checkpoint after this time, done or not.
+        most_s: The run ends with the first checkpoint after this time, done or not; nor does it
+            wait for a spare any longer.
 
     Raises:
         SpecError: an option is not a time, or no run with this interval would end.
 
-    Cost: O(checkpoints + failures).
+    Cost: O(failures).
     """
     options.require()
     mean_s = options.device_mtbf_s / devices
     every = options.checkpoint_steps or best_interval(step_s, devices, options)
     whole = every * step_s + options.checkpoint_s
-    if whole > 20 * mean_s or options.away_s > 20 * mean_s:
+    if max(whole, options.away_s) > _MOST_MEANS * mean_s:
+        fix = (
+            "Save more often, or faster." if whole > _MOST_MEANS * mean_s else "Start again sooner."
+        )
         raise SpecError(
             f"{devices:,} devices fail every {format_seconds(mean_s)}, and {every} steps with "
             f"their checkpoint take {format_seconds(whole)}, a restart "
-            f"{format_seconds(options.away_s)}: the run would not end. Save more often, or "
-            f"faster."
+            f"{format_seconds(options.away_s)}: the run would not end. {fix}"
         )
     draws = np.random.Generator(np.random.PCG64(seed))
     wall = lost = saving = away = waiting = 0.0
@@ -194,7 +204,7 @@ def run_with_faults(
             heapq.heappop(in_repair)
         heapq.heappush(in_repair, wall + options.repair_s)
         if len(in_repair) > options.spares:
-            back = heapq.heappop(in_repair)
+            back = max(wall, min(heapq.heappop(in_repair), most_s))
             waiting += back - wall
             wall = back
 
@@ -202,8 +212,13 @@ def run_with_faults(
         count = min(every, steps - done)
         needed = count * step_s + options.checkpoint_s
         if until >= needed:
-            wall, until, done = wall + needed, until - needed, done + count
-            saving += options.checkpoint_s
+            # All at once that are as long, until the next failure or the end.
+            saves = int(min(until // needed, max(1, (steps - done) // every)))
+            if most_s < math.inf:
+                saves = min(saves, max(1, math.ceil((most_s - wall) / needed)))
+            wall, done = wall + saves * needed, done + saves * count
+            until = max(0.0, until - saves * needed)
+            saving += saves * options.checkpoint_s
             continue
         wall, lost, failures = wall + until, lost + until, failures + 1
         replace()
@@ -248,7 +263,8 @@ class Month:
     spares: int | None
 
 
-_DRAWS = 40
+_DRAWS, _MOST_FAILURES = 40, 4e5
+"""Runs that are drawn, and most failures of all of them: where there are more, runs are alike."""
 
 
 def price_days(
@@ -269,6 +285,7 @@ def price_days(
     if not 0 < days < 36_500:
         raise SpecError(f"{days:g} days cannot be priced. Give more than 0 and less than 36,500.")
     most_s = days * 86_400
+    draws = min(_DRAWS, int(_MOST_FAILURES * options.device_mtbf_s / devices / most_s))
     runs = [
         run_with_faults(
             step_s,
@@ -278,7 +295,7 @@ def price_days(
             seed=_DRAWS * seed + draw,
             most_s=most_s,
         )
-        for draw in range(_DRAWS)
+        for draw in range(max(1, draws))
     ]
     names = [each.name for each in dataclasses.fields(FaultRun)]
     means = {name: float(np.mean([getattr(run, name) for run in runs])) for name in names}

@@ -16,7 +16,8 @@ from pathlib import Path
 import equipoise
 from equipoise.balance.packing.pack import skew
 from equipoise.base.errors import CheckpointError, CorruptError
-from equipoise.checkpoint.manifest import FIRST_FORMAT, FORMAT, Manifest, newest_good, require_same
+from equipoise.checkpoint.manifest import FIRST_FORMAT, FORMAT, Manifest, newest_good
+from equipoise.checkpoint.same import require_same
 from equipoise.comm.group import Ranks
 from equipoise.cost.curve import LoadCurve, price_labels
 from equipoise.data.batch import label_counter
@@ -286,7 +287,7 @@ class Trainer:
 
     def _distrust(self, verified: int) -> None:
         """Set aside what was saved since the state was last known to be right."""
-        self.saves.leave()
+        self.saves.distrust()
         for root in filter(None, (self.checkpoints, self._second)):
             if self.ranks.rank == 0:
                 set_aside(root, after=verified)
@@ -329,7 +330,7 @@ class Trainer:
     def _is_stop_left(self) -> bool:
         """Whether somebody left word in the run's folder to stop; asked on rank 0."""
         with suppress(OSError):
-            return self.ranks.rank == 0 and self._stop_file.exists()
+            return self.ranks.rank == 0 and self._stop_file.is_file()
         return False
 
     @property
@@ -348,11 +349,10 @@ class Trainer:
 
     def _last_good(self) -> Path | None:
         self.saves.leave()  # it may be the one that is being written
-        try:
-            newest = newest_good(self.checkpoints)
-        except CheckpointError:  # what is being reported is worse
-            return None
-        return None if newest is None else newest[0]
+        with suppress(CheckpointError):  # what is being reported is worse
+            newest = newest_good(self.checkpoints, second=self._second)
+            return None if newest is None else newest[0]
+        return None
 
     def _pack(self, step: int) -> list[tuple[PackedStep, RankLoads]]:
         """What each side computes in a step."""

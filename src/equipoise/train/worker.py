@@ -155,7 +155,7 @@ def main() -> int:
                 hear_links=links.hear,
             )
             ranks, watchdog = stack.enter_context(joined)
-            fence = stack.enter_context(hold_folder(folder, ranks))
+            fence = words.fence = stack.enter_context(hold_folder(folder, ranks))
             _train(
                 folder,
                 resolved,

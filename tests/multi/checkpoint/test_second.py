@@ -91,7 +91,7 @@ def test_another_runs_folder_is_refused(tmp_path: Path) -> None:
         take_second(second, tmp_path, other)
     assert str(caught.value) == (
         f"{second} has the checkpoints of {one}. Choose another folder with "
-        f"--checkpoint.second_path, or delete {second}/run if that run is now {other}."
+        f"--checkpoint.second_path; or if they are of {other}, write that path into {second}/run."
     )
     with pytest.raises(SpecError) as caught:
         take_second("one/checkpoint", tmp_path, one)

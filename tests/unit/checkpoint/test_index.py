@@ -43,6 +43,15 @@ def first(**changes: Any) -> StoredTensor:
     return dataclasses.replace(TENSOR, chunks=(chunk, TENSOR.chunks[1]))
 
 
+def placed(*boxes: tuple[int, int, int, int]) -> StoredTensor:
+    """The tensor in chunks of these rows and columns: first row, first column, rows, columns."""
+    chunks = [
+        Chunk((row, column), (rows, columns), "a.bin", 0, 4 * rows * columns)
+        for row, column, rows, columns in boxes
+    ]
+    return dataclasses.replace(TENSOR, chunks=tuple(chunks))
+
+
 @pytest.mark.parametrize(
     ("tensor", "what"),
     [
@@ -62,6 +71,11 @@ def first(**changes: Any) -> StoredTensor:
         (first(shape=(1, 2), size_bytes=8), "chunks that do not fill it"),
         (dataclasses.replace(TENSOR, chunks=TENSOR.chunks[:1] * 4), "chunks that do not fill it"),
         (dataclasses.replace(TENSOR, chunks=()), "chunks that do not fill it"),
+        (placed((0, 0, 2, 3), (1, 0, 2, 3)), "chunks that do not fill it"),
+        (
+            placed((0, 0, 2, 2), (1, 1, 2, 2), (3, 0, 1, 3), (0, 2, 1, 1)),
+            "chunks that do not fill it",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(folder: Path, tensor: StoredTensor, what: str) -> None:
@@ -89,3 +103,20 @@ def test_what_is_no_index_is_refused(folder: Path, change: Callable[[Any], Any])
     assert fault_of(folder) == f"{folder} is torn: its tensors.json cannot be read."
     (folder / "tensors.json").unlink()
     assert fault_of(folder) == f"{folder} is torn: its tensors.json cannot be read."
+
+
+@pytest.mark.parametrize(
+    "boxes",
+    [
+        [(0, 0, 4, 3)],
+        [(0, 0, 2, 2), (0, 2, 2, 1), (2, 0, 2, 3)],
+        [(0, 0, 2, 2), (0, 2, 3, 1), (2, 0, 1, 2), (3, 0, 1, 3)],  # no grid
+        [(0, 0, 4, 3), (4, 0, 0, 3), (4, 0, 0, 3)],  # ranks that hold nothing
+    ],
+)
+def test_chunks_that_fill_a_tensor_may_be_cut_anyhow(
+    folder: Path, boxes: list[tuple[int, int, int, int]]
+) -> None:
+    (folder / "a.bin").write_bytes(bytes(64))
+    write_index(folder, {"w": placed(*boxes)})
+    assert len(read_index(folder)["w"].chunks) == len(boxes)

@@ -22,9 +22,9 @@ from equipoise.checkpoint.manifest import (
     find_checkpoints,
     newest_good,
     read_manifest,
-    require_same,
 )
 from equipoise.checkpoint.publish import discard_partial
+from equipoise.checkpoint.same import require_same
 from equipoise.spec.model.presets import ModelSpec, RopeScaling
 from support.checkpoints.sealed import describe_files, write_manifest
 
@@ -181,7 +181,7 @@ def test_a_renamed_folder_alone_is_refused_and_not_a_fresh_start(tmp_path: Path)
     with pytest.raises(CheckpointError) as caught:
         newest_good(tmp_path)
     assert str(caught.value) == (
-        f"None of the 1 checkpoints in {tmp_path} is whole. {tmp_path}/step-19 holds the "
+        f"The only checkpoint in {tmp_path} is not whole. {tmp_path}/step-19 holds the "
         "checkpoint of step 19 by its manifest.json, whose folder is named step-000019. Rename it, "
         f"or delete it if it is a copy. Restore a copy, or delete {tmp_path} to start from the "
         "first step."

@@ -1,10 +1,16 @@
 """Merged weights: exact where they can be, refused where they are not of one model."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
-from equipoise.base.errors import CheckpointError
+from equipoise.base.errors import CheckpointError, SpecError
 from equipoise.checkpoint.merge import Merger
+from equipoise.nn.hf.files import ModelFiles
+from equipoise.serve import source
+from equipoise.serve.source import TrainedModel
+from equipoise.spec.model.presets import ModelSpec
 
 
 def model(seed: int) -> dict[str, torch.Tensor]:
@@ -72,4 +78,41 @@ def test_another_model_is_refused() -> None:
     assert refusal({"count": torch.tensor([7, 9])}) == (
         "count holds whole numbers that differ between a and b, and a mean of them means nothing. "
         f"{one_model}"
+    )
+
+
+def test_numbers_that_are_not_finite_are_refused_before_and_after() -> None:
+    for value in (float("nan"), float("inf")):
+        assert refusal({"norm": torch.tensor([1.0, value, 1.0])}) == (
+            "norm of b has numbers that are not finite, and so would what is merged from it. Give "
+            "an older checkpoint of that run."
+        )
+    merger = Merger()
+    merger.add("half", {"w": torch.ones(2).half()}, 0.5)
+    merger.add("whole", {"w": torch.tensor([1.0, 4e5])}, 0.5)
+    with pytest.raises(CheckpointError) as caught:
+        merger.merged()
+    assert str(caught.value) == (
+        "w has merged numbers up to 200000, more than float16 holds, in which half has it. Name a "
+        "model first that has it in float32."
+    )
+
+
+def test_whole_numbers_on_one_side_alone() -> None:
+    assert refusal({"norm": torch.tensor([1, 2, 3])}) == (
+        "norm holds whole numbers in b alone. Merge checkpoints of one model."
+    )
+
+
+def test_a_run_and_its_newest_checkpoint_are_one_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    origin, sizes = tmp_path / "run/step-000002", ModelSpec(1, 8, 1, 1, 8, 300, 8)
+    trained = TrainedModel(origin, sizes, model(0), ModelFiles({}, ""))
+    monkeypatch.setattr(source, "open_model", lambda _: trained)
+    with pytest.raises(SpecError) as caught:
+        source.open_merged([("run", 0.5), ("run/step-000002", 0.5)])
+    assert str(caught.value) == (
+        f"run and run/step-000002 are the same model, {tmp_path}/run/step-000002. Give each model "
+        "once."
     )

@@ -165,3 +165,26 @@ def test_a_disk_that_refuses_to_read_is_named(folder) -> None:
     assert str(caught.value) == (
         f"{path} is torn: {FILE} cannot be read (No such file or directory)."
     )
+
+
+def test_one_file_of_many_is_open_at_a_time(tmp_path: Path) -> None:
+    """A rank reads what thousands have written, within the thousand files of a usual shell."""
+    raw, names = bytes(range(100)), [f"shard-{rank:05}.bin" for rank in range(40)]
+    for name in names:
+        (tmp_path / name).write_bytes(raw)
+    manifest = Manifest(3, "0.1.0", 2, 0, 1, {}, "c", 0, 256, dict.fromkeys(names, (100, "")))
+    manifest = dataclasses.replace(manifest, blocks={name: (sum_block(raw),) for name in names})
+    whole, half = Block(0, (100,), (1,)), Block(50, (50,), (1,))
+    needs = [needs_of({name: [part] for name in names}) for part in (whole, half)]
+    opened = Path("/proc/self/fd")
+    before = len(list(opened.iterdir()))
+    for rank, part in enumerate((whole, half)):
+        with RankReader(tmp_path, {}, manifest, needs, rank) as reader:
+            for name in names:
+                out = bytearray(part.elements)
+                reader.fill(name, part, memoryview(out))
+                assert out == raw[part.offset :]
+                assert len(list(opened.iterdir())) <= before + 2
+            reader.verify_rest()
+        assert len(list(opened.iterdir())) == before
+        assert reader.read_bytes == reader.counts.read_bytes

@@ -42,6 +42,7 @@ def test_bytes_and_names_are_flushed_before_a_checkpoint_has_its_name(tmp_path: 
         for rank in range(2):
             publish.write_part(save.handle, rank, memoryview(bytes([rank]) * 5000), never)
         shards = publish.collect(save.handle, 2, never)
+        publish.sync_above(root)
         places = (save.root_handle, save.name, save.handle)
         publish.publish(*places, manifest, shards, {INDEX: "{}"})
     save.close()

@@ -9,42 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.checkpoint.blocks import SummedFile, blocks, digest_sums, sum_block
-from equipoise.checkpoint.index import Chunk, StoredTensor, write_index
-from equipoise.checkpoint.manifest import FORMAT, Manifest, newest_good, read_manifest
+from equipoise.checkpoint.manifest import newest_good, read_manifest
 from equipoise.fault.drill.damage import TEARS
-from support.checkpoints.sealed import describe_files, write_manifest
+from support.checkpoints.sealed import SHARDS, write
 
-SHARDS, TENSORS, TENSOR_BYTES = 3, 4, 600
 CASES = 400
-
-
-def write(root: Path, step: int) -> Path:
-    """A whole checkpoint of several shards with several tensors, as format 3 has it."""
-    folder, draw = root / f"step-{step:06}", random.Random(step)
-    folder.mkdir(parents=True)
-    index = {}
-    for shard in range(SHARDS):
-        name = f"shard-{shard:05}.bin"
-        (folder / name).write_bytes(draw.randbytes(TENSORS * TENSOR_BYTES))
-        for at in range(TENSORS):
-            start = at * TENSOR_BYTES
-            chunk = Chunk((0,), (TENSOR_BYTES,), name, start, TENSOR_BYTES)
-            index[f"model.{shard}.{at}"] = StoredTensor("uint8", (TENSOR_BYTES,), (chunk,))
-    write_index(folder, index)
-    summed = {}
-    for path in folder.glob("shard-*"):
-        data = path.read_bytes()
-        summed[path.name] = SummedFile(
-            len(data), tuple(sum_block(data[start:stop]) for start, stop in blocks(len(data)))
-        )
-    files = describe_files(folder) | {
-        name: (each.size_bytes, digest_sums(each.sums)) for name, each in summed.items()
-    }
-    held = {name: each.sums for name, each in summed.items()}
-    fields = (FORMAT, "0.1.0", step, 1024 * step, SHARDS, {}, "c" * 32, 0, 256, files)
-    write_manifest(folder, Manifest(*fields, blocks=held))
-    return folder
 
 
 def rot(draw: random.Random) -> Callable[[Path, Path], None]:

@@ -12,10 +12,10 @@ FLAGS = [
     *(
         (
             ["--bit-flips", *flag],
-            "--only, --repeat and --out are for faults that are rehearsed. Leave them out beside "
-            "--bit-flips; --flips N says how many bits are flipped.",
+            "--only, --repeat, --minutes and --out are for faults that are rehearsed. Leave them "
+            "out beside --bit-flips; --flips N says how many bits are flipped.",
         )
-        for flag in (["--only", "kill"], ["--repeat", "2"], ["--out", "x"])
+        for flag in (["--only", "kill"], ["--repeat", "2"], ["--minutes", "3"], ["--out", "x"])
     ),
     (["--bit-flips", "--flips", "0"], "flips must be at least 1; it is 0."),
     (["--bit-flips", "--seed", "-1"], "seed must be between 0 and 2**63 - 1; it is -1."),

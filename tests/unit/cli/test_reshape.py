@@ -14,6 +14,7 @@ import pytest
 from equipoise.checkpoint.index import Chunk, StoredTensor, render_index
 from equipoise.checkpoint.manifest import FORMAT, Manifest, read_manifest, render_manifest
 from equipoise.checkpoint.publish import collect, publish, write_part
+from equipoise.fault.drill.skewed import make_other_dtype
 from equipoise.nn.hf.read import weight_shapes
 from support.make_run import MODEL
 from support.verbs import run as run_verb
@@ -172,11 +173,23 @@ def test_what_is_refused(run: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
         "--dtype belongs to a Hugging Face folder, and --layout writes a checkpoint. Give one of "
         "them.\n"
     )
+    assert refused(capsys, "convert", str(run), "to", *layout, "--cluster-experts", "0") == (
+        "--cluster-experts belongs to a Hugging Face folder, and --layout writes a checkpoint. "
+        "Give one of them.\n"
+    )
+    for words in (("--dtype", "bf16"), ("--tokenizer", "tokenizer.json")):
+        assert refused(capsys, "convert", str(run), "to", "--adapter", *words) == (
+            f"{words[0]} is for a model, and --adapter writes adapters alone. Leave one out.\n"
+        )
     assert refused(capsys, "convert", str(run), "--layout", "tp=3", "--dry-run").startswith(
         "2 heads do not divide over 3 tensor-parallel ranks. Set tp (layout.tp) to one of 1, 2,"
     )
     assert refused(capsys, "convert", str(run), "--layout", "cpp=3", "--dry-run").startswith(
         'layout: "cpp=3" begins with no known name. Nearest: cp.'
+    )
+    assert refused(capsys, "convert", str(run), "--layout", "dp=65536", "--dry-run") == (
+        "layout: 65,536 ranks are too many: each is counted, which takes 10 ms. Give degrees whose "
+        "product is 16,384 or less.\n"
     )
     (tmp_path / "file").write_text("")
     below = tmp_path / "file" / "new"
@@ -189,3 +202,18 @@ def test_what_is_refused(run: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
         f"{tmp_path} has no checkpoint yet. Train it further; checkpoint.every_steps says how "
         f"often one is written.\n"
     )
+
+
+def test_weights_of_another_dtype_are_not_converted_into_numbers(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its sums are right, and its bits would be read as whole numbers."""
+    other = shutil.copytree(run, tmp_path / "run")
+    checkpoint = other / "checkpoint" / "step-000003"
+    assert make_other_dtype(checkpoint) == "model.embed.weight float32 -> int32"
+    for words in ((str(tmp_path / "to"), "--quiet"), ("--layout", "dp=2", "--dry-run")):
+        assert refused(capsys, "convert", str(other), *words) == (
+            f"{checkpoint} holds another model: its embed.weight is int32, and weights are trained "
+            "in float32. Restore a copy of it.\n"
+        )
+    assert not (tmp_path / "to").exists()

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from equipoise.checkpoint import blocks, manifest, publish
+from equipoise.checkpoint import blocks, manifest, publish, same
 from equipoise.checkpoint.blocks import SummedFile, sum_block
 from equipoise.comm import patience, signature, standstill
 from equipoise.data.cache import verified
@@ -147,7 +147,7 @@ GUARDS = {
         in_folder,
     ),
     "checkpoint of another run": Guard(
-        manifest,
+        same,
         "require_same",
         blind,
         "checkpoint/test_manifest.py::test_another_order_of_documents",

@@ -163,6 +163,8 @@ def test_the_agent_knows_better_than_its_launcher_who_ended_first() -> None:
     launch, seen = Launch(Path("run"), 2, True, 0), Killed(0, 4710, 9)
     log = "rank      : 1\n  exitcode  : -9 (pid: 4711)\n"
     assert explain(launch, log, [], seen).rank == 1
+    unnamed = explain(launch, "", [], Killed(1, 4712, 40))  # between SIGRTMIN and SIGRTMAX
+    assert "was ended by signal 40; it left no traceback." in unnamed.sentence
     for unsure in (
         "",
         "rank      : 1\n  exitcode  : 6 (pid: 4711)\n",  # it lost its peer

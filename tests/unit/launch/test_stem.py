@@ -178,3 +178,9 @@ def test_an_agent_that_cannot_start_its_ranks_says_why_once(started: Started) ->
             f"The ranks of {started.folder} cannot be started (Too many open files). Run the same "
             "command again to resume from the last checkpoint."
         )
+
+
+def test_a_start_from_a_stem_that_has_just_ended_ends_as_its_ranks_would(started: Started) -> None:
+    os.kill(started.stem._process.pid, signal.SIGKILL)
+    wait_until(lambda: not started.stem.is_alive)
+    assert started.start("done").wait() == -signal.SIGKILL

@@ -176,7 +176,12 @@ def test_a_traceback_that_ends_an_error_stream_is_read(tmp_path: Path) -> None:
     file.write_text("\n".join(["a warning", *lines, "NameError: name 'x' is not defined"]))
     assert read_traceback(0, tmp_path) == [*lines, "NameError: name 'x' is not defined"]
     assert read_traceback(1, tmp_path) == []
-    assert read_traceback(0, tmp_path, begun=time.time() + 60) == []
+    assert read_traceback(0, tmp_path, {tmp_path / "start"}) == []
+    os.utime(file, (0, 0))  # a clock that was set back
+    assert (
+        read_traceback(0, tmp_path, {tmp_path / "other"})[-1]
+        == "NameError: name 'x' is not defined"
+    )
     file.write_text("\n".join([*lines, "NameError: x", "and it went on"]))
     assert read_traceback(0, tmp_path) == []
 

@@ -19,13 +19,15 @@ def written() -> set[tuple[str, str]]:
     for room in IN_JOURNALS_OF_RUNS:
         for path in (SOURCE / room).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+                if not isinstance(node, ast.Call):
                     continue
+                verb = getattr(node.func, "attr", getattr(node.func, "id", ""))
                 words = [each.value for each in node.args if isinstance(each, ast.Constant)]
-                if node.func.attr == "span" and words:
-                    events.add(("span", str(words[0])))
-                if node.func.attr == "write" and len(words) >= 2:
-                    events.add((str(words[0]), str(words[1])))
+                words = [each for each in words if isinstance(each, str)]
+                if verb == "span" and words:
+                    events.add(("span", words[0]))
+                if verb in ("write", "note", "_note") and len(words) >= 2:
+                    events.add((words[0], words[1]))
     return events
 
 

@@ -44,3 +44,24 @@ def test_a_journal_that_newer_ranks_write_is_left_alone(tmp_path: Path) -> None:
     with Journal(tmp_path / "journal", 0, newer) as journal:
         journal.write("scalar", "step", step=2)
     assert journal.path.read_bytes().count(b"\n") == 2
+
+
+def test_a_gang_whose_lock_was_deleted_is_passed_by_the_next_one_all_the_same(
+    tmp_path: Path,
+) -> None:
+    """Nobody holds the new file, and its epochs begin anew."""
+    run = tmp_path / "run"
+    run.mkdir()
+    path = run / ".lock"
+    older = take(path)
+    path.unlink()
+    newer = take(path)
+    assert (older.epoch, newer.epoch) == (1, 1)
+    assert older.is_passed and not newer.is_passed
+    path.write_text(f"{1:020d}")  # as an older version leaves it
+    assert not older.is_passed
+    # A folder that was moved away is still the older one's: what took its place is not.
+    run.rename(tmp_path / "moved")
+    run.mkdir()
+    take(path)
+    assert not older.is_passed

@@ -10,7 +10,7 @@ import pytest
 
 from equipoise.base.disk import disk_of
 from equipoise.observe import journal as journal_module
-from equipoise.observe.journal import Journal
+from equipoise.observe.journal import Journal, note
 
 NO_LINE_LOST = "can be written again; 0 of its lines are lost."
 
@@ -167,3 +167,13 @@ def test_a_journal_does_not_bring_back_a_runs_folder(tmp_path: Path) -> None:
             "run goes on; lines wait in memory until they can be written."
         ]
     assert not run.exists()
+
+
+def test_a_note_does_not_bring_back_a_runs_folder(tmp_path: Path) -> None:
+    """It would pass for another run's, and the steps of this one would be lost."""
+    run = tmp_path / "run"
+    note(run, 1, "instant", "late", message="a rank is late")
+    assert not run.exists()
+    run.mkdir()
+    note(run, 1, "instant", "late", message="a rank is late")
+    assert '"message":"a rank is late"' in (run / "journal" / "rank-00001.jsonl").read_text()

@@ -109,7 +109,10 @@ def test_what_cannot_be_clustered_is_refused(
         f"{trained.origin} has no experts; --cluster-experts renumbers the experts of a model of "
         f"equipoise's own decoder."
     )
-    assert said(trained, 1) == "--cluster-experts 1: experts are clustered for 2 ranks or more."
+    for ranks in (1, 0, -2):
+        assert said(trained, ranks) == (
+            f"--cluster-experts {ranks}: experts are clustered for 2 ranks or more."
+        )
     assert "Set ep (layout.ep) to" in said(trained, 4)
     run = trained.origin.parent.parent
     text = (run / "resolved.json").read_text()

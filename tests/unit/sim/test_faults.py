@@ -8,6 +8,7 @@ import pytest
 
 from equipoise.base.errors import SpecError
 from equipoise.schedule.pipeline.replay import count_in_flight
+from equipoise.sim import faults
 from equipoise.sim.faults import (
     FaultOptions,
     best_interval,
@@ -152,22 +153,33 @@ def test_no_time_to_price(days: float) -> None:
         (
             FaultOptions(0.0, 1.0, 1.0),
             "The mean time between failures is 0 s, a checkpoint takes 1 s and a restart 1 s. "
-            "Give the first above 0, the others 0 or more, all of them finite.",
+            "Give the first above 0, the others 0 or more, and all of them at most 1e+100 s.",
         ),
         (
             FaultOptions(math.inf, 1.0, 1.0),
             "The mean time between failures is inf s, a checkpoint takes 1 s and a restart 1 s. "
-            "Give the first above 0, the others 0 or more, all of them finite.",
+            "Give the first above 0, the others 0 or more, and all of them at most 1e+100 s.",
         ),
         (
             FaultOptions(1.0, math.nan, 1.0),
             "The mean time between failures is 1 s, a checkpoint takes nan s and a restart 1 s. "
-            "Give the first above 0, the others 0 or more, all of them finite.",
+            "Give the first above 0, the others 0 or more, and all of them at most 1e+100 s.",
         ),
         (
             FaultOptions(225.0, 30.0, 600.0, checkpoint_steps=1),
             "1,000 devices fail every 225.0 ms, and 1 steps with their checkpoint take 2 min 10 s, "
             "a restart 10 min 0 s: the run would not end. Save more often, or faster.",
+        ),
+        (
+            FaultOptions(1e5, 30.0, 1e4),
+            "1,000 devices fail every 1 min 40 s, and 1 steps with their checkpoint take 2 min 10 "
+            "s, a restart 2 h 46 min: the run would not end. Start again sooner.",
+        ),
+        (
+            FaultOptions(1e300, 1e10, 600.0),
+            "The mean time between failures is 1e+300 s, a checkpoint takes 1e+10 s and a restart "
+            "600 s. Give the first above 0, the others 0 or more, and all of them at most 1e+100 "
+            "s.",
         ),
         (
             FaultOptions(1.0, 1.0, 1.0, checkpoint_steps=0),
@@ -240,3 +252,28 @@ def test_what_is_held_over_time_peaks_as_counted(schedule: str, virtual: int) ->
         assert curve.held.min() >= 0
         assert curve.held.max() == peak[rank]
         assert (np.diff(curve.at_ns) >= 0).all()
+
+
+def test_steps_that_cost_nothing_to_save_are_priced_at_once() -> None:
+    """Young saves after each of them, and a month has 2.6e12 of a microsecond."""
+    month = price_days(1e-6, 1000, FaultOptions(1.8e8, 0.0, 600.0))
+    assert (month.young_steps, month.mean.checkpoint_steps) == (1, 1)
+    assert month.mean.goodput == pytest.approx(month.expected, abs=1e-3)
+    assert month.mean.wall_s == pytest.approx(30 * 86_400, rel=1e-3)
+
+
+def test_a_month_ends_though_no_spare_comes() -> None:
+    """A repair of years is no cost of the month; its shares of time are one whole."""
+    month = price_days(1.0, 8, FaultOptions(1.8e7, 30.0, 600.0, spares=0, repair_s=1e8), days=30)
+    run, wall_s = month.mean, 30 * 86_400
+    assert run.wall_s == pytest.approx(wall_s, rel=1e-2)
+    away_s = run.lost_s + run.saving_s + run.restarting_s + run.detecting_s
+    assert run.waiting_s > wall_s / 10
+    assert run.goodput * run.wall_s + away_s + run.waiting_s == pytest.approx(wall_s, rel=1e-2)
+
+
+def test_times_of_many_failures_are_drawn_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(faults, "_MOST_FAILURES", 1e4)
+    day = price_days(1.0, 10, FaultOptions(100.0, 0.0, 1.0), days=1)
+    assert day.goodput_low == day.goodput_high
+    assert day.mean.goodput == pytest.approx(day.expected, rel=0.03)

@@ -15,7 +15,7 @@ from equipoise.cli.table import Column, print_columns
 if TYPE_CHECKING:
     from equipoise.train.saving.reshape import ReshapeAnswer
 
-_ALONE = ("adapter", "average", "interpolate", "dtype", "tokenizer")
+_ALONE = ("adapter", "average", "interpolate", "cluster_experts", "dtype", "tokenizer")
 """Flags of a Hugging Face folder, which a checkpoint does not have."""
 
 _MOST_ROWS = 64
@@ -26,7 +26,11 @@ _COLUMNS = (Column("rank"), Column("loads"), Column("reads"), Column("ranges", g
 
 def run(args: argparse.Namespace) -> int:
     """Print what ranks read, and write the checkpoint unless it is a dry run."""
-    given = [f"--{name}" for name in _ALONE if getattr(args, name)]
+    given = [
+        f"--{name.replace('_', '-')}"
+        for name in _ALONE
+        if not (getattr(args, name) is None or getattr(args, name) is False)
+    ]
     if given:
         raise SpecError(
             f"{given[0]} belongs to a Hugging Face folder, and --layout writes a checkpoint. Give "

@@ -12,12 +12,16 @@ from equipoise.cli.console import make_console, make_progress
 from equipoise.cli.table import Column, print_columns
 
 _BUDGET = 0.001
-_FOREIGN = ("dtype", "adapter", "average", "interpolate", "layout", "dry_run", "tokenizer")
+_FOREIGN = (
+    *("dtype", "adapter", "average", "interpolate", "cluster_experts"),
+    *("layout", "dry_run", "tokenizer"),
+)
 
 
 def run(args: argparse.Namespace) -> int:
     """Convert, and say what each part is kept in."""
-    given = [name for name in _FOREIGN if getattr(args, name)]
+    values = {name: getattr(args, name) for name in _FOREIGN}
+    given = [name for name, value in values.items() if not (value is None or value is False)]
     if given:
         flag = given[0].replace("_", "-")
         raise SpecError(f"--{flag} is not for a recommender. Leave it out.")

@@ -270,7 +270,13 @@ def _write_adapter(args: argparse.Namespace) -> int:
 
     if args.source.is_file():
         raise SpecError(f"{args.source} has no adapters. Give a run or a checkpoint.")
+    if given := [name for name in ("dtype", "tokenizer") if getattr(args, name) is not None]:
+        raise SpecError(
+            f"--{given[0]} is for a model, and --adapter writes adapters alone. Leave one out."
+        )
     written = export_adapter(args.source, args.target)
+    if not (args.quiet or args.json):
+        sys.stderr.writelines(f"{remark} Passed over.\n" for remark in written.remarks)
     if args.json:
         answer = {
             "folder": str(args.target),
@@ -279,6 +285,7 @@ def _write_adapter(args: argparse.Namespace) -> int:
             "params": written.params,
             "rank": written.lora.rank,
             "base": written.base or None,
+            "remarks": written.remarks,
         }
         sys.stdout.write(json.dumps(answer, indent=1) + "\n")
     elif args.quiet:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from equipoise.base.errors import SpecError
 from equipoise.base.units import format_bytes
 from equipoise.cli.console import make_console, make_progress
+from equipoise.cli.drill.faults import asks_more
 from equipoise.cli.run_arguments import run_from
 from equipoise.cli.table import Column, print_columns
 
@@ -51,10 +52,10 @@ def is_asked(args: argparse.Namespace) -> bool:
     """
     if not args.bit_flips and (args.flips is not None or args.each_bit):
         raise SpecError("--flips and --each-bit need --bit-flips. Give it too, or leave them out.")
-    if args.bit_flips and (args.only is not None or args.out is not None or args.repeat != 1):
+    if args.bit_flips and asks_more(args):
         raise SpecError(
-            "--only, --repeat and --out are for faults that are rehearsed. Leave them out beside "
-            "--bit-flips; --flips N says how many bits are flipped."
+            "--only, --repeat, --minutes and --out are for faults that are rehearsed. Leave them "
+            "out beside --bit-flips; --flips N says how many bits are flipped."
         )
     return bool(args.bit_flips)
 

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from equipoise.fault.drill.stage import DrillRun
 
 
+_REPEAT, _MINUTES = 1, 2.0
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the run, which faults, and how often."""
     add_run_arguments(parser)
@@ -29,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--repeat",
         type=int,
-        default=1,
+        default=_REPEAT,
         metavar="N",
         help="rehearse each fault this often, each time elsewhere (default: %(default)s)",
     )
@@ -43,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--minutes",
         type=float,
-        default=2.0,
+        default=_MINUTES,
         metavar="M",
         help="how long faults come at random moments in poisson (default: %(default)g)",
     )
@@ -53,6 +56,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="a new folder that keeps every run of the drill (default: a temporary one)",
     )
+
+
+def asks_more(args: argparse.Namespace) -> bool:
+    """Whether a flag is given that only a rehearsal reads."""
+    is_given = args.only is not None or args.out is not None
+    return is_given or args.repeat != _REPEAT or args.minutes != _MINUTES
 
 
 def is_asked(args: argparse.Namespace) -> bool:

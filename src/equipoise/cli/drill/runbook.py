@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from equipoise.base.errors import DataError, FaultError, SpecError
+from equipoise.cli.drill.faults import asks_more
 
 if TYPE_CHECKING:
     from equipoise.fault.runbook.guide import Guide
@@ -49,9 +50,10 @@ def run(args: argparse.Namespace) -> int:
         raise SpecError("--runbook reads a run that was: it takes no key of run.toml.")
     if args.bit_flips or args.flips is not None or args.each_bit:
         raise SpecError("--runbook flips no bits: leave --bit-flips, --flips and --each-bit out.")
-    if args.only is not None or args.out is not None or args.repeat != 1:
+    if asks_more(args):
         raise SpecError(
-            "--only, --repeat and --out rehearse faults, and --runbook does not. Leave them out."
+            "--only, --repeat, --minutes and --out rehearse faults, and --runbook does not. Leave "
+            "them out."
         )
     if args.runbook == "list":
         shown_guide.print_list(is_json=args.json)

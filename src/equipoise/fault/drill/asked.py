@@ -91,7 +91,7 @@ def older_gang(stage: Stage, repeat: int) -> Rehearsal:
         for process in gang:
             os.kill(process, signal.SIGSTOP)
         lock = folder / ".lock"
-        lock.write_text(f"{int(lock.read_text()) + 1:020d}")
+        lock.write_text(f"{int(lock.read_text().split()[0]) + 1:020d}")
         before, began_s = contents(folder / "checkpoint"), time.monotonic()
         for process in gang:
             os.kill(process, signal.SIGCONT)

@@ -26,7 +26,7 @@ from equipoise.fault.drill.facts import events, processes
 from equipoise.fault.drill.kill import kill
 from equipoise.fault.drill.late import DEADLINE_S, hang
 from equipoise.fault.drill.outcome import Rehearsal
-from equipoise.fault.drill.stage import Stage
+from equipoise.fault.drill.stage import STEPS, Stage
 from equipoise.sim.faults import FaultOptions, best_interval, expected_goodput
 
 _MEAN_S = 60.0
@@ -64,8 +64,9 @@ def soak(stage: Stage, repeat: int) -> Rehearsal:
     every = max(2, best_interval(step_s, stage.ranks, options))
     folder = stage.folder("poisson")
     more = (
-        f"--train.steps={2 + int(2 * 60 * minutes / step_s)}",
+        f"--train.steps={max(STEPS, 2 + int(2 * 60 * minutes / step_s))}",
         f"--checkpoint.every_steps={every}",
+        f"--eval.every_steps={every}",
         f"--layout.deadline_s={DEADLINE_S}",
         "--fault.restarts=10000",
     )
@@ -74,6 +75,8 @@ def soak(stage: Stage, repeat: int) -> Rehearsal:
         struck = [*_strikes(attempt, folder, draw, mean_s, until=time.monotonic() + 60 * minutes)]
         attempt.process.terminate()
         code = attempt.end()
+    if not events(folder, "step"):
+        return Rehearsal("", said=attempt.last_words)
     away = dict(zip(("killed", "hung"), away_s, strict=True))
     return _judge(stage, folder, attempt, code, struck, options, every, away)
 
@@ -98,7 +101,10 @@ def _strikes(
         rank = sorted(alive)[int(number * len(alive))]
         if not _is_running(folder) or any(map(_is_stopped, alive.values())):
             kind = "killed"
-        os.kill(alive[rank], signal.SIGKILL if kind == "killed" else signal.SIGSTOP)
+        try:
+            os.kill(alive[rank], signal.SIGKILL if kind == "killed" else signal.SIGSTOP)
+        except ProcessLookupError:  # it was just ended, beside one that was struck before
+            continue
         yield Strike(kind, rank, time.time())
     while time.monotonic() < until and attempt.process.poll() is None:
         time.sleep(_LOOK_S)

@@ -19,7 +19,7 @@ from equipoise.base.errors import FaultError, SpecError
 from equipoise.fault.drill.attempt import Attempt
 from equipoise.fault.drill.facts import events, ledger, state
 from equipoise.fault.drill.outcome import Rehearsal
-from equipoise.spec.run.spec import RunSpec
+from equipoise.spec.run.spec import CheckpointSpec, RunSpec
 
 STEPS, EVERY = 24, 8
 """Steps of a rehearsal, and between its checkpoints."""
@@ -30,6 +30,9 @@ _MOST_WINDOWS = 4
 
 _SWITCHED_OFF = (
     ("eval.path", ""),
+    ("eval.source", "by-path"),  # and what only an evaluation reads
+    ("eval.field", ""),
+    ("eval.tokens", "all"),
     ("journal.tensorboard", "false"),
     ("journal.wandb", "false"),
     ("journal.mlflow", "false"),
@@ -130,13 +133,19 @@ class Stage:
         ]
 
     def _words(self, sizes: dict[str, int]) -> tuple[str, ...]:
-        keys = {
+        train = self.asked.spec.train
+        warmup = min(train.warmup_steps, STEPS // 2)
+        keys: dict[str, object] = {
             **sizes,
             "train.steps": STEPS,
-            "train.warmup_steps": min(self.asked.spec.train.warmup_steps, STEPS // 2),
+            "train.warmup_steps": warmup,
             "checkpoint.every_steps": EVERY,
+            "checkpoint.rank_mtbf_hours": CheckpointSpec().rank_mtbf_hours,  # only "auto" has it
             "checkpoint.keep": 3,
+            "eval.every_steps": EVERY,
         }
+        if train.decay_steps is not None:
+            keys["train.decay_steps"] = min(train.decay_steps, STEPS - warmup)
         more = [f"--{key}={value}" for key, value in (*keys.items(), *_SWITCHED_OFF)]
         return (*self.asked.words, *more)
 

@@ -278,7 +278,7 @@ class CheckpointSpec:
     ] = 50
     rank_mtbf_hours: Annotated[
         float,
-        Field(gt=0, description='of "auto": mean hours between failures of one rank'),
+        Field(gt=0, le=1e9, description='of "auto": mean hours between failures of one rank'),
     ] = 8000.0
     """Llama 3 on 1,024 GPUs was interrupted every 7.9 h."""
     keep: Annotated[int, Field(ge=1, description="newest checkpoints that are kept")] = 2

@@ -10,13 +10,11 @@ Kept true (tests/multi/fault/test_slow_link.py)
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 
-from equipoise.base.errors import FaultError
 from equipoise.fault.detect.links import SlowLinks
 from equipoise.launch.last_words import say_late
-from equipoise.observe.journal import Journal
+from equipoise.observe.journal import note
 from equipoise.observe.links import Links
 
 
@@ -44,14 +42,15 @@ class LinkWatch:
             self._now = self._now - {ends} if verdict.is_over else self._now | {ends}
             self._show(verdict.sentence)
             for folder in self._folders:
-                with suppress(OSError, FaultError), Journal(folder / "journal", 0) as journal:
-                    journal.write(
-                        "instant",
-                        "even-link" if verdict.is_over else "slow-link",
-                        source=verdict.source,
-                        target=verdict.target,
-                        rate=verdict.rate,
-                        expected=verdict.expected,
-                        resent=verdict.resent,
-                        message=verdict.sentence,
-                    )
+                note(
+                    folder,
+                    0,
+                    "instant",
+                    "even-link" if verdict.is_over else "slow-link",
+                    source=verdict.source,
+                    target=verdict.target,
+                    rate=verdict.rate,
+                    expected=verdict.expected,
+                    resent=verdict.resent,
+                    message=verdict.sentence,
+                )

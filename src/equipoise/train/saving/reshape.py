@@ -25,7 +25,7 @@ import torch
 from equipoise.balance.stage import price_layers, split_model
 from equipoise.base.errors import CheckpointError, SpecError
 from equipoise.checkpoint.blocks import BLOCK_BYTES
-from equipoise.checkpoint.export import adapter_shapes, lora_of, model_of
+from equipoise.checkpoint.export import adapter_shapes, lora_of, model_of, require_weights
 from equipoise.checkpoint.index import Index, read_index
 from equipoise.checkpoint.manifest import (
     FIRST_FORMAT,
@@ -35,10 +35,11 @@ from equipoise.checkpoint.manifest import (
     newest_good,
     open_manifest,
     read_manifest,
-    require_text_alone,
+    read_steadily,
 )
 from equipoise.checkpoint.reading import ReadCounts
 from equipoise.checkpoint.reshape import count_loads, rewrite
+from equipoise.checkpoint.same import require_text_alone
 from equipoise.cost.curve import counted_curve
 from equipoise.nn.decoder import Decoder
 from equipoise.nn.lora import add_adapters
@@ -57,6 +58,8 @@ from equipoise.spec.words import LayoutWords, read_layout
 
 _MODEL, _MOMENTS = "model.", "optimizer.state."
 """How names of a checkpoint's weights and of their moments begin."""
+
+_MOST_RANKS = 1 << 14
 
 _TRIED_S = 0.2
 """How long a disk that was not calibrated is tried."""
@@ -124,7 +127,7 @@ def predict_reshape(request: ReshapeRequest) -> ReshapeAnswer:
         CheckpointError: no checkpoint is whole as far as its manifest shows, or it is of a kind
             that this cannot count.
     """
-    return _Reshape.open(request).answer()
+    return read_steadily(request.source / CHECKPOINTS, lambda: _Reshape.open(request).answer())
 
 
 def reshape(
@@ -143,13 +146,17 @@ def reshape(
     Raises:
         EquipoiseError: as ``predict_reshape``; or the checkpoint is torn, or cannot be written.
     """
-    work = _Reshape.open(request, read=read_manifest)  # a newer one that is torn is passed over
-    root = target / CHECKPOINTS
-    path = rewrite(work.folder, work.manifest, work.index, work.boxes(), root, wrote=wrote)
-    written = dataclasses.replace(
-        work, folder=path, manifest=open_manifest(path), index=read_index(path)
-    )
-    return path, written.answer()
+
+    def write() -> tuple[Path, ReshapeAnswer]:
+        work = _Reshape.open(request, read=read_manifest)  # a newer, torn one is passed over
+        root = target / CHECKPOINTS
+        path = rewrite(work.folder, work.manifest, work.index, work.boxes(), root, wrote=wrote)
+        written = dataclasses.replace(
+            work, folder=path, manifest=open_manifest(path), index=read_index(path)
+        )
+        return path, written.answer()
+
+    return read_steadily(request.source / CHECKPOINTS, write)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +176,11 @@ class _Reshape:
         cls, request: ReshapeRequest, *, read: Callable[[Path], Manifest] = open_manifest
     ) -> "_Reshape":
         words = read_layout(request.layout)
+        if words.layout.world > _MOST_RANKS:
+            raise SpecError(
+                f"layout: {words.layout.world:,} ranks are too many: each is counted, which takes "
+                f"10 ms. Give degrees whose product is {_MOST_RANKS:,} or less."
+            )
         folder, manifest, torn = _find(request.source, read)
         require_text_alone(manifest, folder)
         if manifest.engine != OWN_ENGINE or manifest.format == FIRST_FORMAT:
@@ -182,6 +194,7 @@ class _Reshape:
                 f"{folder} {what}. Resume it in the new layout as it is: equipoise train loads any "
                 f"checkpoint into any layout."
             )
+        require_weights(folder, manifest)
         model = model_of(manifest)
         words.layout.require_model(model)
         with torch.device("meta"):
@@ -293,7 +306,7 @@ def _disk_rate(folder: Path, manifest: Manifest) -> float | None:
     if largest is None:
         return None
     read_bytes, began = 0, time.perf_counter()
-    with (folder / largest).open("rb", buffering=0) as file:
+    with suppress(OSError), (folder / largest).open("rb", buffering=0) as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # not from memory
         while time.perf_counter() - began < _TRIED_S and (data := file.read(BLOCK_BYTES)):
             read_bytes += len(data)

@@ -200,6 +200,12 @@ class RunSaves:
         with suppress(CheckpointError):
             self.saver.settle()
 
+    def distrust(self) -> None:
+        """Let what is under way end, and copy nothing more: it would come back when set aside."""
+        self.leave()
+        if self._second is not None:
+            self._second.drop()
+
     def finish(self, view: StepView) -> None:
         """Wait until the last checkpoint is copied; no rank waits for this one any more."""
         if self._second is not None:

@@ -10,6 +10,7 @@ Kept true (tests/multi/fault/test_flips.py)
 
 from pathlib import Path
 
+from equipoise.base.durable import sync
 from equipoise.checkpoint.manifest import find_checkpoints, remove
 
 _ASIDE = "corrupt-"
@@ -32,4 +33,6 @@ def set_aside(root: Path, *, after: int) -> list[Path]:
         remove(old)
     for path in later:
         path.rename(root / f"{_ASIDE}{path.name}")
+    if later:
+        sync(root)
     return later

@@ -129,7 +129,8 @@ def test_serving_is_judged_by_the_server_s_metrics(
         ),
         (
             ["--runbook", "slow-rank", "RUN", "--only", "kill"],
-            "--only, --repeat and --out rehearse faults, and --runbook does not. Leave them out.",
+            "--only, --repeat, --minutes and --out rehearse faults, and --runbook does not. Leave "
+            "them out.",
         ),
         (
             ["--runbook", "slow-rank", "RUN", "--bit-flips"],

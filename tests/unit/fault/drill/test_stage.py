@@ -11,6 +11,7 @@ from equipoise.fault.drill.kill import has_one
 from equipoise.fault.drill.poisson import Strike, are_named, is_exact
 from equipoise.fault.drill.stage import STEPS, DrillRun, Stage, smaller
 from equipoise.observe.journal import Journal
+from equipoise.spec.run.load import read_run
 from equipoise.spec.run.spec import LayoutSpec, PackSpec, RunSpec
 
 
@@ -139,3 +140,24 @@ def test_a_rank_is_given_up_only_where_others_have_its_model(tmp_path: Path) -> 
     assert (has_one(Stage(asked(2), tmp_path)), Stage(asked(3), tmp_path).data_ranks) == ("", 3)
     divided = dataclasses.replace(asked(1), spec=RunSpec(layout=LayoutSpec(dp=1, tp=2)), ranks=2)
     assert has_one(Stage(divided, tmp_path)) == "needs layout.dp of 2 or more"
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        '[checkpoint]\nevery_steps = "auto"\nrank_mtbf_hours = 4000\n',
+        '[eval]\npath = "held.txt"\nsource = "text"\nevery_steps = 100\ntokens = 5000\n',
+        '[train]\nsteps = 2000\nwarmup_steps = 100\nschedule = "wsd"\ndecay_steps = 200\n',
+    ],
+)
+def test_keys_that_only_the_whole_run_reads_do_not_keep_it_from_its_rehearsal(
+    tmp_path: Path, keys: str
+) -> None:
+    run_toml = tmp_path / "run.toml"
+    run_toml.write_text(keys)
+    spec = read_run(run_toml).spec
+    stage = Stage(DrillRun((), spec, 2), tmp_path)
+    words = [word.removeprefix("--").split("=", 1) for word in stage._words({})]
+    small = read_run(run_toml, [(key, value) for key, value in words]).spec
+    assert (small.train.steps, small.checkpoint.every_steps, small.eval.path) == (STEPS, 8, "")
+    assert small.train.warmup_steps + small.train.falling_steps <= STEPS

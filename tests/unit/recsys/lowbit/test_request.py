@@ -207,6 +207,9 @@ def test_what_is_wrong_is_one_sentence(
     assert said(str(run), target, "--dtype", "bf16") == (
         "--dtype is not for a recommender. Leave it out.\n"
     )
+    assert said(str(run), target, "--cluster-experts", "0") == (
+        "--cluster-experts is not for a recommender. Leave it out.\n"
+    )
     assert said(str(run)) == "convert needs TO, the folder to make.\n"
     assert said(str(run), str(run)) == (f"{run} already exists. Name a new folder, or delete it.\n")
     assert said(str(tmp_path), target, "--budget", "0.1") == (

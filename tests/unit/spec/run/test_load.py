@@ -143,6 +143,11 @@ ONE_KEY: list[tuple[str, str]] = [
     ("train.lr = 0", "run.toml:1  train.lr: 0 is too small; it must be more than 0."),
     ("train.beta1 = 1", "run.toml:1  train.beta1: 1 is too large; it must be less than 1."),
     (
+        "checkpoint.rank_mtbf_hours = 1e306",
+        "run.toml:1  checkpoint.rank_mtbf_hours: 1e+306 is too large; it must be at most "
+        "1000000000.",
+    ),
+    (
         "train.final_lr_ratio = 1.5",
         "run.toml:1  train.final_lr_ratio: 1.5 is too large; it must be at most 1.",
     ),
