@@ -143,10 +143,10 @@ def require_sound(folder: Path, source: str, index: Index) -> None:
             raise _unsound(folder, source, name, "an unknown type or shape")
         filled = 0
         for chunk in tensor.chunks:
-            boxes = zip(chunk.offsets, chunk.shape, tensor.shape, strict=False)
+            sides = zip(chunk.offsets, chunk.shape, tensor.shape, strict=False)
             if len(chunk.offsets) != len(tensor.shape) or len(chunk.shape) != len(tensor.shape):
                 raise _unsound(folder, source, name, "a chunk of another shape")
-            if any(offset < 0 or size < 0 or offset + size > all_ for offset, size, all_ in boxes):
+            if any(offset < 0 or size < 0 or offset + size > all_ for offset, size, all_ in sides):
                 raise _unsound(folder, source, name, "a chunk outside of it")
             end = chunk.start + chunk.size_bytes
             if min(chunk.start, chunk.size_bytes) < 0 or end > sizes.get(chunk.file, -1):
