@@ -135,3 +135,12 @@ def test_the_smallest_temperature_takes_the_likeliest_token() -> None:
         sampling = Sampling(temperature=temperature)
         assert probabilities(logits, sampling).tolist() == [0.0, 1.0, 0.0, 0.0]
         assert {choose_token(logits, sampling, at) for at in range(20)} == {1}
+
+
+def test_many_biases_are_one_operator() -> None:
+    biases = {at: at / 7 - 3 for at in range(0, 50, 3)}
+    with torch.profiler.profile() as profile:
+        biased = adjust(LOGITS, Sampling(logit_bias=biases), [], [])
+    assert sum(each.name == "aten::add_" for each in profile.events() or ()) <= 1
+    for at, logit in enumerate(LOGITS.tolist()):
+        assert float(biased[at]) == pytest.approx(logit + biases.get(at, 0), abs=1e-6)
