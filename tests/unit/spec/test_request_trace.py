@@ -226,7 +226,8 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_date_without_a_zone_never_jumps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-10-29 02:30:00,1,1\n2023-10-29 03:30:00,1,1\n"
+    text = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+    text += "2023-10-29 02:30:00,1,1\n2023-10-29 03:30:00,1,1\n"
     with monkeypatch.context() as zone:
         zone.setenv("TZ", "CET-1CEST,M3.5.0,M10.5.0/3")  # an hour comes twice in that night
         time.tzset()

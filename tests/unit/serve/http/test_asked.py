@@ -1,4 +1,4 @@
-"""Bodies as requests to the engine: what is refused before it costs anything, and who cuts texts."""
+"""Bodies as requests to the engine: what is refused before it costs anything, who cuts texts."""
 
 import asyncio
 import threading

@@ -14,10 +14,13 @@ import torch
 from equipoise.base.errors import SpecError
 from equipoise.schedule.batching.iteration import ServeChunk
 from equipoise.serve.engine.forward import PagedDecoder
+from equipoise.serve.http.app import make_app
 from equipoise.serve.http.server import Server, listen
+from equipoise.serve.http.server_state import ServerState
+from equipoise.serve.http.tenants import open_tenants
 from support.serving.http.raw import Reply, ask, open_socket, read_reply
 from support.serving.http.scrape import scraped
-from support.serving.http.served import MODEL, Running, running
+from support.serving.http.served import MODEL, Running, running, served_model
 
 LONG = {"model": MODEL, "prompt": "a", "max_tokens": 3500, "ignore_eos": True, "temperature": 0}
 HONEST = {"model": MODEL, "prompt": "Hello world", "max_tokens": 20, "ignore_eos": True}
@@ -279,8 +282,9 @@ def test_of_two_servers_that_start_at_one_address_the_second_says_so() -> None:
     port = first.getsockname()[1]
     second = listen("127.0.0.1", port)  # neither listens yet, so the kernel lets both have it
     first.listen()
+    state = ServerState(served_model(), open_tenants())
     with first, second, pytest.raises(SpecError) as refused:
-        asyncio.run(Server(None, None).startup([second]))  # type: ignore[arg-type]
+        Server(make_app(state), state).run([second])
     assert str(refused.value) == (
         f"Cannot listen on 127.0.0.1:{port}: address already in use. Give another --port (0 takes "
         "any free one) or --host."
