@@ -22,7 +22,7 @@ class PromptReader:
             ModelError: there is no tokenizer, or it cannot be read.
         """
         self.tokenizer = ModelTokenizer(files)
-        self.end_ids = frozenset(files.end_ids)
+        self.end_ids = frozenset(each for each in files.end_ids if 0 <= each < model.vocab)
         self._files, self._vocab = files, model.vocab
 
     def encode(self, prompt: Prompt) -> list[int]:

@@ -107,8 +107,9 @@ def adjust(
         tokens, counts = torch.tensor(answer).unique(return_counts=True)
         taken = sampling.presence_penalty + sampling.frequency_penalty * counts.float()
         logits_V[tokens.to(logits_V.device)] -= taken.to(logits_V.device)
-    for token, bias in sampling.logit_bias.items():
-        logits_V[token] += bias
+    if biases := sampling.logit_bias:
+        at = torch.tensor([*biases], device=logits_V.device)
+        logits_V[at] += torch.tensor([*biases.values()], device=logits_V.device)
     return logits_V
 
 

@@ -29,17 +29,19 @@ import csv
 import io
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from equipoise.base.errors import DataError
+from equipoise.base.errors import DataError, SpecError
 from equipoise.base.nearest import nearest
 from equipoise.base.read import parse_json, read_text
 from equipoise.base.shown import shorten, shown
 
 _MOST_TOKENS = 2**31 - 1
 _MOST_S = 1e10
+_FORMS = ("StartTimeOffset", "TIMESTAMP")
+"""The key by which each form is known; ours has none of them."""
 _KEYS = (
     "arrival_s",
     "tenant",
@@ -67,6 +69,28 @@ class TracedRequest:
     """First tokens of the prompt, which are those of every request of its group and tenant."""
 
 
+def require_traced(request: TracedRequest) -> None:
+    """Refuse a request that no file could hold.
+
+    Raises:
+        SpecError: its time or one of its sizes is out of range.
+    """
+    if not 0 <= request.arrival_s <= _MOST_S:
+        raise SpecError(
+            f"A request arrives at {request.arrival_s:g} s. Give a time of 0 to {_MOST_S:,.0f}."
+        )
+    for name, tokens, least, most in (
+        ("prompt_tokens", request.prompt_tokens, 1, _MOST_TOKENS),
+        ("output_tokens", request.output_tokens, 0, _MOST_TOKENS),
+        ("most_tokens", request.most_tokens, 0, _MOST_TOKENS),
+        ("prefix_tokens", request.prefix_tokens, 0, request.prompt_tokens),
+    ):
+        if not least <= tokens <= most:
+            raise SpecError(
+                f"A request has {name} = {tokens:,}. Give a number of {least:,} to {most:,}."
+            )
+
+
 def read_request_trace(path: Path, *, vocab: int | None = None) -> tuple[TracedRequest, ...]:
     """Read a trace, sorted by arrival.
 
@@ -90,6 +114,13 @@ def read_request_trace(path: Path, *, vocab: int | None = None) -> tuple[TracedR
     first = text.lstrip()[:1]
     is_json = first in ("{", "") or path.suffix == ".jsonl"
     rows = _json_rows(path, text) if is_json else _csv_rows(path, text)
+    forms = [next((each for each in _FORMS if each in row), "") for _, row in rows]
+    for (line, _), form in zip(rows, forms, strict=True):
+        if form != forms[0]:
+            raise DataError(
+                f"{path}:{line}  is of another form than line {rows[0][0]}, which has "
+                f"{forms[0] or 'arrival_s'}. Give one form a file."
+            )
     requests = [_request(f"{path}:{line}", row, vocab) for line, row in rows]
     if not requests:
         raise DataError(
@@ -147,6 +178,12 @@ def _csv_rows(path: Path, text: str) -> list[tuple[int, Mapping[str, Any]]]:
 def _numbered(path: Path, reader: "csv.DictReader[str]") -> Iterator[tuple[int, Mapping[str, Any]]]:
     try:
         for row in reader:
+            if None in row:
+                columns = len(reader.fieldnames or ())
+                raise DataError(
+                    f"{path}:{reader.line_num}  has {columns + len(row[None]):,} columns, and the "  # type: ignore[index]
+                    f"first line {columns:,}."
+                )
             yield reader.line_num, row
     except csv.Error as error:
         raise DataError(f"{path}:{reader.line_num}  is not CSV: {error}.") from None
@@ -200,7 +237,9 @@ def _moment(where: str, row: Mapping[str, Any], key: str, most: float) -> float:
 def _date_s(where: str, row: Mapping[str, Any]) -> float:
     value = _given(where, row, "TIMESTAMP")
     try:
-        return datetime.fromisoformat(str(value).strip()).timestamp()
+        moment = datetime.fromisoformat(str(value).strip())
+        # Without a zone, hours that a clock is put forward or back would be lost or come twice.
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
     except (ValueError, OverflowError, OSError):
         raise DataError(f"{where}  TIMESTAMP is {shown(value)}. Give a date and time.") from None
 

@@ -1,7 +1,10 @@
 """The next token: the likeliest, or one drawn from what the filters leave."""
 
+from typing import Any
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.generation.logits_process import (
     MinPLogitsWarper,
     RepetitionPenaltyLogitsProcessor,
@@ -135,3 +138,24 @@ def test_the_smallest_temperature_takes_the_likeliest_token() -> None:
         sampling = Sampling(temperature=temperature)
         assert probabilities(logits, sampling).tolist() == [0.0, 1.0, 0.0, 0.0]
         assert {choose_token(logits, sampling, at) for at in range(20)} == {1}
+
+
+class _Calls(TorchDispatchMode):
+    """Counts operators."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_many_biases_take_as_many_operators_as_two() -> None:
+    counts = set[int]()
+    for biases in ({3: 1.0, 7: -2.0}, {at: at / 7 - 3 for at in range(0, 50, 3)}):
+        with _Calls() as calls:
+            biased = adjust(LOGITS, Sampling(logit_bias=biases), [], [])
+        counts.add(calls.count)
+        for at, logit in enumerate(LOGITS.tolist()):
+            assert float(biased[at]) == pytest.approx(logit + biases.get(at, 0), abs=1e-6)
+    assert len(counts) == 1

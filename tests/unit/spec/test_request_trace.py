@@ -1,11 +1,15 @@
 """Traces of requests: three forms read alike, and each wrong row is refused by its line."""
 
 import json
+import math
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from equipoise.base.errors import DataError
+from equipoise.base.errors import DataError, SpecError
+from equipoise.sim.serve.request import read_trace
 from equipoise.spec.request_trace import TracedRequest, read_request_trace
 from support.verbs import run
 
@@ -134,6 +138,17 @@ def test_apex_and_azure_read_like_ours(tmp_path: Path) -> None:
             ':2  GeneratedTokens is "x". Give a whole number of 0 to 2,147,483,647.',
         ),
         (
+            "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:50,2,2,9\n",
+            ":2  has 4 columns, and the first line 3.",
+        ),
+        (
+            lines(
+                {"StartTimeOffset": 0, "ContextTokens": 4, "GeneratedTokens": 1},
+                {"arrival_s": 0, "prompt_tokens": 4, "output_tokens": 3},
+            ),
+            ":2  is of another form than line 1, which has StartTimeOffset. Give one form a file.",
+        ),
+        (
             "",
             " holds no requests. Give JSON lines with arrival_s, prompt_tokens and output_tokens, "
             "or a CSV file with TIMESTAMP, ContextTokens and GeneratedTokens.",
@@ -208,3 +223,42 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError) as refusal:
         read_request_trace(file)
     assert str(refusal.value) == f"{file} holds no requests: it is not UTF-8 text: line 1."
+
+
+def test_a_date_without_a_zone_never_jumps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+    text += "2023-10-29 02:30:00,1,1\n2023-10-29 03:30:00,1,1\n"
+    with monkeypatch.context() as zone:
+        zone.setenv("TZ", "CET-1CEST,M3.5.0,M10.5.0/3")  # an hour comes twice in that night
+        time.tzset()
+        read = read_request_trace(write(tmp_path, text))
+    time.tzset()
+    assert [each.arrival_s for each in read] == [0.0, 3600.0]
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (
+            (math.nan, "", 1, 1, 1),
+            "A request arrives at nan s. Give a time of 0 to 10,000,000,000.",
+        ),
+        ((-1.0, "", 1, 1, 1), "A request arrives at -1 s. Give a time of 0 to 10,000,000,000."),
+        (
+            (0.0, "", 0, 1, 1),
+            "A request has prompt_tokens = 0. Give a number of 1 to 2,147,483,647.",
+        ),
+        (
+            (0.0, "", 1, -1, 1),
+            "A request has output_tokens = -1. Give a number of 0 to 2,147,483,647.",
+        ),
+        (
+            (0.0, "", 4, 1, 1, "g", 5),
+            "A request has prefix_tokens = 5. Give a number of 0 to 4.",
+        ),
+    ],
+)
+def test_requests_that_no_file_could_hold_are_refused(request_: Any, message: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        read_trace([TracedRequest(*request_)], {}, "llama3-8b")
+    assert str(refused.value) == message

@@ -261,11 +261,12 @@ class EngineLoop:
     def _lose(self, error: RanksLostError, now_s: float) -> None:
         """End every request whose keys and values are gone; those without any go on."""
         for name in self._scheduler.holders:
-            answer = self._answers[name]
-            answer.give_up("error", str(error), error.retry_after_s)
-            self._scheduler.abort(name, now_s)
-            if name not in self._computing:
-                self._close(answer)
+            answer = self._answers.get(name)  # None if it was given up in this iteration
+            if answer is not None:
+                answer.give_up("error", str(error), error.retry_after_s)
+                self._scheduler.abort(name, now_s)
+                if name not in self._computing:
+                    self._close(answer)
 
     def _next(self) -> tuple[BatchSchedule, list[LiveAnswer]] | None:
         """The next iteration with its chunks' answers, when there is one; None at the end."""
@@ -371,10 +372,9 @@ class EngineLoop:
             return ()
         size, known = self._decoder.pool.page_tokens, answer.keyed_pages
         answer.keyed_pages = len(answer.tokens) // size
-        return tuple(
-            np.array(answer.tokens[at * size : (at + 1) * size], dtype="<u4").tobytes()
-            for at in range(known, answer.keyed_pages)
-        )
+        ids = np.array(answer.tokens[known * size : answer.keyed_pages * size], dtype="<u4")
+        data, width = ids.tobytes(), size * ids.itemsize
+        return tuple(data[at : at + width] for at in range(0, len(data), width))
 
     def _most_tokens(self, request: GenerateRequest) -> int:
         """Most tokens of an answer, after checks that need the model."""

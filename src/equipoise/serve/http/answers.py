@@ -181,6 +181,17 @@ class Answers:
         """Tokens of all answers."""
         return sum(choice.tokens for choice in self.choices)
 
+    @property
+    def best(self) -> list[int]:
+        """Numbers of the answers that are sent: of each prompt the ``n`` likeliest by token."""
+        asked, numbers = self._asked, list[int]()
+        for first in range(0, len(asked.requests), asked.each):
+            mine = [*range(first, first + asked.each)]
+            if asked.each > asked.n:
+                mine = sorted(mine, key=lambda at: -self.choices[at].mean_logprob)[: asked.n]
+            numbers += mine
+        return numbers
+
     def require_whole(self, number: int, part: ChoicePart) -> None:
         """Refuse an answer that did not end by itself.
 

@@ -10,6 +10,7 @@ import hashlib
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from equipoise.base.errors import DataError, EquipoiseError, ModelError
 from equipoise.serve.engine.request import GenerateRequest
@@ -20,6 +21,7 @@ from equipoise.serve.http.fields import (
     ChatBody,
     ChatMessage,
     CompletionBody,
+    Prompts,
 )
 from equipoise.serve.http.served import ServedModel
 from equipoise.serve.sample import Sampling
@@ -32,6 +34,7 @@ _LONG = 1 << 16
 """Characters of a text that is tokenized while no other such text is: each takes a core for up to
 seconds, and the engine needs the cores."""
 _SEEDS = 2**63
+_Made = TypeVar("_Made")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,13 @@ class Asked:
         """Tokens of all prompts, each counted once."""
         return sum(len(prompt.ids) for prompt in self.prompts)
 
+    @property
+    def echoed_tokens(self) -> int:
+        """Most tokens of a prompt that an answer begins with, with their scores."""
+        if not self.echo or self.top is None:
+            return 0
+        return max(len(prompt.ids) for prompt in self.prompts)
+
 
 async def tokenize(
     model: ServedModel,
@@ -87,16 +97,58 @@ async def tokenize(
     """
 
     def encode() -> Prompt:
-        # A batch of one: only for batches other threads go on meanwhile.
-        (encoding,) = model.tokenizer.core.encode_batch([text], add_special_tokens=special)
-        if most_tokens is not None and len(encoding) > most_tokens:
-            raise too_long(most_tokens, len(encoding), name)
-        return Prompt(tuple(encoding.ids), text, tuple(first for first, _ in encoding.offsets))
+        return _encode(model, text, special=special, most_tokens=most_tokens, name=name)
 
     return encode() if len(text) <= _SHORT else await _aside(model, len(text), encode)
 
 
-async def _aside(model: ServedModel, characters: int, work: Callable[[], Prompt]) -> Prompt:
+async def read_prompts(
+    model: ServedModel, given: Prompts, *, most_tokens: int, name: str
+) -> list[Prompt]:
+    """Texts and token ids as prompts, none of them empty.
+
+    Args:
+        model: Its tokenizer.
+        given: What a body has.
+        most_tokens: Of each.
+        name: The field that they are from.
+
+    Raises:
+        HttpError: a text has more tokens; says how many.
+    """
+
+    def encode() -> list[Prompt]:
+        return [
+            _encode(model, each, special=True, most_tokens=most_tokens, name=name)
+            if isinstance(each, str)
+            else Prompt(each, None)
+            for each in given
+        ]
+
+    characters = sum(len(each) for each in given if isinstance(each, str))
+    prompts = encode() if characters <= _SHORT else await _aside(model, characters, encode)
+    return [_begun(model, prompt) for prompt in prompts]
+
+
+def _encode(
+    model: ServedModel, text: str, *, special: bool, most_tokens: int | None, name: str
+) -> Prompt:
+    # A batch of one: only for batches other threads go on meanwhile.
+    (encoding,) = model.tokenizer.core.encode_batch([text], add_special_tokens=special)
+    if most_tokens is not None and len(encoding) > most_tokens:
+        raise too_long(most_tokens, len(encoding), name)
+    return Prompt(tuple(encoding.ids), text, tuple(first for first, _ in encoding.offsets))
+
+
+def _begun(model: ServedModel, prompt: Prompt) -> Prompt:
+    """The prompt, with what begins a text where it has no token."""
+    if prompt.ids:
+        return prompt
+    first = model.first_ids
+    return Prompt(first, prompt.text, (0,) * len(first))
+
+
+async def _aside(model: ServedModel, characters: int, work: Callable[[], _Made]) -> _Made:
     """Do work on another thread; very long texts one at a time, also if their clients go away."""
     if characters <= _LONG:
         return await asyncio.to_thread(work)
@@ -128,17 +180,16 @@ async def ask_completion(model: ServedModel, body: CompletionBody, tenant: str) 
     Raises:
         HttpError: it cannot be answered.
     """
-    prompts = []
-    for each in body.prompt:
-        if isinstance(each, str):
-            prompt = await tokenize(model, each, most_tokens=model.context_tokens)
-        else:
-            prompt = Prompt(each, None)
-        if not prompt.ids:
-            first = model.first_ids
-            prompt = Prompt(first, prompt.text, (0,) * len(first))
-        prompts.append(prompt)
     n = body.n or 1
+    each, count = body.best_of or n, len(body.prompt)
+    if count * each > MOST_SEQUENCES:
+        raise invalid(
+            f"{count:,} prompts with {each:,} answers each are {count * each:,} answers. One "
+            f"request may have at most {MOST_SEQUENCES}.",
+            "n",
+        )
+    limit = model.context_tokens
+    prompts = await read_prompts(model, body.prompt, most_tokens=limit, name="prompt")
     most = _COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
     return _ask(
         model,
@@ -149,7 +200,7 @@ async def ask_completion(model: ServedModel, body: CompletionBody, tenant: str) 
         most_name="max_tokens",
         top=body.logprobs,
         n=n,
-        each=body.best_of or n,
+        each=each,
         echo=bool(body.echo),
     )
 
@@ -164,7 +215,7 @@ async def ask_chat(model: ServedModel, body: ChatBody, tenant: str) -> Asked:
     return _ask(
         model,
         body,
-        (await render(model, body.messages),),
+        (_begun(model, await render(model, body.messages)),),
         tenant=tenant,
         most_tokens=body.max_tokens if is_old else body.max_completion_tokens,
         most_name="max_tokens" if is_old else "max_completion_tokens",
@@ -188,12 +239,6 @@ def _ask(
     each: int,
     echo: bool,
 ) -> Asked:
-    if len(prompts) * each > MOST_SEQUENCES:
-        raise invalid(
-            f"{len(prompts):,} prompts with {each:,} answers each are {len(prompts) * each:,} "
-            f"answers. One request may have at most {MOST_SEQUENCES}.",
-            "n",
-        )
     require_tokens(
         model,
         prompt=max((max(prompt.ids) for prompt in prompts), default=0),

@@ -11,6 +11,7 @@ Kept true (tests/unit/serve/http/test_gate.py, test_fields.py)
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -30,6 +31,10 @@ would take a connection that closes for a fault of the network, and try again.""
 SHORT_BYTES = 64 << 10
 """Bodies that are parsed at once; longer ones must not hold others up."""
 _MOST_FAULTS = 5
+_MANY_FAULTS = 1_000
+"""More are counted, and not described: pydantic takes 10 us for each, and nothing else runs."""
+_LOOKED_AT = 64
+"""Unknown fields of an object, and entries of a list, that are looked at if there are more."""
 _Body = TypeVar("_Body", bound=BaseModel)
 
 
@@ -125,12 +130,37 @@ def judge(value: Mapping[str, Any], kind: type[_Body]) -> _Body:
     try:
         return kind.model_validate(value)
     except ValidationError as error:
-        faults = error.errors(include_url=False)
-        sentences = [_sentence(each["loc"], dict(each), kind) for each in faults[:_MOST_FAULTS]]
-        if len(faults) > _MOST_FAULTS:
-            sentences.append(f"There are {len(faults) - _MOST_FAULTS:,} more faults.")
-        first = faults[0]
-        raise invalid(" ".join(sentences), _param(first, kind), _code(first["type"])) from None
+        count = error.error_count()
+        faults = (
+            error.errors(include_url=False) if count <= _MANY_FAULTS else _some_faults(value, kind)
+        )
+    sentences = [_sentence(each["loc"], dict(each), kind) for each in faults[:_MOST_FAULTS]]
+    if more := count - len(sentences):
+        sentences.append(f"There are {more:,} {'more ' if sentences else ''}faults.")
+    words = " ".join(sentences)
+    if not faults:
+        raise invalid(words)
+    raise invalid(words, _param(faults[0], kind), _code(faults[0]["type"]))
+
+
+def _some_faults(value: Mapping[str, Any], kind: type[BaseModel]) -> list[ErrorDetails]:
+    """Faults of the first entries of every list, and of the first unknown fields."""
+    try:
+        kind.model_validate(_first_parts(value, kind))
+    except ValidationError as error:
+        return error.errors(include_url=False)
+    return []
+
+
+def _first_parts(value: Any, kind: type[BaseModel], place: tuple[str | int, ...] = ()) -> Any:
+    if isinstance(value, list):
+        return [_first_parts(each, kind, (*place, 0)) for each in value[:_LOOKED_AT]]
+    names = _fields_at(kind, place) if isinstance(value, dict) else []
+    if not names:
+        return value
+    unknown = islice((pair for pair in value.items() if pair[0] not in names), _LOOKED_AT)
+    known = ((name, value[name]) for name in names if name in value)
+    return dict(unknown) | {name: _first_parts(each, kind, (*place, name)) for name, each in known}
 
 
 def _param(fault: ErrorDetails, kind: type[BaseModel]) -> str | None:

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 from equipoise.serve.engine.request import GenerateRequest, PromptEmbedded
 from equipoise.serve.http.answers import Answers
-from equipoise.serve.http.asked import Asked, Prompt, require_tokens, tokenize, too_long
+from equipoise.serve.http.asked import Asked, Prompt, read_prompts, require_tokens, too_long
 from equipoise.serve.http.choice import ChoicePart
 from equipoise.serve.http.fault import invalid
 from equipoise.serve.http.fields import EmbeddingsBody
@@ -45,15 +45,9 @@ async def ask_embeddings(model: ServedModel, body: EmbeddingsBody) -> tuple[Prom
             "was not trained to have its vectors cut.",
             "dimensions",
         )
-    prompts = []
-    for each in body.input:
-        if isinstance(each, str):
-            prompt = await tokenize(model, each, most_tokens=limit, name="input")
-        else:
-            prompt = Prompt(each, None)
-        if len(prompt.ids) > limit:
-            raise too_long(limit, len(prompt.ids), "input")
-        prompts.append(prompt if prompt.ids else Prompt(model.first_ids, prompt.text))
+    prompts = await read_prompts(model, body.input, most_tokens=limit, name="input")
+    if (longest := max(len(prompt.ids) for prompt in prompts)) > limit:
+        raise too_long(limit, longest, "input")
     require_tokens(model, input=max(max(prompt.ids) for prompt in prompts))
     return tuple(prompts)
 

@@ -5,7 +5,7 @@ Kept true (tests/unit/serve/http/test_completions.py, test_chat.py, with OpenAI'
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Protocol
 
 from starlette.requests import Request
@@ -15,7 +15,14 @@ from equipoise import __version__
 from equipoise.base.shown import shorten
 from equipoise.serve.engine.request import PromptScored
 from equipoise.serve.http.answers import Answers, SlowReaderError
-from equipoise.serve.http.asked import Asked, ask_chat, ask_completion, render, tokenize
+from equipoise.serve.http.asked import (
+    Asked,
+    ask_chat,
+    ask_completion,
+    render,
+    require_tokens,
+    tokenize,
+)
 from equipoise.serve.http.body import read_body
 from equipoise.serve.http.choice import ChoicePart
 from equipoise.serve.http.embed import ask_embeddings, embed, embeddings_json, waves
@@ -42,8 +49,8 @@ from equipoise.serve.http.server_state import ServerState
 from equipoise.serve.http.shape import AnswerHead, ChatShape, CompletionShape, Json, Shape, usage
 
 _MOST_DETOKENIZED = 1_000_000
-_FEW_SCORES = 256
-"""Scores of tokens that are written at once; more must not hold others up."""
+_FEW = 256
+"""Scores or tokens that are written at once; more must not hold others up."""
 
 
 class KnownModel(Protocol):
@@ -164,10 +171,14 @@ class Endpoints(AboutModel):
             raise
         finally:
             limits.end(count)
-        whole = embeddings_json(
-            self.model.name, vectors, prompt_tokens, is_base64=body.encoding_format == "base64"
-        )
-        await send_json(send, whole, headers=limits.headers())
+
+        def write() -> bytes:
+            is_base64 = body.encoding_format == "base64"
+            name = self.model.name
+            return encode_long(embeddings_json(name, vectors, prompt_tokens, is_base64=is_base64))
+
+        data = await _beside(write, len(vectors) * self.model.width)
+        await send_bytes(send, data, "application/json", headers=limits.headers())
 
     async def _answer(
         self,
@@ -201,14 +212,14 @@ class Endpoints(AboutModel):
                 options = body.stream_options
                 shows_usage = options is not None and bool(options.include_usage)
                 events = _events(answers, asked, shape, shows_usage=shows_usage)
-                await send_events(
+                is_answered = await send_events(
                     send, events, headers=limits.headers(), heartbeat_s=self.state.heartbeat_s
                 )
             else:
                 await _collect(answers, shape)
                 data = await _write_whole(answers, asked, shape)
                 await send_bytes(send, data, "application/json", headers=limits.headers())
-            is_answered = True
+                is_answered = True
         except SlowReaderError:
             raise ClientGoneError from None
         finally:
@@ -232,30 +243,34 @@ class Endpoints(AboutModel):
             prompt = await render(self.model, body.messages)
         else:
             prompt = await tokenize(self.model, body.prompt or "", special=body.add_special_tokens)
-        names = [*map(self.model.vocabulary.name, prompt.ids)] if body.return_token_strs else None
-        await send_json(
-            send,
-            {
-                "count": len(prompt.ids),
-                "max_model_len": self.model.context_tokens,
-                "tokens": prompt.ids,
-                "token_strs": names,
-            },
-        )
+
+        def write() -> bytes:
+            name = self.model.vocabulary.name
+            return encode_long(
+                {
+                    "count": len(prompt.ids),
+                    "max_model_len": self.model.context_tokens,
+                    "tokens": [*prompt.ids],
+                    "token_strs": [*map(name, prompt.ids)] if body.return_token_strs else None,
+                }
+            )
+
+        await send_bytes(send, await _beside(write, len(prompt.ids)), "application/json")
 
     async def detokenize(self, request: Request, send: Send) -> None:
         """``POST /detokenize``: the text of tokens."""
         body = await self._read(request, DetokenizeBody)
         if len(body.tokens) > _MOST_DETOKENIZED:
             raise invalid(f"'tokens' must have at most {_MOST_DETOKENIZED:,} entries.", "tokens")
-        if wrong := [each for each in body.tokens if each >= self.model.vocab]:
-            raise invalid(
-                f"'tokens' has token {wrong[0]:,}, and the model's tokens are 0 to "
-                f"{self.model.vocab - 1:,}.",
-                "tokens",
-            )
+        require_tokens(self.model, tokens=max(body.tokens, default=0))
         core = self.model.tokenizer.core
-        await send_json(send, {"prompt": core.decode(body.tokens, skip_special_tokens=False)})
+
+        def write() -> bytes:
+            # A batch of one: only for batches other threads go on meanwhile.
+            (text,) = core.decode_batch([body.tokens], skip_special_tokens=False)
+            return encode({"prompt": text})
+
+        await send_bytes(send, await _beside(write, len(body.tokens)), "application/json")
 
     async def health(self, _: Request, send: Send) -> None:
         """``GET /health``: whether this server answers: not if it drains or a rank is missing."""
@@ -322,10 +337,10 @@ async def _write_whole(answers: Answers, asked: Asked, shape: Shape) -> bytes:
     """All answers as JSON; beside the others' if they are long."""
 
     def write() -> bytes:
-        whole = shape.envelope(shape.whole(_best(answers, asked)), is_chunk=False)
+        whole = shape.envelope(shape.whole(answers.best), is_chunk=False)
         return encode_long({**whole, "usage": _usage(answers)})
 
-    tokens = _echoed_tokens(asked) * len(asked.requests) + answers.answer_tokens
+    tokens = asked.echoed_tokens * len(asked.requests) + answers.answer_tokens
     return await _beside(write, 0 if asked.top is None else tokens)
 
 
@@ -352,7 +367,7 @@ async def _events(
                 choices = shape.chunk(number, part)
                 return encode_long(chunk(choices)) if choices else b""
 
-            echoed = 0 if number in has_begun else _echoed_tokens(asked)
+            echoed = 0 if number in has_begun else asked.echoed_tokens
             has_begun.add(number)
             if data := await _beside(write, echoed):
                 yield data
@@ -360,27 +375,9 @@ async def _events(
         yield encode({**shape.envelope([], is_chunk=True), "usage": _usage(answers)})
 
 
-def _echoed_tokens(asked: Asked) -> int:
-    """Most tokens of a prompt that an answer begins with, with their scores."""
-    if not asked.echo or asked.top is None:
-        return 0
-    return max(len(prompt.ids) for prompt in asked.prompts)
-
-
-async def _beside(write: Callable[[], bytes], scores: int) -> bytes:
-    """Write with this many scores; on another thread if they are many."""
-    return write() if scores <= _FEW_SCORES else await asyncio.to_thread(write)
-
-
-def _best(answers: Answers, asked: Asked) -> Sequence[int]:
-    """Numbers of the answers that are sent: of each prompt the ``n`` likeliest by token."""
-    numbers: list[int] = []
-    for first in range(0, len(asked.requests), asked.each):
-        mine = [*range(first, first + asked.each)]
-        if asked.each > asked.n:
-            mine = sorted(mine, key=lambda at: -answers.choices[at].mean_logprob)[: asked.n]
-        numbers += mine
-    return numbers
+async def _beside(write: Callable[[], bytes], entries: int) -> bytes:
+    """Write this many scores, tokens or numbers; on another thread if they are many."""
+    return write() if entries <= _FEW else await asyncio.to_thread(write)
 
 
 def _usage(answers: Answers) -> Json:

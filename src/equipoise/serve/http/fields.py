@@ -15,7 +15,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, FailFast, Field, field_validator, model_validator
 
 _STRICT = ConfigDict(
     strict=True, extra="forbid", allow_inf_nan=False, frozen=True, validate_default=True
@@ -27,6 +27,8 @@ _MOST_INPUTS = 2_048
 """As OpenAI has it."""
 _MOST_STOPS = 4
 _LONGEST_STOP = 1_000
+_MOST_BIASES = 1_024
+"""Tokens whose logits one request may change: every token of its answers pays for all of them."""
 _WIDEST = 2**63
 
 
@@ -92,6 +94,8 @@ class Body(BaseModel):
             return {}
         if not isinstance(biases, dict):
             raise ValueError("must be an object of token ids and numbers from -100 to 100.")
+        if len(biases) > _MOST_BIASES:
+            raise ValueError(f"must have at most {_MOST_BIASES:,} tokens; it has {len(biases):,}.")
         judged = {}
         for token, bias in biases.items():
             if not (token.isascii() and token.isdigit() and len(token) < 12):
@@ -342,4 +346,4 @@ class DetokenizeBody(BaseModel):
 
     model_config = _STRICT
     model: str | None = None
-    tokens: list[Annotated[int, Field(ge=0, lt=_WIDEST)]]
+    tokens: Annotated[list[Annotated[int, Field(ge=0, lt=_WIDEST)]], FailFast()]

@@ -53,10 +53,15 @@ def _slices(value: Any) -> str:
         )
     if not isinstance(value, list):
         return _json(value)
-    if len(value) <= _SLICE:
+    if len(value) <= _SLICE or _holds_long(value[0]):
         return "[" + ",".join(map(_slices, value)) + "]"
     slices = (_json(value[at : at + _SLICE])[1:-1] for at in range(0, len(value), _SLICE))
     return "[" + ",".join(slices) + "]"
+
+
+def _holds_long(value: Any) -> bool:
+    inner = value.values() if isinstance(value, dict) else ()
+    return any(isinstance(each, list | tuple) and len(each) > _SLICE for each in inner)
 
 
 def _json(value: Any) -> str:
@@ -126,8 +131,8 @@ async def send_events(
     *,
     headers: Mapping[str, str] | None = None,
     heartbeat_s: float = HEARTBEAT_S,
-) -> None:
-    """A stream of events, each as JSON, with ``[DONE]`` at its end.
+) -> bool:
+    """A stream of events, each as JSON, with ``[DONE]`` at its end; False if it ended in an error.
 
     Raises:
         ClientGoneError: the client does not read.
@@ -142,6 +147,7 @@ async def send_events(
             **(headers or {}),
         },
     )
+    is_whole = False
     coming = asyncio.ensure_future(anext(events, None))
     try:
         while True:
@@ -155,6 +161,7 @@ async def send_events(
             await _write(send, b"data: " + event + b"\n\n")
             coming = asyncio.ensure_future(anext(events, None))
         await _write(send, b"data: [DONE]\n\n")
+        is_whole = True
     except HttpError as fault:
         await _write(send, b"data: " + encode(fault.body) + b"\n\n")
     finally:
@@ -162,6 +169,7 @@ async def send_events(
         with suppress(asyncio.CancelledError, Exception):
             await coming
     await send({"type": "http.response.body", "body": b""})
+    return is_whole
 
 
 async def _write(send: Send, data: bytes) -> None:

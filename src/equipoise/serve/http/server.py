@@ -12,6 +12,7 @@ Kept true (tests/unit/serve/http/test_operations.py, tests/unit/cli/test_serve.p
 import asyncio
 import socket
 import threading
+import uuid
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -49,16 +50,20 @@ def listen(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
-        why = (error.strerror or str(error)).lower()
-        raise SpecError(
-            f"Cannot listen on {host}:{port}: {why}. Give another --port (0 takes any free one) or "
-            "--host."
-        ) from None
+        raise _taken(host, port, error) from None
     except OverflowError:
         listener.close()
         raise SpecError(f"--port must be from 0 to 65535; it is {port}.") from None
     listener.setblocking(False)
     return listener
+
+
+def _taken(host: str, port: int, error: OSError) -> SpecError:
+    why = (error.strerror or str(error)).lower()
+    return SpecError(
+        f"Cannot listen on {host}:{port}: {why}. Give another --port (0 takes any free one) or "
+        "--host."
+    )
 
 
 class _Protocol(H11Protocol):
@@ -107,6 +112,7 @@ class _Protocol(H11Protocol):
                     (b"content-type", b"application/json"),
                     (b"content-length", str(len(data)).encode()),
                     (b"connection", b"close"),
+                    (b"x-request-id", f"req-{uuid.uuid4().hex}".encode()),
                 ],
             )
             for event in (head, h11.Data(data=data), h11.EndOfMessage()):
@@ -142,8 +148,16 @@ class Server(uvicorn.Server):
         self._state, self._on_ready = state, on_ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to listen."""
-        await super().startup(sockets)
+        """Begin to listen.
+
+        Raises:
+            SpecError: another server has begun to at the same address since ``listen``.
+        """
+        try:
+            await super().startup(sockets)
+        except OSError as error:
+            host, port, *_ = sockets[0].getsockname() if sockets else ("", 0)
+            raise _taken(host, port, error) from None
         self._on_ready()
 
     def drain(self) -> None:

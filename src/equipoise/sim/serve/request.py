@@ -39,7 +39,7 @@ from equipoise.spec.device.serving import read_serving, serving_file, serving_na
 from equipoise.spec.device.spec import THIS_CPU
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
-from equipoise.spec.request_trace import TracedRequest, read_request_trace
+from equipoise.spec.request_trace import TracedRequest, read_request_trace, require_traced
 from equipoise.spec.words import read_layout, read_model
 
 _MOST_SKEW = 1e6
@@ -193,6 +193,8 @@ def read_trace(
         trace = read_request_trace(Path(given), vocab=sizes.vocab)
     else:
         trace = tuple(given)
+        for each in trace:
+            require_traced(each)
     if not trace:
         raise SpecError("There are no requests. Give at least one.")
     tenants = {each.tenant for each in trace}

@@ -19,6 +19,7 @@ from equipoise.serve.engine.request import (
     Event,
     GenerateRequest,
     PromptScored,
+    RanksLostError,
     TokenEvent,
 )
 from equipoise.serve.sample import Sampling, log_probabilities
@@ -345,3 +346,44 @@ def test_a_context_is_filled_if_no_length_is_given() -> None:
         make_engine(context_tokens=40), [GenerateRequest(prompt_of(1, 30), ignores_end=True)]
     )
     assert len(answer.ids) == 10 and answer.finish == "length"
+
+
+class _Lost(PagedDecoder):
+    """Loses its ranks in the second iteration, in which the request ``given_up`` is given up."""
+
+    engine: EngineLoop
+    late: GenerateRequest
+    given_up: str
+    iterations = 0
+
+    def run(self, chunks: Sequence[ServeChunk], tokens: Sequence[int]) -> torch.Tensor:
+        self.iterations += 1
+        if self.iterations == 1:
+            self.handle = self.engine.submit(self.late)
+        if self.iterations == 2:
+            assert [chunk.request for chunk in chunks] == [self.handle.name]
+            assert self.engine.stats().running == 2
+            self.engine.abort(self.given_up)
+            raise RanksLostError("Rank 1 of 2 was lost. Ask again.", 5.0)
+        return super().run(chunks, tokens)
+
+
+def test_who_leaves_in_an_iteration_that_loses_its_ranks_stops_nobody_else() -> None:
+    engine = make_engine(policy="user-fair", iteration_s=1e-9, prefill_iteration_s=1e-9)
+    decoder = _Lost(engine._decoder.decoder, engine._decoder.pool)
+    decoder.engine, engine._decoder = engine, decoder
+    decoder.late = GenerateRequest(prompt_of(2, 20), most_tokens=2, tenant="b")
+    # It holds a page, and the other tenant is served before it goes on.
+    early = engine.submit(GenerateRequest(prompt_of(1, 20), most_tokens=2, tenant="a"))
+    after = engine.submit(GenerateRequest(prompt_of(3, 5), most_tokens=2, tenant="a"))
+    decoder.given_up = early.name
+    with engine:
+        assert early.result().finish == "abort"
+        assert list(after.result().ids) == alone(prompt_of(3, 5), 2)
+        lost = decoder.handle.result()
+    assert (lost.finish, lost.error, lost.retry_after_s) == (
+        "error",
+        "Rank 1 of 2 was lost. Ask again.",
+        5.0,
+    )
+    assert engine.stats().used_pages == 0

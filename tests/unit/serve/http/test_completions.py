@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from equipoise.serve.http import send
 from equipoise.serve.http.send import encode, encode_long
 from support.serving.http.served import MODEL, Running, running
 
@@ -225,3 +226,19 @@ JSON = st.recursive(
 def test_what_is_written_in_slices_is_the_same(value: Any, times: int) -> None:
     value = {"choices": [value], "all": [value] * times}
     assert encode_long(value) == encode(value)
+
+
+def test_rows_of_many_numbers_are_written_row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    longest, write = 0, send._json
+
+    def noted(value: Any) -> str:
+        nonlocal longest
+        text = write(value)
+        longest = max(longest, len(text))
+        return text
+
+    rows = [{"index": at, "embedding": (0.5,) * 400} for at in range(300)]
+    expected = encode({"data": rows})
+    monkeypatch.setattr(send, "_json", noted)
+    assert encode_long({"data": rows}) == expected
+    assert longest < 10_000

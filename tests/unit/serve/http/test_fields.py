@@ -82,6 +82,12 @@ REFUSED: list[tuple[dict[str, Any], str | None, str, str]] = [
         "'logit_bias' must be a number from -100 to 100 for token 5.",
     ),
     (
+        {"prompt": "a", "logit_bias": {str(token): 1 for token in range(1_025)}},
+        "logit_bias",
+        "invalid_value",
+        "'logit_bias' must have at most 1,024 tokens; it has 1,025.",
+    ),
+    (
         {"prompt": "a", "max_tokens": 0},
         "max_tokens",
         "invalid_value",
@@ -227,3 +233,33 @@ def test_whatever_the_value_it_is_read_or_refused(kind: Any, data: st.DataObject
     except HttpError as refused:
         assert refused.status == 400
         assert refused.message
+
+
+def test_thousands_of_faults_are_counted_and_the_first_described() -> None:
+    strange = {f"k{at}": 1 for at in range(2_000)}
+    messages = [{"role": "user", "content": "a", **strange}, *[{"role": "x"}] * 2_000]
+    for value, kind, message in (
+        (
+            {"prompt": "a", "n": 0, **strange},
+            CompletionBody,
+            "'n' must be at least 1; it is 0. Unknown parameter: 'k0'. Nearest: 'top_k'. Unknown "
+            "parameter: 'k1'. Nearest: 'top_k'. Unknown parameter: 'k2'. Nearest: 'top_k'. Unknown "
+            "parameter: 'k3'. Nearest: 'top_k'. There are 1,996 more faults.",
+        ),
+        (
+            {"messages": [{"role": "user", "content": "a"}] * 70 + [{"role": "x"}] * 600},
+            ChatBody,
+            "There are 1,200 faults.",
+        ),
+    ):
+        with pytest.raises(HttpError) as refused:
+            judge(value, kind)
+        assert refused.value.message == message
+    with pytest.raises(HttpError) as refused:
+        judge({"messages": messages}, ChatBody)
+    assert refused.value.param == "messages[0].k0"
+    assert refused.value.message.endswith("There are 5,995 more faults.")
+    tokens = {"tokens": ["a"] * 3_000}  # the first one says enough, and the rest costs time
+    with pytest.raises(HttpError) as refused:
+        judge(tokens, DetokenizeBody)
+    assert refused.value.message == "'tokens[0]' must be a whole number, not \"a\"."

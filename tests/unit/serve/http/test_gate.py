@@ -355,6 +355,7 @@ def test_what_is_not_http_gets_the_same_shape(server: Running) -> None:
         reply = read_reply(raw)
     assert reply.status == 400
     assert error(reply)["code"] == "invalid_http"
+    assert reply.headers["x-request-id"].startswith("req-")
 
 
 def test_curl_reads_a_stream(server: Running) -> None:

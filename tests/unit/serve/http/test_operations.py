@@ -4,15 +4,23 @@ import asyncio
 import json
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 import pytest
+import torch
 
+from equipoise.base.errors import SpecError
+from equipoise.schedule.batching.iteration import ServeChunk
+from equipoise.serve.engine.forward import PagedDecoder
+from equipoise.serve.http.app import make_app
+from equipoise.serve.http.server import Server, listen
+from equipoise.serve.http.server_state import ServerState
+from equipoise.serve.http.tenants import open_tenants
 from support.serving.http.raw import Reply, ask, open_socket, read_reply
 from support.serving.http.scrape import scraped
-from support.serving.http.served import MODEL, Running, running
+from support.serving.http.served import MODEL, Running, running, served_model
 
 LONG = {"model": MODEL, "prompt": "a", "max_tokens": 3500, "ignore_eos": True, "temperature": 0}
 HONEST = {"model": MODEL, "prompt": "Hello world", "max_tokens": 20, "ignore_eos": True}
@@ -241,3 +249,43 @@ def test_every_token_is_in_a_usage_or_was_given_up() -> None:
     firsts = said["equipoise_time_to_first_token_seconds_count", ""]
     nexts = said["equipoise_inter_token_latency_seconds_count", ""]
     assert firsts + nexts == generated
+
+
+def test_tokens_of_a_stream_that_fails_are_in_no_usage() -> None:
+    class Torn(PagedDecoder):
+        left = 6
+
+        def run(self, chunks: Sequence[ServeChunk], tokens: Sequence[int]) -> torch.Tensor:
+            self.left -= 1
+            if self.left < 0:
+                raise ValueError("torn")
+            return super().run(chunks, tokens)
+
+    with running(**SIZES) as server:
+        engine = server.state.model.engine
+        engine._decoder = Torn(engine._decoder.decoder, engine._decoder.pool)
+        data = json.dumps({**HONEST, "stream": True, "stream_options": {"include_usage": True}})
+        body = ask(server.port, "POST", "/v1/completions", data.encode()).body
+        until(lambda: is_idle(server))
+        said = scraped(server)
+    *chunks, last, empty = body.decode().split("\n\n")
+    assert empty == "" and all(json.loads(each[6:])["usage"] is None for each in chunks)
+    assert json.loads(last[6:])["error"]["message"] == (
+        "The request failed inside the engine: ValueError."
+    )
+    generated = said["equipoise_generation_tokens_total", "default"]
+    assert generated == said["equipoise_unanswered_tokens_total", "default"] == 6
+
+
+def test_of_two_servers_that_start_at_one_address_the_second_says_so() -> None:
+    first = listen("127.0.0.1", 0)
+    port = first.getsockname()[1]
+    second = listen("127.0.0.1", port)  # neither listens yet, so the kernel lets both have it
+    first.listen()
+    state = ServerState(served_model(), open_tenants())
+    with first, second, pytest.raises(SpecError) as refused:
+        Server(make_app(state), state).run([second])
+    assert str(refused.value) == (
+        f"Cannot listen on 127.0.0.1:{port}: address already in use. Give another --port (0 takes "
+        "any free one) or --host."
+    )

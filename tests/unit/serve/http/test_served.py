@@ -15,13 +15,16 @@ import torch
 from equipoise.base.errors import CheckpointError
 from equipoise.checkpoint.index import Chunk, StoredTensor, write_index
 from equipoise.checkpoint.manifest import FORMAT, Manifest
+from equipoise.nn.hf.files import GENERATION, ModelFiles, as_json, tokenizer_files
 from equipoise.nn.hf.read import weight_shapes
 from equipoise.serve.http.served import fingerprint, model_name
+from equipoise.serve.prompt import PromptReader
 from equipoise.serve.source import open_model
 from equipoise.spec.model.presets import ModelSpec
 from support.chat.corpus import write_model
 from support.checkpoints import replace
 from support.checkpoints.sealed import describe_files, write_manifest
+from support.serving.engine import byte_level
 
 MODEL = ModelSpec(layers=1, hidden=16, heads=2, kv_heads=1, ffn=16, vocab=270, head_width=8)
 
@@ -116,3 +119,9 @@ def test_a_torn_checkpoint_that_nobody_replaces_is_not_waited_for(tmp_path: Path
     (folder / "shard-00000.bin").write_bytes(b"")
     with pytest.raises(CheckpointError, match=r"The only checkpoint in .* is not whole"):
         open_model(tmp_path / "run")
+
+
+def test_an_end_that_is_not_in_the_vocabulary_ends_nothing() -> None:
+    ends = as_json({"eos_token_id": [5, -1, 270, 10**9]})
+    contents = {**tokenizer_files(byte_level().to_str().encode(), {}), GENERATION: ends}
+    assert PromptReader(ModelFiles(contents, "small"), MODEL).end_ids == {5}

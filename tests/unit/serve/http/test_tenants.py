@@ -62,7 +62,7 @@ x = 1
     assert str(refused.value) == "\n".join(
         f"{file}:{line}"
         for line in (
-            "3  tenants.a.weight: must be above 0; it is 0.",
+            "3  tenants.a.weight: must be at least 1e-06; it is 0.",
             "4  tenants.a.wieght: no such key. Nearest: weight",
             "5  tenants.b.keys: is missing. Every tenant needs one: equipoise serve --new-key NAME",
             "6  tenants.b.concurrency: must be a whole number, not 1.5.",

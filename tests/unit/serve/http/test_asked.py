@@ -1,0 +1,75 @@
+"""Bodies as requests to the engine: what is refused before it costs anything, who cuts texts."""
+
+import asyncio
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from equipoise.serve.http.asked import ask_chat, ask_completion, read_prompts
+from equipoise.serve.http.body import judge
+from equipoise.serve.http.fault import HttpError
+from equipoise.serve.http.fields import ChatBody, CompletionBody
+
+
+class _Core:
+    """Cuts texts into characters, and notes on which thread."""
+
+    def __init__(self) -> None:
+        self.threads = set[int]()
+
+    def encode_batch(self, texts: list[str], *, add_special_tokens: bool) -> list[Any]:
+        assert add_special_tokens
+        self.threads.add(threading.get_ident())
+        (text,) = texts
+        ids = [ord(each) for each in text]
+        return [_Encoding(ids, [(at, at + 1) for at in range(len(ids))])]
+
+
+class _Encoding(SimpleNamespace):
+    def __init__(self, ids: list[int], offsets: list[tuple[int, int]]) -> None:
+        super().__init__(ids=ids, offsets=offsets)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+def model_of(core: Any) -> Any:
+    tokenizer = SimpleNamespace(core=core, encode_chat=lambda _: [])
+    return SimpleNamespace(
+        tokenizer=tokenizer,
+        first_ids=(7,),
+        context_tokens=5_000,
+        vocab=128,
+        long_texts=asyncio.Semaphore(1),
+    )
+
+
+def test_too_many_prompts_are_refused_before_one_is_cut() -> None:
+    core = _Core()
+    body = judge({"prompt": ["a"] * 200_000, "n": 2}, CompletionBody)
+    with pytest.raises(HttpError) as refused:
+        asyncio.run(ask_completion(model_of(core), body, "ann"))
+    assert refused.value.param == "n"
+    assert refused.value.message == (
+        "200,000 prompts with 2 answers each are 400,000 answers. One request may have at most 128."
+    )
+    assert not core.threads
+
+
+@pytest.mark.parametrize(("texts", "is_aside"), [(9, False), (100, True)])
+def test_texts_that_are_long_together_are_cut_beside_others(texts: int, is_aside: bool) -> None:
+    core = _Core()
+    given = (*["b" * 100] * texts, (1, 2), "")
+    prompts = asyncio.run(read_prompts(model_of(core), given, most_tokens=100, name="prompt"))
+    assert (threading.get_ident() not in core.threads) == is_aside
+    assert [prompt.ids for prompt in prompts] == [(98,) * 100] * texts + [(1, 2), (7,)]
+    assert (prompts[-1].text, prompts[-1].offsets) == ("", (0,))
+
+
+def test_a_conversation_that_a_template_writes_nothing_of_begins_a_text() -> None:
+    body = judge({"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}, ChatBody)
+    asked = asyncio.run(ask_chat(model_of(_Core()), body, "ann"))
+    assert [prompt.ids for prompt in asked.prompts] == [(7,)]
+    assert asked.requests[0].prompt == (7,)
