@@ -181,7 +181,7 @@ def _numbered(path: Path, reader: "csv.DictReader[str]") -> Iterator[tuple[int, 
             if None in row:
                 columns = len(reader.fieldnames or ())
                 raise DataError(
-                    f"{path}:{reader.line_num}  has {columns + len(row[None]):,} columns, and the "  # type: ignore[index]
+                    f"{path}:{reader.line_num}  has {columns + len(row[None]):,} columns, and the "
                     f"first line {columns:,}."
                 )
             yield reader.line_num, row
