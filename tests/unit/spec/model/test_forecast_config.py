@@ -152,11 +152,22 @@ def test_queries_that_come_from_the_input_have_one_product() -> None:
     # As many weights as transformers 5.23 builds on the meta device.
     small = {
         **CONFIGS["deepseek_v3"][0],
-        **dict(hidden_size=256, num_attention_heads=4, num_key_value_heads=4, num_hidden_layers=4),
-        **dict(first_k_dense_replace=1, intermediate_size=512, moe_intermediate_size=64),
-        **dict(n_routed_experts=8, num_experts_per_tok=2, n_shared_experts=2, vocab_size=1000),
-        **dict(q_lora_rank=None, kv_lora_rank=64, qk_rope_head_dim=16),
-        **dict(qk_nope_head_dim=32, v_head_dim=32),
+        "hidden_size": 256,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "num_hidden_layers": 4,
+        "first_k_dense_replace": 1,
+        "intermediate_size": 512,
+        "moe_intermediate_size": 64,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "n_shared_experts": 2,
+        "vocab_size": 1000,
+        "q_lora_rank": None,
+        "kv_lora_rank": 64,
+        "qk_rope_head_dim": 16,
+        "qk_nope_head_dim": 32,
+        "v_head_dim": 32,
     }
     model = forecast_config(small)
     assert model.latent == LatentSpec(query=0, key_value=64, rope=16)
