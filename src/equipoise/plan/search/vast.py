@@ -61,7 +61,7 @@ _TIGHTENED = 64
 """Choices of a survey that are tightened at a time."""
 _STARTS, _MOST_STARTS = 16, 96
 """Warm starts that are priced together, and as many again while they get better; and at most."""
-_LOOKS, _FIRST_LOOKS = 160, 24
+_LOOKS, _FIRST_LOOKS = 160, 64
 """Kernels that are priced before some choices are guessed, and before the first answer."""
 _SAMPLE = 16_384
 """The most choices that are columns for the first answer."""

@@ -42,13 +42,17 @@ _UNGATED = frozenset(_UNGATED_NAMES.split())
 _BIASED = ("gpt_oss", "glm4_moe")
 """Model types that are forecast, whose ``attention_bias`` is of queries, keys and values."""
 
+_ROUTED = ("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size")
+_DENSE = ("n_shared_experts", "first_k_dense_replace")
+_LATENT = ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
+_LOCAL = ("num_local_experts", "num_experts_per_tok")
 _STATED = {
-    "deepseek_v3": ("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size"),
-    "glm4_moe": ("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size"),
-    "gpt_oss": ("num_local_experts", "num_experts_per_tok"),
-    "llama4_text": ("num_local_experts", "num_experts_per_tok"),
+    "deepseek_v3": (*_ROUTED, *_DENSE, *_LATENT),
+    "glm4_moe": (*_ROUTED, *_DENSE, "num_key_value_heads", "head_dim"),
+    "gpt_oss": (*_LOCAL, "num_key_value_heads", "head_dim"),
+    "llama4_text": (*_LOCAL, "num_key_value_heads", "intermediate_size_mlp"),
 }
-"""Sizes without which a model with experts would be priced as another one."""
+"""Sizes without which a model would be priced as another one: transformers' own defaults differ."""
 
 FORECAST = {
     "deepseek_v3": "multi-token prediction is left out",
@@ -139,12 +143,22 @@ def _read_experts(config: Mapping[str, Any]) -> dict[str, Any]:
         )
     expert_ffn = _size(config, _EXPERT_FFN, default=_size(config, _FFN))
     if config.get("model_type") == "llama4_text":  # a shared expert as wide as the others
+        step, sparse = (
+            _size(config, ("interleave_moe_layer_step",), default=1),
+            config.get("moe_layers"),
+        )
+        layers = list(range(step - 1, _size(config, _LAYERS), step))
+        if sparse is not None and sparse != layers:
+            raise ModelError(
+                f"config.json: moe_layers {shown(sparse)} are not those of "
+                f"interleave_moe_layer_step {step}, {shown(layers)}, which alone are priced."
+            )
         return {
             "experts": experts,
             "top_k": top_k,
             "expert_ffn": expert_ffn,
             "shared_ffn": expert_ffn,
-            "expert_every": _size(config, ("interleave_moe_layer_step",), default=1),
+            "expert_every": step,
         }
     shared = _size(config, ("n_shared_experts", "num_shared_experts"), default=0, least=0)
     shared_ffn = _size(

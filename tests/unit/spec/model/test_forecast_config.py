@@ -148,6 +148,30 @@ def test_biases_and_norms_are_counted() -> None:
     assert forecast_config(CONFIGS["gpt_oss"][0]).qkv_bias
 
 
+@pytest.mark.parametrize(
+    ("kind", "name"), [("gpt_oss", "head_dim"), ("glm4_moe", "n_shared_experts")]
+)
+def test_sizes_with_other_defaults_are_not_guessed(kind: str, name: str) -> None:
+    config = {key: value for key, value in CONFIGS[kind][0].items() if key != name}
+    with pytest.raises(ModelError) as refused:
+        forecast_config(config)
+    assert str(refused.value) == (
+        f"config.json has no {name}, and packs cannot be priced without it. Save the "
+        f"configuration again with transformers, which writes every size."
+    )
+
+
+def test_layers_with_experts_are_those_of_the_step() -> None:
+    four = SCOUT | {"num_hidden_layers": 4, "interleave_moe_layer_step": 2}
+    assert forecast_config(four | {"moe_layers": [1, 3]}) == forecast_config(four)
+    with pytest.raises(ModelError) as refused:
+        forecast_config(four | {"moe_layers": [0, 1]})
+    assert str(refused.value) == (
+        "config.json: moe_layers [0, 1] are not those of interleave_moe_layer_step 2, [1, 3], "
+        "which alone are priced."
+    )
+
+
 def test_queries_that_come_from_the_input_have_one_product() -> None:
     # As many weights as transformers 5.23 builds on the meta device.
     small = {
@@ -267,7 +291,7 @@ def test_groups_of_experts_are_read(tmp_path: Path) -> None:
                 f"config.json has no {name}, and packs cannot be priced without it. Save the "
                 f"configuration again with transformers, which writes every size.",
             )
-            for name in ("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size")
+            for name in ("n_routed_experts", "moe_intermediate_size", "kv_lora_rank")
         ),
     ],
 )
