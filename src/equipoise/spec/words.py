@@ -191,10 +191,10 @@ def read_model(text: str) -> ModelSpec:
             f"was published with."
         )
     kind, known = config.get("model_type"), (*MODEL_TYPES, *FORECAST)
-    if isinstance(kind, str) and kind not in known:
+    if not isinstance(kind, str) or kind not in known:
+        hint = f" Nearest: {nearest(kind, known)}." if isinstance(kind, str) else ""
         raise ModelError(
-            f"{file.name}: model_type {shown(kind)} is not one of {', '.join(known)}. Nearest: "
-            f"{nearest(kind, known)}."
+            f"{file.name}: model_type {shown(kind)} is not one of {', '.join(known)}.{hint}"
         )
     is_priced = _forecast_kind(config) is not None
     try:

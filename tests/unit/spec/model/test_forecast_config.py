@@ -237,7 +237,9 @@ def test_what_is_no_config_is_refused_by_every_verb(
     file.write_text(text)
     layout = ["--layout", "dp=8"] if verb == "simulate" else []
     step = ["--cluster", "h100-sxm:8", "--context-tokens", "4096", "--step-sequences", "64"]
-    said = message.replace("{file}", str(file)).replace("KINDS", ", ".join(MODEL_TYPES))
+    said = message.replace("{file}", str(file)).replace(
+        "KINDS", ", ".join((*MODEL_TYPES, *FORECAST))
+    )
     assert run(capsys, verb, "--model", file, *step, *layout) == (2, "", f"{said}\n")
 
 
