@@ -67,7 +67,7 @@ _SAMPLE = 16_384
 """The most choices that are columns for the first answer."""
 _AT_FIRST, _MOST_FIRST = 4, 12
 """Choices that are priced together for the first answer, and at most."""
-_COMPILES_S = 3.0
+_COMPILES_S = 2.0
 """What has to be left for the compiler to be worth loading [s]."""
 _FULL, _TOO_LARGE = 1.3, 4.0
 """How much slower a choice is guessed to be that may not fit, or hardly will."""
