@@ -115,6 +115,8 @@ def read_words(setting: str, text: str, known: tuple[str, ...]) -> dict[str, int
                 f'{setting}: {name} is "{value}". Give a whole number of {least} to {MOST:,}, as '
                 f"in {name}={1 if name in ('gated', 'tied', 'zero') else 8}."
             )
+        if name == "zero" and int(digits) > 3:
+            raise SpecError(f"{setting}: zero is {int(digits)}. Give 0, 1, 2 or 3.")
         numbers[name] = int(digits)
     return numbers
 
@@ -130,9 +132,6 @@ def read_layout(text: str) -> LayoutWords:
     8192
     """
     words = read_words("layout", text, LAYOUT_WORDS)
-    zero = words.get("zero", 1)
-    if zero not in (0, 1, 2, 3):
-        raise SpecError(f"layout: zero is {zero}. Give 0, 1, 2 or 3.")
     ranks = math.prod(words.get(axis, 1) for axis in ("dp", "cp", "tp", "pp"))
     if ranks > MOST_DEVICES:
         raise SpecError(
@@ -146,7 +145,7 @@ def read_layout(text: str) -> LayoutWords:
         pp=words.get("pp", 1),
         ep=words.get("ep", 1),
         etp=words.get("etp", 1),
-        zero=cast(Literal[0, 1, 2, 3], zero),
+        zero=cast(Literal[0, 1, 2, 3], words.get("zero", 1)),
         replicas=words.get("replicas", 1),
     )
     virtual = words.get("virtual", 1)
@@ -192,10 +191,10 @@ def read_model(text: str) -> ModelSpec:
             f"was published with."
         )
     kind, known = config.get("model_type"), (*MODEL_TYPES, *FORECAST)
-    if isinstance(kind, str) and kind not in known:
+    if not isinstance(kind, str) or kind not in known:
+        hint = f" Nearest: {nearest(kind, known)}." if isinstance(kind, str) else ""
         raise ModelError(
-            f"{file.name}: model_type {shown(kind)} is not one of {', '.join(known)}. Nearest: "
-            f"{nearest(kind, known)}."
+            f"{file.name}: model_type {shown(kind)} is not one of {', '.join(known)}.{hint}"
         )
     is_priced = _forecast_kind(config) is not None
     try:

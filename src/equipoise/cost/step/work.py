@@ -200,7 +200,7 @@ def _attention_products(
     down = latent.query + latent.key_value + latent.rope
     return (
         Product("projections", tokens, down, hidden),
-        Product("projections", tokens, heads * model.score_width, latent.query),
+        Product("projections", tokens, heads * model.score_width, latent.query or hidden),
         Product("projections", tokens, 2 * heads * model.head_width, latent.key_value),
         out,
     )

@@ -65,7 +65,7 @@ def _attention(model: ModelSpec) -> list[str]:
     if latent is not None:
         return [
             "--multi-latent-attention",
-            f"--q-lora-rank {latent.query}",
+            *([f"--q-lora-rank {latent.query}"] if latent.query else []),
             f"--kv-lora-rank {latent.key_value}",
             f"--qk-head-dim {model.head_width}",
             f"--qk-pos-emb-head-dim {latent.rope}",

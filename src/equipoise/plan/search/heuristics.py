@@ -182,6 +182,25 @@ def waiting(space: Space) -> Floats:
     return np.where(is_plain, 1.0, 1.0 + waits * np.where(is_split, 0.6, 1.0))
 
 
+def scattered(space: Space, node: int) -> Floats:
+    """A guess of how much slower experts are on more nodes than they need, float64 [rows] [ratio].
+
+    Ranks of one stage that follow each other are ``pp`` nodes apart in some orders.
+
+    Args:
+        space: The choices.
+        node: Devices of a node.
+    """
+    own, group = space["tp"] * space["cp"], space["ep"] * space["etp"]
+    stages = np.where(space["order"] == NAMED["order"].index("dp-pp"), space["pp"], 1)
+    copies = -(-group // own)  # of a run of ranks that differ in tp and cp
+    spread = (
+        np.minimum(own, group) + (copies - 1) * own * stages
+    )  # ranks from the first to the last
+    nodes = np.minimum(-(-spread // node), copies * -(-own // node))
+    return np.asarray(1.0 + 0.25 * np.log2(nodes / np.minimum(nodes, -(-group // node))))
+
+
 _AGAIN = tuple(RECOMPUTES.index(name) for name in ("none", "selective", "full", *MODULE_SETS))
 _WHOLE = schedules_with(lambda each: each.is_common and not each.splits_backward)
 _LAYOUTS = 3

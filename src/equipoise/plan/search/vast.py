@@ -9,9 +9,11 @@ What it decides
     only those that may beat the incumbent are surveyed (``plan.search.survey``); from there on
     every node is one of ``plan.search.search``.
 
-    The incumbent comes before any bound: published recipes of the model, warm starts and local
-    search among the choices that recipes differ in, then local search among all choices of the best
-    cells. Unlike those of a small space they stay, so that no answer is worse than a recipe.
+    The incumbent comes before any bound. The first answer is the likeliest of what is near a
+    recipe, or of a sample, and is priced before the compiler is loaded, which takes longer. Then
+    come the published recipes of the model, warm starts and local search among the choices that
+    recipes differ in, and local search among all choices of the best cells. Unlike those of a small
+    space they stay, so that no answer is worse than a recipe.
 
 Kept true (tests/unit/plan/search/test_vast.py)
     On small spaces the answer is that of pricing every row; the bound holds at every moment; no
@@ -32,7 +34,7 @@ from equipoise.base.arrays import Floats, Ints
 from equipoise.plan.bounds.roofline import memory_guess_bytes, needed_bytes, peak_bound_s
 from equipoise.plan.search.deadline import Deadline
 from equipoise.plan.search.evaluate import Estimates
-from equipoise.plan.search.heuristics import RECIPES, climb, guess_s, waiting
+from equipoise.plan.search.heuristics import RECIPES, climb, guess_s, scattered, waiting
 from equipoise.plan.search.incumbent import Incumbent, Node, Reached
 from equipoise.plan.search.near import likeliest, near_rows
 from equipoise.plan.search.search import FAMILY, KERNELS, OWN, ROW, SPLIT, Search
@@ -59,8 +61,14 @@ _TIGHTENED = 64
 """Choices of a survey that are tightened at a time."""
 _STARTS, _MOST_STARTS = 16, 96
 """Warm starts that are priced together, and as many again while they get better; and at most."""
-_LOOKS = 160
-"""Kernels that are priced before the first choice is."""
+_LOOKS, _FIRST_LOOKS = 160, 64
+"""Kernels that are priced before some choices are guessed, and before the first answer."""
+_SAMPLE = 16_384
+"""The most choices that are columns for the first answer."""
+_AT_FIRST, _MOST_FIRST = 4, 12
+"""Choices that are priced together for the first answer, and at most."""
+_COMPILES_S = 2.0
+"""What has to be left for the compiler to be worth loading [s]."""
 _FULL, _TOO_LARGE = 1.3, 4.0
 """How much slower a choice is guessed to be that may not fit, or hardly will."""
 _ROOM = 0.93
@@ -107,8 +115,11 @@ def _differing(likely: _Likely, each: int, most: int) -> Iterator[list[int]]:
     order = np.argsort(likely.guess, kind="stable")
     names = ("tp", "cp", "pp", "ep", "zero", "recompute")
     codes = np.stack([likely.space[name][order] for name in names])
-    first = np.sort(np.unique(codes, axis=1, return_index=True)[1])[:most]
-    places = order[first].tolist()
+    ranked = order[np.sort(np.unique(codes, axis=1, return_index=True)[1])]
+    # Guesses know little of what travels: those that shard weights take turns with the others.
+    shards = likely.space["zero"][ranked] == 3
+    turn = np.where(shards, np.cumsum(shards), np.cumsum(~shards))
+    places = ranked[np.argsort(turn, kind="stable")][:most].tolist()
     for at in range(0, len(places), each):
         yield places[at : at + each]
 
@@ -140,11 +151,18 @@ class VastSearch(Search):
     """Kernels' bound of some groups [s]."""
     _group_of: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """Group of each cell, int64 [cells]."""
+    _at_once: int = _STARTS
+    """Choices that are priced together: few without a compiler, as a stop loses all of them."""
 
     @property
     def lattice(self) -> Lattice:
         """The space."""
         return cast(Lattice, self.space)
+
+    @property
+    def _node(self) -> int:
+        """Devices of a node."""
+        return min(each.devices_per_node for each in self.machine.cluster.classes)
 
     def _make_estimates(self) -> Estimates:
         return VastEstimates(self.model, self.machine, self.lattice, self.packer)
@@ -154,8 +172,6 @@ class VastSearch(Search):
 
     def _run(self, best: Incumbent, reached: Reached, due: Deadline) -> None:
         """Search until nothing can be ``gap`` faster, or the time is over."""
-        for loop in (sweep, fill):
-            compile_loop(loop)
         lattice = self.lattice
         reached.rows, reached.bound_s = len(lattice), self._peak_s()
         names = [lattice.cells[name] for name in KERNELS]
@@ -165,6 +181,13 @@ class VastSearch(Search):
         for at, cells in enumerate(self._cells):
             self._group_of[cells] = at
         frontier: list[Node] = [(reached.bound_s, LOOK, at) for at in range(len(self._cells))]
+        with Team(self.estimates.answer, 0) as alone:
+            self._first(best, alone, reached.bound_s)
+        self._at_once = _AT_FIRST
+        if due.left_s > _COMPILES_S:
+            self._at_once = _STARTS
+            for loop in (sweep, fill):
+                compile_loop(loop)
         with Team(self.estimates.answer, spare_cores()) as team:
             self._start(best, team, reached, due)
             for at, bound in self._looked.items():
@@ -177,14 +200,40 @@ class VastSearch(Search):
         """All useful FLOP at the devices' peak [s]."""
         return least_peak_s(self.model, self.machine, self.lattice, packs=self.packer is not None)
 
-    def _start(self, best: Incumbent, team: Team, reached: Reached, due: Deadline) -> None:
-        """Published recipes, warm starts, and local search from them."""
-        lattice, lowest = self.lattice, reached.bound_s
+    def _ask(self, best: Incumbent, team: Team, lowest: float) -> Ask:
+        """What prices rows."""
 
         def price(rows: list[int]) -> list[float]:
             self._evaluate(team, best, [(lowest, OWN, row) for row in rows])
             return [best.fitting_s(row) for row in rows]
 
+        return price
+
+    def _first(self, best: Incumbent, team: Team, lowest: float) -> None:
+        """An answer: the likeliest recipe and what is near it, else the likeliest of a sample."""
+        price, recipes = self._ask(best, team, lowest), np.array(sorted(self.published), np.int64)
+        likely = self._likely(team, best, recipes, looks=_FIRST_LOOKS)
+        if len(likely.rows):
+            start = int(likely.rows[np.argmin(likely.guess)])
+            moves = near_rows(self.lattice, start)
+            rows = np.unique(np.concatenate([recipes[:0], *moves]))
+            likely = self._likely(team, best, rows, looks=_FIRST_LOOKS)
+            near = likeliest(moves, likely.rows, likely.space, likely.guess)
+            ranked = [start, *near.tolist()]
+        else:
+            rows = self.lattice.find(RECIPES)
+            rows = rows[:: -(-len(rows) // _SAMPLE)]
+            likely = self._likely(team, best, rows, looks=_FIRST_LOOKS)
+            first = next(_differing(likely, _MOST_FIRST, _MOST_FIRST), [])
+            ranked = likely.rows[first].tolist()
+        for at in range(0, min(len(ranked), _MOST_FIRST), _AT_FIRST):
+            price(ranked[at : at + _AT_FIRST])
+            if best.best_s < np.inf:
+                break
+
+    def _start(self, best: Incumbent, team: Team, reached: Reached, due: Deadline) -> None:
+        """Published recipes, warm starts, and local search from them."""
+        lattice, price = self.lattice, self._ask(best, team, reached.bound_s)
         price(list(self.published))
         if best.fitting:
             self._climb_near(team, best, price, _part(due, _NEAR_SHARE, _NEAR_S))
@@ -193,7 +242,7 @@ class VastSearch(Search):
         start_due = _part(due, _SEED_SHARE, _SEED_S)
         climb_due = _part(due, _SEED_SHARE + _CLIMB_SHARE, _SEED_S + _CLIMB_S)
         before = np.inf
-        for some in _differing(common, _STARTS, _MOST_STARTS):
+        for some in _differing(common, self._at_once, _MOST_STARTS):
             price(common.rows[some].tolist())
             if start_due.is_over() or (best.best_s < np.inf and best.best_s >= before):
                 break
@@ -218,15 +267,16 @@ class VastSearch(Search):
             likely = self._likely(team, best, np.unique(np.concatenate(moves)))
             rows = likeliest(moves, likely.rows, likely.space, likely.guess).tolist()
             before = best.best_s
-            for at in range(0, len(rows), _STARTS):
-                price(rows[at : at + _STARTS])
-                if due.is_over() or best.best_s < before:
+            for at in range(0, len(rows), self._at_once):
+                price(rows[at : at + self._at_once])
+                is_better = best.best_s < before and (at + self._at_once) % _STARTS == 0
+                if due.is_over() or is_better:
                     break
 
     def _cell(self, row: int) -> int:
         return int(np.searchsorted(self.lattice.firsts, row, side="right")) - 1
 
-    def _likely(self, team: Team, best: Incumbent, rows: Ints) -> "_Likely":
+    def _likely(self, team: Team, best: Incumbent, rows: Ints, *, looks: int = _LOOKS) -> "_Likely":
         """Those of some rows that may fit, with a guess of their time from their kernels'."""
         space, packs = self.lattice.keep(rows), self.packer is not None
         needs = needed_bytes(self.model, self.machine, space, has_documents=packs)
@@ -236,17 +286,19 @@ class VastSearch(Search):
         peak = peak_bound_s(*of_all, has_documents=packs)
         memory = np.maximum(needs[fits], memory_guess_bytes(self.model, space))
         memory /= self.machine.capacity_bytes
-        rough = guess_s(space, peak) * _doubt(memory)
+        far = scattered(space, self._node) if self.model.experts else np.ones(len(space))
+        rough = guess_s(space, peak) * far * _doubt(memory)
         group = self._group_of[np.searchsorted(self.lattice.firsts, rows, side="right") - 1]
         order = np.argsort(rough, kind="stable")
         first = np.unique(group[order], return_index=True)[1]
         wanted = [at for at in group[order][np.sort(first)].tolist() if at not in self._looked]
-        nodes: list[Node] = [(0.0, LOOK, at) for at in wanted[:_LOOKS]]
-        self._looked |= dict(zip(wanted[:_LOOKS], self._evaluate(team, best, nodes), strict=True))
+        wanted = wanted[:looks]
+        nodes: list[Node] = [(0.0, LOOK, at) for at in wanted]
+        self._looked |= dict(zip(wanted, self._evaluate(team, best, nodes), strict=True))
         known = np.full(len(self._cells), np.nan)
         known[list(self._looked)] = list(self._looked.values())
         least = float(peak.min(initial=np.inf))
-        guess = known[group] * peak / least * waiting(space)
+        guess = known[group] * peak / least * waiting(space) * far
         guess *= np.where((space["zero"] == 3) & (space["pp"] > 1), 2.0, 1.0)
         slower = np.nanmedian(guess / rough) if np.isfinite(guess).any() else 1.0
         guess = np.where(np.isfinite(guess), guess, rough * slower)

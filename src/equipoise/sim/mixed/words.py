@@ -71,8 +71,6 @@ def read_layers(text: str, base: Layout) -> tuple[LayerStrategy, ...]:
         strategy = parts[3] if len(parts) == 4 else CONTEXT_STRATEGIES[0]
         _require("context strategy", strategy, CONTEXT_STRATEGIES)
         words = read_words("layers", parts[1], _WORDS)
-        if not 0 <= words.get("zero", 1) <= 3:
-            raise SpecError(f"layers: zero is {words['zero']}. Give 0, 1, 2 or 3.")
         degrees = {"tp": 1, "cp": 1, "dp": 1, "zero": 1, "replicas": 1} | words
         layout = dataclasses.replace(base, **cast(Any, degrees))
         each = LayerStrategy(layout, cast(LayerRecompute, parts[2]), strategy)

@@ -39,15 +39,20 @@ _UNGATED_NAMES = """
 """
 _UNGATED = frozenset(_UNGATED_NAMES.split())
 """Model types whose feed-forwards have two products."""
+_BIASED = ("gpt_oss", "glm4_moe")
+"""Model types that are forecast, whose ``attention_bias`` is of queries, keys and values."""
 
-
+_ROUTED = ("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size")
+_DENSE = ("n_shared_experts", "first_k_dense_replace")
+_LATENT = ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
+_LOCAL = ("num_local_experts", "num_experts_per_tok")
 _STATED = {
-    "deepseek_v3": ("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size"),
-    "glm4_moe": ("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size"),
-    "gpt_oss": ("num_local_experts", "num_experts_per_tok"),
-    "llama4_text": ("num_local_experts", "num_experts_per_tok"),
+    "deepseek_v3": (*_ROUTED, *_DENSE, *_LATENT),
+    "glm4_moe": (*_ROUTED, *_DENSE, "num_key_value_heads", "head_dim"),
+    "gpt_oss": (*_LOCAL, "num_key_value_heads", "head_dim"),
+    "llama4_text": (*_LOCAL, "num_key_value_heads", "intermediate_size_mlp"),
 }
-"""Sizes without which a model with experts would be priced as another one."""
+"""Sizes without which a model would be priced as another one: transformers' own defaults differ."""
 
 FORECAST = {
     "deepseek_v3": "multi-token prediction is left out",
@@ -97,9 +102,7 @@ def model_from_other_config(config: Mapping[str, Any]) -> ModelSpec:
         )
     for name in _STATED.get(kind, ()):
         _size(config, (name,), least=0)
-    tied = config.get("tie_word_embeddings", True)
-    if not isinstance(tied, bool):
-        raise ModelError(f"config.json: tie_word_embeddings {shown(tied)} is not true or false.")
+    tied = _flag(config, "tie_word_embeddings", default=kind not in FORECAST)
     hidden, heads = _size(config, _HIDDEN), _size(config, _HEADS)
     kv_heads = 1 if config.get("multi_query") else _size(config, _KV_HEADS, default=heads)
     latent = _latent(config)
@@ -122,6 +125,8 @@ def model_from_other_config(config: Mapping[str, Any]) -> ModelSpec:
         gated=kind not in _UNGATED,
         latent=latent,
         balance="none",
+        qkv_bias=kind in _BIASED and _flag(config, "attention_bias", default=kind == "gpt_oss"),
+        qk_norm=kind == "glm4_moe" and _flag(config, "use_qk_norm", default=False),
         **_read_experts(config),
     )
 
@@ -138,12 +143,22 @@ def _read_experts(config: Mapping[str, Any]) -> dict[str, Any]:
         )
     expert_ffn = _size(config, _EXPERT_FFN, default=_size(config, _FFN))
     if config.get("model_type") == "llama4_text":  # a shared expert as wide as the others
+        step, sparse = (
+            _size(config, ("interleave_moe_layer_step",), default=1),
+            config.get("moe_layers"),
+        )
+        layers = list(range(step - 1, _size(config, _LAYERS), step))
+        if sparse is not None and sparse != layers:
+            raise ModelError(
+                f"config.json: moe_layers {shown(sparse)} are not those of "
+                f"interleave_moe_layer_step {step}, {shown(layers)}, which alone are priced."
+            )
         return {
             "experts": experts,
             "top_k": top_k,
             "expert_ffn": expert_ffn,
             "shared_ffn": expert_ffn,
-            "expert_every": _size(config, ("interleave_moe_layer_step",), default=1),
+            "expert_every": step,
         }
     shared = _size(config, ("n_shared_experts", "num_shared_experts"), default=0, least=0)
     shared_ffn = _size(
@@ -178,12 +193,26 @@ def _latent(config: Mapping[str, Any]) -> LatentSpec | None:
     """Widths of latent attention, where keys and values come from one vector."""
     if not config.get("kv_lora_rank") or not config.get("qk_rope_head_dim"):
         return None
-    hidden = _size(config, _HIDDEN)
+    key, value = (
+        _size(config, (name,), default=128) for name in ("qk_nope_head_dim", "v_head_dim")
+    )
+    if key != value:
+        raise ModelError(
+            f"config.json: v_head_dim {value} differs from qk_nope_head_dim {key}, and heads are "
+            f"priced with one width. Give both the same."
+        )
     return LatentSpec(
-        query=_size(config, ("q_lora_rank",), default=hidden),
+        query=_size(config, ("q_lora_rank",), default=0),
         key_value=_size(config, ("kv_lora_rank",)),
         rope=_size(config, ("qk_rope_head_dim",)),
     )
+
+
+def _flag(config: Mapping[str, Any], name: str, *, default: bool) -> bool:
+    value = config.get(name, default)
+    if not isinstance(value, bool):
+        raise ModelError(f"config.json: {name} {shown(value)} is not true or false.")
+    return value
 
 
 def _size(

@@ -43,7 +43,7 @@ class LatentSpec:
     """Widths of latent attention: the vectors that queries, keys and values are made from."""
 
     query: int
-    """Width of the vector that all query heads come from."""
+    """Width of the vector that all query heads come from; 0 where they come from the input."""
     key_value: int
     """Width of the vector that all keys and values come from."""
     rope: int
@@ -172,11 +172,12 @@ class ModelSpec:
         """Weights of one layer's attention, without biases and norms."""
         if self.latent is None:
             return self.hidden * self.head_width * (2 * self.heads + 2 * self.kv_heads)
-        into_query = self.hidden + self.heads * self.score_width
+        query, each = self.latent.query, self.heads * self.score_width
+        queries = query * (self.hidden + each) if query else self.hidden * each
         down = self.hidden * (self.latent.key_value + self.latent.rope)
         up = self.latent.key_value * 2 * self.heads * self.head_width
         out = self.heads * self.head_width * self.hidden
-        return self.latent.query * into_query + down + up + out
+        return queries + down + up + out
 
     def count_layer(self, *, sparse: bool, active: bool) -> int:
         """Weights of one layer that multiply tokens, without biases and norms.
@@ -200,7 +201,9 @@ class ModelSpec:
     @property
     def _layer_vectors(self) -> int:
         biases = self.head_width * (self.heads + 2 * self.kv_heads) if self.qkv_bias else 0
-        return biases + 2 * self.hidden + (2 * self.head_width if self.qk_norm else 0)
+        norms = 2 * self.hidden + (2 * self.head_width if self.qk_norm else 0)
+        latents = self.latent.query + self.latent.key_value if self.latent else 0
+        return biases + norms + latents
 
     @property
     def matmul_params(self) -> int:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from equipoise.cost.step.request import StepOptions
-from equipoise.plan.search.heuristics import RECIPES, find_seeds
+from equipoise.plan.search.heuristics import RECIPES, find_seeds, scattered
 from equipoise.plan.search.incumbent import Priced
 from equipoise.plan.search.mixed import ClassSearch
 from equipoise.plan.search.search import Search
@@ -147,3 +147,18 @@ def test_an_evaluation_that_never_ends_is_stopped(kind: type[Search]) -> None:
     again = kind(MODEL, machine, space, pack, known=dict(search.known)).run()
     whole = kind(MODEL, machine, space, pack).run()
     assert again.progress.best_s == whole.progress.best_s
+
+
+def test_experts_on_more_nodes_than_they_need_count_as_slower() -> None:
+    model = read_model(
+        "layers=8,hidden=1024,heads=16,vocab=32000,experts=16,top_k=2,expert_ffn=512"
+    )
+    space = list_space(model, 64, BASE, fixed={"tp": 1, "zero": 1, "micro_batch": 1, "etp": 1})
+    slower = dict[tuple[int, ...], float]()
+    for row, each in enumerate(scattered(space, 8)):
+        layout = space.choice(row).layout
+        slower[layout.cp, layout.pp, layout.ep, layout.order[0] == "pp"] = float(each)
+        group = layout.group_of(0, "ep")
+        nodes, least = len({rank // 8 for rank in group}), -(-len(group) // 8)
+        assert each == pytest.approx(1.0 + 0.25 * np.log2(nodes / least))
+    assert slower[1, 8, 8, False] == 1.75 and slower[1, 8, 8, True] == 1.0

@@ -7,6 +7,8 @@ import pytest
 
 from equipoise.base.errors import EquipoiseError
 from equipoise.cost.step.request import StepOptions
+from equipoise.plan.search import vast
+from equipoise.plan.search.deadline import TimeOver
 from equipoise.plan.search.incumbent import SearchProgress
 from equipoise.plan.search.survey import VastEstimates
 from equipoise.plan.search.vast import VastSearch, least_peak_s
@@ -112,6 +114,25 @@ def test_documents_are_searched_too() -> None:
 
 def found_documents(machine, lattice, pack, choice):
     return VastSearch(DENSE, machine, lattice, packer=pack).documents(choice)[:1]
+
+
+@pytest.mark.parametrize("has_recipe", [False, True])
+def test_an_answer_is_there_before_the_compiler_is(has_recipe: bool, monkeypatch) -> None:
+    machine, lattice = Machine(cluster(40.0)), list_lattice(SPARSE, 8, BASE)
+    said = {"tp": [2], "pp": [2], "zero": [1], "recompute": [0]}
+    seeds = tuple(lattice.find(said, strictly=True)[:1].tolist()) if has_recipe else ()
+    search = VastSearch(SPARSE, machine, lattice, published=seeds)
+
+    def stop(_: object) -> None:
+        raise TimeOver
+
+    monkeypatch.setattr(vast, "compile_loop", stop)
+    found = search.run(seconds=60.0)
+    assert found.fitting and len(search.known) <= 12
+    for row in seeds:
+        choice = lattice.choice(row)
+        price = price_step(SPARSE, machine, choice.layout, choice.options)
+        assert found.fitting[0].step_s <= price.step_s and price.fits
 
 
 def test_a_stopped_search_is_no_slower_than_a_published_recipe() -> None:

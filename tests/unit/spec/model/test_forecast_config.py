@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from equipoise.base.errors import ModelError
+from equipoise.cost.step.work import _attention_products
 from equipoise.spec.model.hf_config import MODEL_TYPES
-from equipoise.spec.model.other_config import FORECAST
-from equipoise.spec.model.presets import PLANNED
+from equipoise.spec.model.other_config import FORECAST, forecast_config
+from equipoise.spec.model.presets import PLANNED, LatentSpec
 from equipoise.spec.words import forecast_note, read_model
 from support.verbs import run
 
@@ -130,6 +131,81 @@ def test_weights_are_the_published_ones(kind: str, tmp_path: Path) -> None:
         assert note == said
 
 
+@pytest.mark.parametrize("kind", sorted(FORECAST))
+def test_a_config_that_does_not_say_so_has_a_head_of_its_own(kind: str) -> None:
+    config = CONFIGS[kind][0]
+    text = config.get("text_config", config)
+    silent = {name: value for name, value in text.items() if name != "tie_word_embeddings"}
+    shorter = {**config, "text_config": silent} if text is not config else silent
+    assert forecast_config(shorter) == forecast_config(config)
+    assert not forecast_config(shorter).tied
+
+
+def test_biases_and_norms_are_counted() -> None:
+    config = CONFIGS["glm4_moe"][0] | {"attention_bias": True, "use_qk_norm": True}
+    plain, full = forecast_config(CONFIGS["glm4_moe"][0]), forecast_config(config)
+    assert full.params - plain.params == 92 * 128 * (96 + 2 * 8 + 2)
+    assert forecast_config(CONFIGS["gpt_oss"][0]).qkv_bias
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [("gpt_oss", "head_dim"), ("glm4_moe", "n_shared_experts")]
+)
+def test_sizes_with_other_defaults_are_not_guessed(kind: str, name: str) -> None:
+    config = {key: value for key, value in CONFIGS[kind][0].items() if key != name}
+    with pytest.raises(ModelError) as refused:
+        forecast_config(config)
+    assert str(refused.value) == (
+        f"config.json has no {name}, and packs cannot be priced without it. Save the "
+        f"configuration again with transformers, which writes every size."
+    )
+
+
+def test_layers_with_experts_are_those_of_the_step() -> None:
+    four = SCOUT | {"num_hidden_layers": 4, "interleave_moe_layer_step": 2}
+    assert forecast_config(four | {"moe_layers": [1, 3]}) == forecast_config(four)
+    with pytest.raises(ModelError) as refused:
+        forecast_config(four | {"moe_layers": [0, 1]})
+    assert str(refused.value) == (
+        "config.json: moe_layers [0, 1] are not those of interleave_moe_layer_step 2, [1, 3], "
+        "which alone are priced."
+    )
+
+
+def test_queries_that_come_from_the_input_have_one_product() -> None:
+    # As many weights as transformers 5.23 builds on the meta device.
+    small = {
+        **CONFIGS["deepseek_v3"][0],
+        "hidden_size": 256,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "num_hidden_layers": 4,
+        "first_k_dense_replace": 1,
+        "intermediate_size": 512,
+        "moe_intermediate_size": 64,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "n_shared_experts": 2,
+        "vocab_size": 1000,
+        "q_lora_rank": None,
+        "kv_lora_rank": 64,
+        "qk_rope_head_dim": 16,
+        "qk_nope_head_dim": 32,
+        "v_head_dim": 32,
+    }
+    model = forecast_config(small)
+    assert model.latent == LatentSpec(query=0, key_value=64, rope=16)
+    assert model.params == 2_863_616
+    names = [each.inner for each in _attention_products(model, 8.0, 1, 4.0)]
+    assert names == [256, 256, 64, 128]
+    with pytest.raises(ModelError) as refused:
+        forecast_config(small | {"v_head_dim": 64})
+    assert str(refused.value) == (
+        "config.json: v_head_dim 64 differs from qk_nope_head_dim 32, and heads are priced with "
+        "one width. Give both the same."
+    )
+
+
 def test_a_model_that_is_trained_here_needs_no_note() -> None:
     assert forecast_note("llama3-8b") == forecast_note("layers=2,hidden=64,heads=4,vocab=9") == ""
 
@@ -161,7 +237,9 @@ def test_what_is_no_config_is_refused_by_every_verb(
     file.write_text(text)
     layout = ["--layout", "dp=8"] if verb == "simulate" else []
     step = ["--cluster", "h100-sxm:8", "--context-tokens", "4096", "--step-sequences", "64"]
-    said = message.replace("{file}", str(file)).replace("KINDS", ", ".join(MODEL_TYPES))
+    said = message.replace("{file}", str(file)).replace(
+        "KINDS", ", ".join((*MODEL_TYPES, *FORECAST))
+    )
     assert run(capsys, verb, "--model", file, *step, *layout) == (2, "", f"{said}\n")
 
 
@@ -215,7 +293,7 @@ def test_groups_of_experts_are_read(tmp_path: Path) -> None:
                 f"config.json has no {name}, and packs cannot be priced without it. Save the "
                 f"configuration again with transformers, which writes every size.",
             )
-            for name in ("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size")
+            for name in ("n_routed_experts", "moe_intermediate_size", "kv_lora_rank")
         ),
     ],
 )
