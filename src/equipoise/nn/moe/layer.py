@@ -160,7 +160,7 @@ class SharedExpert(nn.Module):
 
 
 _LEAST_SUM = 1e-20
-"""Added to sums of weights by DeepSeek-V3's router; larger ones have all digits without it."""
+"""Added to a sum of weights, as DeepSeek-V3's router does; it changes no bit of usual sums."""
 
 
 def _sum_to_one(weights_TK: Tensor) -> Tensor:
@@ -173,7 +173,7 @@ def _sum_to_one(weights_TK: Tensor) -> Tensor:
     """
     if weights_TK.shape[1] == 1:
         return weights_TK * 0.0 + 1.0
-    return weights_TK / weights_TK.sum(1, keepdim=True).clamp_min(_LEAST_SUM)
+    return weights_TK / (weights_TK.sum(1, keepdim=True) + _LEAST_SUM)
 
 
 class Router(nn.Module):
