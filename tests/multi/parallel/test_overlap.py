@@ -8,7 +8,7 @@ import pytest
 
 from equipoise.comm.local import run_ranks
 from equipoise.cost.overlap import parts_on
-from equipoise.parallel.overlap.parts import part_rows
+from equipoise.parallel.overlap.parts import PartedSites, part_rows
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.run.resolved import PartMachine
@@ -47,6 +47,8 @@ def test_feed_forwards_in_parts_equal_one_rank() -> None:
         chosen = [
             parts_on(OPEN, flop=6.0 * n * 16 * 13, moved_bytes=2 * n * 16 * 8 / 2) for n in rows
         ]
+        # Every part has a row of each rank.
+        chosen = [max(1, min(parts, n // 2)) for parts, n in zip(chosen, rows, strict=True)]
         assert outcomes[-1].parted == dict(sorted(Counter(chosen).items()))
         assert len(outcomes[-1].parted) > 1
         for found in outcomes:
@@ -63,7 +65,7 @@ def test_experts_in_parts_equal_one_rank_with_the_same_bytes() -> None:
         dataclasses.replace(whole, parts=parts, kind=kind, layout=Layout(dp=2, ep=2, zero=zero))
         for kind, zero, parts in (("W1", 1, 1), ("W1", 1, 3), ("W5", 0, 2), ("W2", 3, 64))
     ]
-    cases += [dataclasses.replace(whole, parts=2, recompute="full")]
+    cases += [dataclasses.replace(whole, parts=parts, recompute="full") for parts in (1, 2)]
     # Ranks with few rows and many agree on the parts.
     cases += [dataclasses.replace(whole, parts=OPEN, kind="W4")]
     outcomes = run_ranks(2, balanced_ranks.prove, cases)
@@ -72,7 +74,7 @@ def test_experts_in_parts_equal_one_rank_with_the_same_bytes() -> None:
             assert outcome.loss_error <= 1e-10, case
             assert outcome.gradient_error <= 1e-10, case
             assert outcome.weight_error <= 1e-10, case
-        assert each[1].sent == each[0].sent
+        assert each[1].sent == each[0].sent and each[5].sent == each[4].sent != each[0].sent
         assert each[1].parted == {3: sum(each[1].parted.values())}
         assert each[-1].parted == outcomes[0][-1].parted and max(each[-1].parted) > 1
 
@@ -106,6 +108,14 @@ def test_rows_leave_before_attention_and_outputs_before_the_shared_expert() -> N
     forward = ["leave", "attend", "arrive", "leave", "shared", "arrive"]
     backward = ["leave", "shared", "arrive", "leave", "attend", "arrive"]
     assert run_ranks(2, balanced_ranks.order_of_events, SPARSE) == [forward + backward] * 2
+
+
+def test_passes_are_counted_by_the_parts_that_they_had() -> None:
+    sites = PartedSites(16)
+    assert [sites.choose(flop=1.0, moved_bytes=1.0, most=n) for n in (None, 99, 3, 0)] == [
+        *(16, 16, 3, 1)
+    ]
+    assert sites.ran == {16: 2, 3: 1, 1: 1}
 
 
 def test_parts_are_even() -> None:

@@ -12,6 +12,7 @@ from equipoise.launch.doctor.needs import copy_bytes, needs_of, require_slots
 from equipoise.launch.forms import Nodes
 from equipoise.spec.run.load import read_run
 from equipoise.spec.run.obey import share_experts
+from equipoise.spec.run.spec import ExpertsSpec
 from equipoise.train.request import prepare
 
 
@@ -151,7 +152,7 @@ def test_a_file_leaves_memory_to_the_rest() -> None:
 
 
 def test_slots_that_memory_does_not_hold() -> None:
-    given = {"model.experts": "8", "experts.policy": "exact", "experts.slots": "6"}
+    given = {"model.experts": "16", "experts.policy": "exact", "experts.slots": "6"}
     run = share_experts(read_run(None, [*given.items(), ("layout.dp", "2")]), 2)
     assert run.spec.layout.ep == 2
     needs = needs_of(run.spec, run.model, 2, Nodes(1, 2, "none"))
@@ -170,6 +171,12 @@ def test_slots_that_memory_does_not_hold() -> None:
     # Where all slots together are not what is too much, other words are said.
     tiny = dataclasses.replace(fits, memory_bytes=all_bytes - 13 * one)
     require_slots(tiny, needs, run.spec, run.model)
+    # A rank holds no more copies than there are experts of others; eplb moves its own, too.
+    assert copy_bytes(run.spec, run.model, 4096) == 8 * one
+    moved = dataclasses.replace(run.spec, experts=ExpertsSpec("eplb", slots=1))
+    assert copy_bytes(moved, run.model, 1) == 8 * one
+    moved = dataclasses.replace(moved, layout=dataclasses.replace(moved.layout, ep=4))
+    assert copy_bytes(moved, run.model, 1) == (4 + 1) * one
 
 
 @pytest.mark.parametrize(

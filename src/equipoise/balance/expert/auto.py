@@ -72,6 +72,24 @@ def most_copies(experts: int, ranks: int) -> int:
     return -(-experts // ranks) * (ranks - 1)
 
 
+def most_held(policy: str, *, experts: int, ranks: int, slots: int) -> int:
+    """Most copies that a rank holds at a time under a policy, whatever routers choose.
+
+    ``eplb`` may move all experts of a rank: it fills its slots and as many places as it owns.
+
+    >>> policies = "fixed", "exact", "eplb", "tutel"
+    >>> [most_held(policy, experts=8, ranks=4, slots=1) for policy in policies]
+    [0, 1, 3, 6]
+    """
+    most = most_copies(experts, ranks) if experts else 0
+    if policy in ("fixed", "speculative"):
+        return 0
+    if policy == "tutel":
+        return most
+    moved = experts // ranks if policy in ("eplb", "auto") and experts % ranks == 0 else 0
+    return min(most, slots + moved)
+
+
 def trial_of(step: int, policies: list[str]) -> str:
     """The policy that a step tries; empty for most steps.
 

@@ -17,7 +17,7 @@ from equipoise.balance.expert.bound import lower_bound
 from equipoise.balance.expert.fewest import fewest_copies
 from equipoise.balance.expert.policies import EXPERT_POLICIES, plan_experts
 from equipoise.balance.expert.price import price_experts
-from equipoise.balance.expert.request import ExpertRequest
+from equipoise.balance.expert.request import ExpertRequest, as_wide
 from equipoise.balance.expert.workload import workload
 from equipoise.schedule.expert.check import check_experts
 from equipoise.schedule.expert.schedule import ExpertSchedule
@@ -68,7 +68,8 @@ class ExpertScore:
 
     schedule: ExpertSchedule
     lowest_rows: int
-    """Rows of the fullest rank that no plan within the slots can beat."""
+    """Rows of the fullest rank that no plan can beat within the slots, or with as many copies on a
+    rank as this one has, where these are more."""
     fewest_copies: int
     """Copies of any plan that is as even."""
     price: float
@@ -82,7 +83,7 @@ class ExpertScore:
     @property
     def gap(self) -> float:
         """The fullest rank over the lowest that it can be, minus 1."""
-        return int(self.schedule.computed.max()) / max(1, self.lowest_rows) - 1.0
+        return int(self.schedule.computed.max()) / self.lowest_rows - 1 if self.lowest_rows else 0.0
 
 
 def compare_experts(request: ExpertRequest, policies: Sequence[str]) -> list[ExpertScore]:
@@ -92,12 +93,13 @@ def compare_experts(request: ExpertRequest, policies: Sequence[str]) -> list[Exp
         SpecError: no policy has that name.
         LayoutError: ranks, experts and a policy do not go together.
     """
-    lowest = lower_bound(request, request.loads)
     scores = []
     for policy in policies:
         schedule = plan_experts(policy, request)
         check_experts(schedule)
-        fewest = fewest_copies(request, int(schedule.computed.max()))
+        wide = as_wide(request, schedule)
+        lowest = lower_bound(wide, request.loads)
+        fewest = fewest_copies(wide, int(schedule.computed.max()))
         scores.append(
             ExpertScore(schedule, lowest, fewest, price_experts(schedule, request.prices))
         )

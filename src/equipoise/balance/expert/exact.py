@@ -63,7 +63,7 @@ class Fill:
 
     def __init__(self, request: ExpertRequest, kept: Ints, heights: Ints, used: Ints) -> None:
         self.request, self.kept, self.heights, self.used = request, kept, heights, used
-        self._owners = request.owners
+        self._owners, self._slots = request.owners, min(request.slots, len(kept))
 
     @property
     def tolerated(self) -> int:
@@ -78,7 +78,7 @@ class Fill:
         """Rows kept and copies at the target, or the lowest one that can be reached."""
         low, high = target, int(self.heights.max())
         best: tuple[Ints, Ints] = self.kept, np.zeros((0, 3), dtype=np.int64)
-        if high <= target or not self.request.slots:
+        if high <= target or not self._slots:
             return best
         if reached := self._at(target):
             return reached
@@ -96,9 +96,9 @@ class Fill:
         best: tuple[Ints, Ints] | None = None
         request = self.request
         for order in _ORDERS:
-            sizes = np.array([request.slots, request.least_rows, target, *order], dtype=np.int64)
+            sizes = np.array([self._slots, request.least_rows, target, *order], dtype=np.int64)
             kept = self.kept.copy()
-            copies = np.zeros(3 * request.ranks * request.slots + 3, dtype=np.int64)
+            copies = np.zeros(3 * request.ranks * self._slots + 3, dtype=np.int64)
             work = 64 * (len(kept) + 2 * request.ranks) * request.ranks
             heights, used = self.heights.copy(), self.used.copy()
             made = run_loop(fill, work, sizes, self._owners, kept, heights, used, copies)

@@ -8,6 +8,7 @@ Kept true (tests/unit/balance/expert/test_policies.py, by Hypothesis)
     Whatever a policy answers passes ``check_experts``.
 """
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -127,6 +128,15 @@ def with_copies(request: ExpertRequest, kept: Ints, copies: Ints) -> tuple[Ints,
     every = np.concatenate((own, copies.reshape(-1, 3)))
     every = every[np.lexsort((every[:, 1], every[:, 0]))]
     return np.ascontiguousarray(every[:, :2]), np.ascontiguousarray(every[:, 2])
+
+
+def as_wide(request: ExpertRequest, schedule: ExpertSchedule) -> ExpertRequest:
+    """The request with slots for all copies of a schedule, whose bounds hold for it.
+
+    ``eplb`` and ``tutel`` may copy more than slots: they move what a rank owns, too.
+    """
+    held = int(schedule.copied.sum(axis=0).max())
+    return request if held <= request.slots else dataclasses.replace(request, slots=held)
 
 
 def heights_of(request: ExpertRequest, places: Ints, place_rows: Ints) -> Ints:

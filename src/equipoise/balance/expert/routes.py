@@ -19,6 +19,7 @@ Sources
 
 import io
 import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -180,28 +181,47 @@ def read_table(file: Path) -> RouteTable:
     """
     fix = "Make one: equipoise convert RUN TO --cluster-experts RANKS"
     try:
-        with np.load(file, allow_pickle=False) as archive:
+        with np.load(io.BytesIO(file.read_bytes()), allow_pickle=False) as archive:
             stored: dict[str, Any] = {name: archive[name] for name in _FIELDS}
     except FileNotFoundError:
         raise SpecError(f"experts.routes: no such file: {file}. {fix}") from None
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+    except _UNREADABLE as error:
         reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         raise SpecError(
             f"experts.routes: {file} is not a table of routes ({reason}). {fix}"
         ) from None
-    table = RouteTable(
-        int(stored["vocab"]), str(stored["text"]), *(stored[name] for name in _FIELDS[2:])
-    )
-    ranks = len(np.atleast_1d(table.unseen))
-    shapes = [(len(table.tokens), ranks), (len(table.pairs), ranks)]
-    given = [table.token_values.shape, table.pair_values.shape]
-    arrays = [getattr(table, name) for name in _FIELDS[2:]]
-    if shapes != given or any(each.dtype != np.int64 for each in arrays):
+    sizes = [stored[name].size for name in ("tokens", "pairs", "unseen")]
+    shapes = [*((n,) for n in sizes), *((n, sizes[2]) for n in sizes[:2]), (), ()]
+    names = ("tokens", "pairs", "unseen", "token_values", "pair_values", "vocab", "text")
+    arrays = [stored[name] for name in names[:-1]]
+    if [stored[name].shape for name in names] != shapes or not all(map(_is_counted, arrays)):
+        given = [stored[name].shape for name in ("token_values", "pair_values")]
         raise SpecError(
             f"experts.routes: {file} is damaged: values of shapes {given[0]} and {given[1]} for "
-            f"{shapes[0][0]} tokens, {shapes[1][0]} pairs and {ranks} ranks. {fix}"
+            f"{sizes[0]} tokens, {sizes[1]} pairs and {sizes[2]} ranks. {fix}"
         )
-    return table
+    if any((np.diff(stored[name]) <= 0).any() for name in ("tokens", "pairs")):
+        raise SpecError(
+            f"experts.routes: {file} is damaged: its tokens or pairs are not ascending. {fix}"
+        )
+    arrays = [stored[name] for name in _FIELDS[2:]]
+    return RouteTable(int(stored["vocab"]), str(stored["text"]), *arrays)
+
+
+_UNREADABLE = (
+    OSError,
+    ValueError,
+    KeyError,
+    EOFError,
+    RuntimeError,  # an encrypted member, or a compression that this Python lacks
+    zipfile.BadZipFile,
+    zlib.error,
+)
+
+
+def _is_counted(numbers: Ints) -> bool:
+    """Whether these are int64 from 0 to what predictions and keys of pairs may be."""
+    return numbers.dtype == np.int64 and bool(((numbers >= 0) & (numbers < 1 << 48)).all())
 
 
 def require_table(table: RouteTable, *, vocab: int, tp: int) -> None:

@@ -23,7 +23,7 @@ from equipoise.balance.expert.auto import can_serve
 from equipoise.balance.expert.bound import lower_bound
 from equipoise.balance.expert.policies import AUTO, EXPERT_POLICIES, plan_experts
 from equipoise.balance.expert.price import price_experts
-from equipoise.balance.expert.request import ExpertRequest
+from equipoise.balance.expert.request import ExpertRequest, as_wide
 from equipoise.base.arrays import Ints
 from equipoise.base.errors import SpecError
 from equipoise.schedule.expert.check import check_experts
@@ -102,7 +102,6 @@ def trace_requests(
 
 def score_trace(requests: Sequence[ExpertRequest]) -> list[TraceScore]:
     """Every policy that these ranks and slots allow, and the cheapest for each request."""
-    lowest = sum(lower_bound(each, each.loads) for each in requests)
     scores = []
     for policy in (*EXPERT_POLICIES, AUTO):
         if policy != AUTO and not can_serve(policy, requests[0]):
@@ -112,16 +111,15 @@ def score_trace(requests: Sequence[ExpertRequest]) -> list[TraceScore]:
             check_experts(each)
         skews = [each.skew for each in schedules]
         fullest = sum(int(each.computed.max()) for each in schedules)
-        prices = [
-            price_experts(schedule, each.prices)
-            for schedule, each in zip(schedules, requests, strict=True)
-        ]
+        pairs = list(zip(requests, schedules, strict=True))
+        lowest = sum(lower_bound(as_wide(each, plan), each.loads) for each, plan in pairs)
+        prices = [price_experts(plan, each.prices) for each, plan in pairs]
         scores.append(
             TraceScore(
                 policy,
                 float(np.mean(skews)),
                 max(skews),
-                fullest / max(1, lowest) - 1.0,
+                fullest / lowest - 1.0 if lowest else 0.0,
                 float(np.mean([each.copies for each in schedules])),
                 float(np.mean(prices)),
                 tuple(skews),

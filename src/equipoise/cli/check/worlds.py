@@ -35,7 +35,7 @@ def read_sharing(asked: Sequence[int] | None, usual: Sequence[int], experts: int
     Raises:
         SpecError: a number that was asked for cannot, or none of the usual ones can.
     """
-    from equipoise.train.check.case import shares_experts
+    from equipoise.spec.model.experts import shares_experts
 
     def can(world: int) -> bool:
         return world > 1 and shares_experts(experts, world)

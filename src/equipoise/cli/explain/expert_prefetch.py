@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import math
 from typing import TYPE_CHECKING, Any
 
 from equipoise.base.errors import SpecError
@@ -39,8 +40,10 @@ def run(args: argparse.Namespace, defaults: argparse.ArgumentParser) -> int:
 
     refuse_other(args, defaults, used=_USED, asked="--memory-mib")
     require_counts(args, {"ranks": 1 << 16, "experts": 4096})
-    if not args.memory_mib > 0:
-        raise SpecError(f"--memory-mib {args.memory_mib:g} is not above 0. Give MiB of a rank.")
+    if not 0 < args.memory_mib < math.inf:
+        raise SpecError(
+            f"--memory-mib {args.memory_mib:g} is not a finite number above 0. Give MiB of a rank."
+        )
     model = preset(args.model)
     if not model.experts:
         raise SpecError(

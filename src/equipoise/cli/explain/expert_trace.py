@@ -55,6 +55,26 @@ def _given(
     return ", ".join(f"--{name.replace('_', '-')}" for name in given)
 
 
+def settle_slots(args: argparse.Namespace, experts: int) -> None:
+    """Fill in --slots, and refuse more than a rank could use.
+
+    Raises:
+        SpecError: says how many it could.
+    """
+    from equipoise.balance.expert.auto import most_copies
+    from equipoise.spec.model.experts import split_experts
+
+    split_experts(experts, ranks=args.ranks)
+    most = most_copies(experts, args.ranks)
+    if args.slots is None:
+        args.slots = min(1, most)
+    if args.slots > most:
+        raise SpecError(
+            f"--slots {args.slots} is more than the {most} experts that a rank does not own. Give "
+            f"{most} or less."
+        )
+
+
 def run(args: argparse.Namespace) -> int:
     """Score every policy on a run's loads."""
     from equipoise.balance.expert.price import RowPrices
@@ -71,6 +91,7 @@ def run(args: argparse.Namespace) -> int:
             f"{args.run}: its journal has no loads of experts. Give the folder of a run with "
             f"model.experts that has finished a step."
         )
+    settle_slots(args, min(each.shape[1] for each in loads.values()))
     model = zero.starts[-1].get("model", {}) if zero is not None and zero.starts else {}
     width = int(model.get("expert_ffn", 0)) or 1
     prices = RowPrices.of_width(args.least_rows, width)

@@ -78,7 +78,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="tokens of a rank times the experts of each (default: 8192)",
     )
     parser.add_argument(
-        "--slots", type=int, default=1, metavar="N", help="copies on a rank (default: 1)"
+        "--slots",
+        type=int,
+        metavar="N",
+        help="copies on a rank (default: 1, or 0 where one rank owns all)",
     )
     parser.add_argument(
         "--least-rows",
@@ -186,12 +189,7 @@ def _setting(args: argparse.Namespace) -> "tuple[ModelSpec, ExpertSetting]":
             f"qwen2-57b-a14b."
         )
     experts = args.experts or model.experts
-    most = experts - experts // args.ranks
-    if args.slots > most:
-        raise SpecError(
-            f"--slots {args.slots} is more than the {most} experts that a rank does not own. Give "
-            f"{most} or less."
-        )
+    expert_trace.settle_slots(args, experts)
     return model, ExpertSetting(
         args.workload,
         args.seed,

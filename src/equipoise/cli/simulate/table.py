@@ -89,7 +89,7 @@ def _skews_line(experts: ExpertForecast) -> str:
     """What loads do to ranks that share experts."""
     owner = ", ".join(f"{skew:.2f} on {ranks}" for ranks, skew in experts.owner_skews[1:])
     line = f"The fullest rank's rows of experts over the mean, by the ranks that share: {owner}"
-    if not experts.slots:
+    if not any(copies for _, copies in experts.slots):
         return f"{line}."
     planned = ", ".join(f"{skew:.2f}" for _, skew in experts.planned_skews[1:])
     return f"{line}; with copies {planned}."

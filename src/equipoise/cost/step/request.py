@@ -120,8 +120,8 @@ class ExpertForecast:
     """The same under the policy that balances them."""
     copied: tuple[tuple[int, float], ...]
     """Ranks, and copies that the busiest of them sends or receives for a layer's micro-batch."""
-    slots: int
-    """Copies for which each rank keeps memory."""
+    slots: tuple[tuple[int, float], ...]
+    """Ranks, and copies for which each of them keeps memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +177,7 @@ class StepOptions:
         """Copies for which each rank keeps memory."""
         if self.experts is None or layout.etp > 1 or layout.ep == 1:
             return 0
-        return self.experts.slots
+        return int(_at(self.experts.slots, layout.ep, 0.0))
 
     def count_micro_batches(self, layout: Layout) -> int:
         """Micro-batches of each data-parallel rank.

@@ -29,6 +29,9 @@ _HIGHEST_HZ = 8000.0
 _LEAST_POWER = 1e-10
 _BLOCK_FRAMES = 2 * FRAMES
 """Frames of one token."""
+_MOST_NUMBERS = 1 << 20
+"""Samples of frames that are transformed at a time: all frames of ten minutes at 768 kHz, which
+overlap, would fill 9 GiB, and their transform as many."""
 MOST_S = 600.0
 """Longest sound of one item [s]: its attention is quadratic."""
 MOST_HZ = 768_000
@@ -62,8 +65,12 @@ def read_audio(data: bytes) -> Patches:
     padded = np.zeros((frames - 1) * hop + frame)
     padded[: min(len(x), len(padded))] = x[: len(padded)]
     windows = np.lib.stride_tricks.sliding_window_view(padded, frame)[::hop][:frames]
-    power = np.abs(np.fft.rfft(windows * np.hanning(frame))) ** 2
-    bands = np.log10(np.maximum(power @ _mel_bands(rate, frame), _LEAST_POWER))
+    taper, mel, some = np.hanning(frame), _mel_bands(rate, frame), max(1, _MOST_NUMBERS // frame)
+    powers = [
+        np.abs(np.fft.rfft(windows[first : first + some] * taper)) ** 2 @ mel
+        for first in range(0, frames, some)
+    ]
+    bands = np.log10(np.maximum(np.concatenate(powers), _LEAST_POWER))
     scaled = (np.maximum(bands, bands.max() - 8.0) + 4.0) / 4.0
     out: Patches = scaled.reshape(patches, FRAMES * MELS).astype(np.float32)
     return out

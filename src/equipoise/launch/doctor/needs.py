@@ -10,7 +10,7 @@ Kept true (tests/unit/cli/doctor/test_verb.py, tests/multi/train/test_fit.py)
 
 import numpy as np
 
-from equipoise.balance.expert.auto import most_copies
+from equipoise.balance.expert.auto import most_held
 from equipoise.base.errors import FitError
 from equipoise.base.units import format_bytes
 from equipoise.cost.memory.forecast import forecast_memory
@@ -100,15 +100,15 @@ _COPY_TIMES = 4
 
 def copy_bytes(spec: RunSpec, model: ModelSpec, slots: int) -> int:
     """Most memory of a rank for copies of experts, of one layer at a time [bytes]."""
-    layout, policy = spec.layout, spec.experts.policy
-    width = 4 if spec.train.precision == "fp32" else 2
-    one = _COPY_TIMES * width * model.expert_params
-    if policy in ("fixed", "speculative") or layout.ep * layout.etp == 1:
-        return 0
-    if policy == "tutel":  # every expert of the layer, and every unit, as far as not here
-        own = -(-model.experts // layout.ep)
-        return most_copies(model.experts, layout.ep) * one + own * (one - one // layout.etp)
-    return slots * one if layout.ep > 1 else 0
+    layout, policy, one = spec.layout, spec.experts.policy, _one_copy_bytes(spec, model)
+    held = one * most_held(policy, experts=model.experts, ranks=layout.ep, slots=slots)
+    if policy == "tutel":  # every unit too, as far as not here
+        held += -(-model.experts // layout.ep) * (one - one // layout.etp)
+    return held
+
+
+def _one_copy_bytes(spec: RunSpec, model: ModelSpec) -> int:
+    return _COPY_TIMES * (4 if spec.train.precision == "fp32" else 2) * model.expert_params
 
 
 def require_slots(machine: MachineFacts, needs: Needs, spec: RunSpec, model: ModelSpec) -> None:
@@ -117,16 +117,14 @@ def require_slots(machine: MachineFacts, needs: Needs, spec: RunSpec, model: Mod
     Raises:
         FitError: by how much, and how many fit.
     """
-    one = 0 if spec.experts.policy == "tutel" else copy_bytes(spec, model, 1)
+    held, least = (copy_bytes(spec, model, slots) for slots in (spec.experts.slots, 0))
     missing = needs.ranks * needs.rank_bytes - machine.memory_bytes
-    if not one or missing <= 0:
+    room = needs.ranks * (held - least) - missing
+    if held == least or missing <= 0 or room < 0:
         return
-    fit = spec.experts.slots - -(-missing // (needs.ranks * one))
-    if fit < 0:
-        return
+    fit = room // (needs.ranks * _one_copy_bytes(spec, model))
     raise FitError(
-        f"experts.slots = {spec.experts.slots} needs "
-        f"{format_bytes(copy_bytes(spec, model, spec.experts.slots))} for copies on each of "
+        f"experts.slots = {spec.experts.slots} needs {format_bytes(held)} for copies on each of "
         f"{needs.ranks} ranks, {format_bytes(missing)} more than is free here; {fit} "
         f"slot{'s fit' if fit != 1 else ' fits'}. Set experts.slots = {fit}."
     )

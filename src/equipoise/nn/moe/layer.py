@@ -159,16 +159,21 @@ class SharedExpert(nn.Module):
         return torch.addcmul(residual_TD, gate_T1, y_TD)
 
 
+_LEAST_SUM = 1e-20
+"""Added to a sum of weights, as DeepSeek-V3's router does; it changes no bit of usual sums."""
+
+
 def _sum_to_one(weights_TK: Tensor) -> Tensor:
     """Each token's weights over their sum.
 
     A token's only weight becomes 1 whatever its score is, so the score has a gradient of zero. The
     quotient's backward leaves rounding instead, which differs between layouts, and NaN where the
-    score has underflowed to zero.
+    score has underflowed to zero. Where a bias chooses experts whose scores all have underflowed,
+    their weights are 0.
     """
     if weights_TK.shape[1] == 1:
         return weights_TK * 0.0 + 1.0
-    return weights_TK / weights_TK.sum(1, keepdim=True)
+    return weights_TK / (weights_TK.sum(1, keepdim=True) + _LEAST_SUM)
 
 
 class Router(nn.Module):

@@ -65,12 +65,12 @@ def chosen_experts(rows: ExpertRows) -> Tensor:
 
 
 def capacity(tokens: int, *, top_k: int, experts: int, factor: float) -> int:
-    """The most rows that one expert takes from ``tokens`` tokens.
+    """The most rows that one expert takes from ``tokens`` tokens, which choose it once each.
 
-    >>> capacity(100, top_k=2, experts=8, factor=1.25)
-    32
+    >>> capacity(100, top_k=2, experts=8, factor=1.25), capacity(100, top_k=2, experts=8, factor=50)
+    (32, 100)
     """
-    return math.ceil(factor * tokens * top_k / experts)
+    return math.ceil(min(tokens, factor * tokens * top_k / experts))
 
 
 def sort_rows(

@@ -156,7 +156,8 @@ class BalancedExchange:
         def products(
             rows: Tensor, counts_P: Tensor, gate: Tensor, up: Tensor, down: Tensor
         ) -> Tensor:
-            rows = counted(rows, self.planned, choice, self.expert_bytes(gate))
+            each, is_trained = self.expert_bytes(gate), gate.requires_grad
+            rows = counted(rows, self.planned, choice, each, is_trained=is_trained)
             ends = counts_P.cumsum(0).to(torch.int32)
             if widen is not None:
                 return copied_swiglu(rows, ends, gate, up, down, widen(copies, own))

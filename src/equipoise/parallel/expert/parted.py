@@ -12,7 +12,6 @@ Sources
     Adaptive pipelining: Tutel, arXiv:2206.03382, section 3.3.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,7 +25,6 @@ from equipoise.nn.moe.matmul import expert_swiglu
 from equipoise.nn.shuffle import permute_rows
 from equipoise.parallel.expert.exchange import ExpertExchange, sort_arrivals
 from equipoise.parallel.overlap.parts import PartedSites, part_rows
-from equipoise.parallel.overlap.travel import RowsTravel
 from equipoise.spec.run.resolved import PartMachine
 
 
@@ -61,10 +59,8 @@ class PartedExchange:
         sent = [[int(each.sum()) for each in np.split(part, ends)] for part in leaving]
         received = here.sum(axis=2).tolist()
         order = torch.from_numpy(deal_parts(leaving)).to(x_RD.device)
-        out = [RowsTravel(base.peers.group, *way) for way in zip(sent, received, strict=True)]
-        back = [RowsTravel(base.peers.group, *way) for way in zip(received, sent, strict=True)]
-        for part in range(parts):
-            self._count(x_RD, sent[part], received[part])
+        out = [base.way(*way) for way in zip(sent, received, strict=True)]
+        back = [base.way(*way) for way in zip(received, sent, strict=True)]
 
         def products(
             x_RD: Tensor, _counts: Tensor, gate: Tensor, up: Tensor, down: Tensor
@@ -96,16 +92,6 @@ class PartedExchange:
             most = int(every.max())
         sent = 2 * most * width * x_RD.element_size() * (peers.count - 1) / peers.count
         return self.sites.choose(flop=6.0 * most * width * self.ffn, moved_bytes=sent)
-
-    def _count(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> None:
-        """Add to the ledger what travels there and back, in forward and backward."""
-        base, row_bytes = self.base, rows.element_size() * rows.shape[1]
-        passes = 2 if rows.requires_grad else 1
-        for peer, (to, by) in enumerate(zip(sent, received, strict=True)):
-            if peer != base.peers.rank:
-                base.ledger.sent_bytes[peer] += passes * (to + by) * row_bytes
-                base.ledger.received_bytes[peer] += passes * (to + by) * row_bytes
-                base.ledger.sent_messages[peer] += passes * ((to > 0) + (by > 0))
 
 
 def deal_parts(leaving: Ints) -> Ints:

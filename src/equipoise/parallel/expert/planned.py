@@ -2,7 +2,8 @@
 
 What it decides
     A micro-batch is counted in its backward pass, which runs once: a forward that is recomputed
-    is not counted twice, and a forward without a backward is not counted.
+    is not counted twice, and a forward without a backward is not counted. Only the bytes of copies
+    are those of all passes of training: a forward that is recomputed sends weights again.
 
 Kept true (tests/multi/train/test_expert.py)
     Loads before and after, copies and choices of policies are those of the schedules.
@@ -41,15 +42,21 @@ class PlannedLoads:
     priced: dict[str, int] = field(default_factory=dict)
     """Prices of each policy, in rows, where there was a choice."""
 
-    def add(self, choice: PolicyChoice, expert_bytes: int) -> None:
-        """Count a micro-batch; ``expert_bytes`` are of one expert's weights."""
+    def add(self, choice: PolicyChoice, expert_bytes: int, *, is_trained: bool = True) -> None:
+        """Count a micro-batch and what its backward moves.
+
+        Args:
+            choice: Its schedule.
+            expert_bytes: Of one expert's weights.
+            is_trained: Whether experts have gradients.
+        """
         schedule = choice.schedule
         ranks = schedule.ranks
         self.before += ranks * int(schedule.computed_by_owners.max())
         self.after += ranks * int(schedule.computed.max())
         self.rows += int(schedule.rows.sum())
         self.copies += schedule.copies
-        self.copied_bytes += int(schedule.copy_bytes(1, element_bytes=expert_bytes).sum())
+        self.copied_bytes += schedule.copies * expert_bytes * (schedule.remakes + is_trained)
         for name, price in choice.prices.items():
             self.priced[name] = self.priced.get(name, 0) + round(price)
             self.chosen[name] = self.chosen.get(name, 0) + (name == schedule.policy)
@@ -85,19 +92,29 @@ class PlannedLoads:
 class _Counted(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, rows: Tensor, loads: PlannedLoads, choice: PolicyChoice, expert_bytes: int
+        ctx: Any,
+        rows: Tensor,
+        loads: PlannedLoads,
+        choice: PolicyChoice,
+        expert_bytes: int,
+        is_trained: bool,
     ) -> Tensor:
-        ctx.counted = loads, choice, expert_bytes
+        ctx.counted = loads, choice, expert_bytes, is_trained
         return rows.view_as(rows)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
-        loads, choice, expert_bytes = ctx.counted
-        loads.add(choice, expert_bytes)
-        return grads[0], None, None, None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
+        loads, choice, expert_bytes, is_trained = ctx.counted
+        loads.add(choice, expert_bytes, is_trained=is_trained)
+        return grads[0], None, None, None, None
 
 
-def counted(rows: Tensor, loads: PlannedLoads, choice: PolicyChoice, expert_bytes: int) -> Tensor:
-    """The rows unchanged; the backward counts the schedule."""
-    out: Tensor = _Counted.apply(rows, loads, choice, expert_bytes)  # type: ignore[no-untyped-call]
+def counted(
+    rows: Tensor, loads: PlannedLoads, choice: PolicyChoice, expert_bytes: int, *, is_trained: bool
+) -> Tensor:
+    """The rows unchanged; the backward counts the schedule, every forward the weights that left."""
+    if torch.is_grad_enabled():
+        loads.copied_bytes += choice.schedule.copies * expert_bytes
+    counts = loads, choice, expert_bytes, is_trained
+    out: Tensor = _Counted.apply(rows, *counts)  # type: ignore[no-untyped-call]
     return out

@@ -93,7 +93,8 @@ class SwitchedExchange(BalancedExchange):
         def products(
             rows: Tensor, counts_X: Tensor, gate: Tensor, up: Tensor, down: Tensor
         ) -> Tensor:
-            rows = counted(rows, self.planned, choice, self.expert_bytes(gate))
+            each, is_trained = self.expert_bytes(gate), gate.requires_grad
+            rows = counted(rows, self.planned, choice, each, is_trained=is_trained)
             ends = counts_X.cumsum(0).to(torch.int32)
             return copied_swiglu(rows, ends, gate, up, down, sharing)
 

@@ -39,10 +39,9 @@ def feed_in_parts(
         tokens: Rows of all ranks.
         f: From rows [R, D] to this rank's part of their outputs [R, D].
         peers: The ranks, which all call it.
-        parts: At least 1; no more than the fewest rows of a rank are used.
+        parts: At least 1, and no more than the fewest rows of a rank.
     """
     counts = [len(rows_of(tokens, ranks=peers.count, rank=rank)) for rank in range(peers.count)]
-    parts = max(1, min(parts, min(counts)))
     table = part_rows(np.array(counts), parts)
     mine = table[:, peers.rank].tolist()
     rows = x_tD.split(mine)

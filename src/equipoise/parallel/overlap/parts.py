@@ -30,11 +30,19 @@ class PartedSites:
     ran: Counter[int] = field(default_factory=Counter)
     """Forward passes with rows by their number of parts, since this was last taken."""
 
-    def choose(self, *, flop: float, moved_bytes: float) -> int:
-        """Parts of the next forward pass, which is counted; arguments as for ``parts_on``."""
+    def choose(self, *, flop: float, moved_bytes: float, most: int | None = None) -> int:
+        """Parts of the next forward pass, which is counted.
+
+        Args:
+            flop: As for ``parts_on``.
+            moved_bytes: Likewise.
+            most: Rows of the rank with the fewest, where every part needs one of each rank.
+        """
         parts = self.parts
         if isinstance(parts, PartMachine):
             parts = parts_on(parts, flop=flop, moved_bytes=moved_bytes)
+        if most is not None:
+            parts = max(1, min(parts, most))
         if flop:  # ZeRO sums gradients in a pass without rows
             self.ran[parts] += 1
         return parts

@@ -69,7 +69,8 @@ class TensorGroup:
         """This rank's rows of the sum of ``f`` of every rank's rows."""
         hidden = x_tD.shape[1]
         sent = 2 * tokens * hidden * x_tD.element_size() * (self.ranks - 1) / self.ranks
-        parts = self.sites.choose(flop=6.0 * tokens * hidden * self.ffn, moved_bytes=sent)
+        flop = 6.0 * tokens * hidden * self.ffn
+        parts = self.sites.choose(flop=flop, moved_bytes=sent, most=tokens // self.ranks)
         if parts == 1:
             return self.leave(f(self.enter(x_tD, tokens)))
         return feed_in_parts(x_tD, tokens, f, self.peers, parts)

@@ -114,7 +114,7 @@ or to 0 for no limit.
         """
         if capacity >= self.least:
             return
-        said = f"{flag or 'experts.memory_mib ='} {capacity / 2**20:.4g}"
+        said = f"{flag or 'experts.memory_mib ='} {capacity / 2**20:.6g}"
         gathered = f", and {format_bytes(self.slice + self.whole)} gathered" * bool(self.whole)
         unlimited = "" if flag else ", or to 0 for no limit"
         raise LayoutError(
@@ -125,8 +125,12 @@ or to 0 for no limit.
 
 
 def _whole_mib(size: int) -> str:
-    """MiB, rounded up to a hundredth."""
-    return f"{-(-size * 100 // 2**20) / 100:g}"
+    """MiB, rounded up to a hundredth.
+
+    >>> _whole_mib(8 << 20), _whole_mib((123_456 << 20) + 1)
+    ('8', '123456.01')
+    """
+    return f"{-(-size * 100 // 2**20) / 100:.2f}".rstrip("0").rstrip(".")
 
 
 @dataclass(frozen=True, slots=True)

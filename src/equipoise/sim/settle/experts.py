@@ -24,7 +24,7 @@ from typing import Protocol
 
 import numpy as np
 
-from equipoise.balance.expert.auto import can_serve
+from equipoise.balance.expert.auto import can_serve, most_held
 from equipoise.balance.expert.bound import break_even_rows
 from equipoise.balance.expert.policies import plan_experts
 from equipoise.balance.expert.request import ExpertRequest
@@ -37,6 +37,7 @@ from equipoise.cost.step.request import ExpertForecast, StepOptions, element_byt
 from equipoise.observe.experts import expert_loads
 from equipoise.observe.journal_lines import read_journals
 from equipoise.sim.machine import Machine
+from equipoise.spec.model.experts import shares_experts
 from equipoise.spec.model.presets import ModelSpec
 
 FORECAST_POLICIES = ("fixed", "exact", "hecate", "eplb")
@@ -173,7 +174,11 @@ def forecast_experts(
     Raises:
         SpecError: no such workload or run, or one of another number of experts.
     """
-    shares = [each for each in range(1, min(world, model.experts) + 1) if world % each == 0]
+    shares = [
+        each
+        for each in range(1, min(world, model.experts) + 1)
+        if world % each == 0 and shares_experts(model.experts, each)
+    ]
     recorded = None if loads in WORKLOADS else _recorded(loads, model)
     owner, planned, copied = [], [], []
     for ranks in shares:
@@ -189,8 +194,9 @@ def forecast_experts(
         owner.append((ranks, float(np.mean(alone))))
         planned.append((ranks, float(np.mean(balanced))))
         copied.append((ranks, float(np.mean(moved))))
-    held = 0 if policy == "fixed" else slots
-    return ExpertForecast(tuple(owner), tuple(planned), tuple(copied), held)
+    held = (most_held(policy, experts=model.experts, ranks=n, slots=slots) for n in shares)
+    kept = tuple(zip(shares, map(float, held), strict=True))
+    return ExpertForecast(tuple(owner), tuple(planned), tuple(copied), kept)
 
 
 def _rows(

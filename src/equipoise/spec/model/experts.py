@@ -11,6 +11,15 @@ Kept true (tests/unit/schedule/expert/test_schedule.py)
 from equipoise.base.errors import LayoutError
 
 
+def shares_experts(experts: int, ranks: int) -> bool:
+    """Whether every rank has some of the experts.
+
+    >>> shares_experts(8, 4), shares_experts(8, 6)
+    (True, False)
+    """
+    return experts > 0 and -(-experts // -(-experts // ranks)) == ranks
+
+
 def split_experts(experts: int, *, ranks: int) -> list[int]:
     """Experts of each rank.
 

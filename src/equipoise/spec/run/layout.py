@@ -44,7 +44,13 @@ class ExpertsSpec:
         ),
     ] = "fixed"
     slots: Annotated[
-        int, Field(ge=0, le=4096, description="most copies of experts that a rank holds at a time")
+        int,
+        Field(
+            ge=0,
+            le=4096,
+            description="most copies of experts that a rank holds at a time; under eplb, beside as "
+            "many others as it owns, which it may give away; under tutel, all",
+        ),
     ] = 1
     least_rows: Annotated[
         int,

@@ -15,6 +15,7 @@ from typing import Any
 
 from equipoise.base.errors import PlanError, SpecError
 from equipoise.base.shown import printable
+from equipoise.spec.model.experts import shares_experts
 from equipoise.spec.plan import LOCK
 from equipoise.spec.run.keys import DEFAULT, build, keys, toml
 from equipoise.spec.run.load import judge, nearest_key
@@ -92,13 +93,12 @@ def share_experts(run: ResolvedRun, ranks: int) -> ResolvedRun:
         return run
     alike = max(1, ranks // layout.pp // layout.etp)
     policy = run.spec.experts.policy
-    is_even = policy == "eplb"
 
     def can_share(ep: int) -> bool:
         if policy == "speculative" and ep not in (1, layout.tp):
             return False
-        busy = -(-experts // -(-experts // ep))
-        return alike % ep == 0 and busy == ep and not (is_even and experts % ep)
+        is_even = policy != "eplb" or experts % ep == 0
+        return alike % ep == 0 and shares_experts(experts, ep) and is_even
 
     ep = max(ep for ep in range(1, alike + 1) if can_share(ep))
     values = {name: value_of(run, key) for name, key in keys().items()}

@@ -26,12 +26,12 @@ from equipoise.balance.expert.routes import RouteTable
 from equipoise.balance.expert.workload import WORKLOADS
 from equipoise.base.arrays import Ints
 from equipoise.spec.catalog import SCHEDULES
-from equipoise.spec.model.experts import split_experts
+from equipoise.spec.model.experts import shares_experts, split_experts
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.run.layout import ExpertPolicyName
 from equipoise.spec.run.lora import LoraSpec
 from equipoise.spec.run.spec import ExpertsSpec, Recompute
-from equipoise.train.check.case import Case, divisors, make_case, shares_experts
+from equipoise.train.check.case import Case, divisors, make_case
 
 _POLICIES: tuple[ExpertPolicyName, ...] = ("exact", "hecate", "eplb", "tutel", "auto")
 

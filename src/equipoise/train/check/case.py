@@ -35,6 +35,7 @@ from typing import Any, Literal, get_args
 
 from equipoise.spec.catalog import POLICIES, SCHEDULES, Policy
 from equipoise.spec.modality.sections import AudioSpec, VisionSpec
+from equipoise.spec.model.experts import shares_experts
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.run.lora import LoraSpec
 from equipoise.spec.run.resolved import ResolvedFile
@@ -370,11 +371,6 @@ def played_cases(ranks: int, model: ModelSpec) -> list[Case]:
     pairs += [("needed-kv", each) for each in get_args(Sharding) if each not in _SHARDINGS]
     make = partial(make_case, model, ranks, cp=ranks, zero=0, context_tokens=512, played=True)
     return [make(strategy=strategy, sharding=sharding) for strategy, sharding in pairs]
-
-
-def shares_experts(experts: int, ranks: int) -> bool:
-    """Whether every rank has some of the experts."""
-    return experts > 0 and -(-experts // -(-experts // ranks)) == ranks
 
 
 def divisors(ranks: int, *, of: int = 0) -> list[int]:

@@ -3,9 +3,10 @@
 import dataclasses
 from typing import Any
 
+from equipoise.spec.model.experts import shares_experts
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.run.lora import LoraSpec
-from equipoise.train.check.case import STAGES, Case, divisors, make_case, shares_experts
+from equipoise.train.check.case import STAGES, Case, divisors, make_case
 
 
 def masked_cases(ranks: int, model: ModelSpec, *, is_theirs: bool = False) -> list[Case]:

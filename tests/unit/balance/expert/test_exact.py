@@ -1,5 +1,6 @@
 """The exact planner: as even as slots allow, few copies, proven bounds, the same compiled."""
 
+import dataclasses
 import itertools
 import math
 
@@ -8,14 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equipoise.balance.expert import loops
+from equipoise.balance.expert import exact, loops
 from equipoise.balance.expert.bound import break_even_rows, lower_bound
 from equipoise.balance.expert.fewest import fewest_copies
 from equipoise.balance.expert.policies import plan_experts
 from equipoise.balance.expert.request import ExpertRequest
 from equipoise.balance.expert.workload import workload
+from equipoise.base.arrays import Ints
 from equipoise.base.errors import SpecError
-from equipoise.schedule.compiled import compile_loop
+from equipoise.schedule.compiled import Loop, compile_loop
 from equipoise.schedule.expert.check import check_experts
 
 SIZES = ((64, 8), (128, 16), (256, 64))
@@ -124,3 +126,18 @@ def test_break_even_is_the_formula() -> None:
     with pytest.raises(SpecError) as caught:
         break_even_rows(1e12, -1.0, weight_bytes=2, gradient_bytes=4)
     assert str(caught.value) == "A bandwidth of -1.0 per second must be a number of at least 0."
+
+
+def test_slots_beyond_all_experts_make_no_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = workload("W1", 0, 1, ranks=4, experts=8, rows_per_rank=512)
+    request = ExpertRequest(rows, slots=8)
+    expected, sizes = plan_experts("exact", request).digest, []
+    run_loop = exact.run_loop
+
+    def sized(loop: Loop, work: int, *tables: Ints) -> int:
+        sizes.append(max(map(len, tables)))
+        return run_loop(loop, work, *tables)
+
+    monkeypatch.setattr(exact, "run_loop", sized)
+    many = dataclasses.replace(request, slots=4096)
+    assert plan_experts("exact", many).digest == expected and max(sizes) <= 3 * 4 * 8 + 3

@@ -5,8 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from equipoise.balance.expert.auto import most_held
+from equipoise.balance.expert.bound import lower_bound
 from equipoise.balance.expert.policies import EXPERT_POLICIES, plan_experts
-from equipoise.balance.expert.request import ExpertRequest
+from equipoise.balance.expert.request import ExpertRequest, as_wide
 from equipoise.balance.expert.workload import popularity
 from equipoise.base.errors import LayoutError, SpecError
 from equipoise.schedule.expert.check import check_experts
@@ -34,7 +36,11 @@ def test_every_policy_writes_a_schedule_that_passes(request: ExpertRequest) -> N
         schedule = plan_experts(name, request)
         # eplb counts places, and may keep an expert away from its owner; tutel copies all or none.
         is_limited = name not in ("eplb", "tutel")
-        check_experts(schedule, slots=request.slots if is_limited else None)
+        experts = request.rows.shape[1]
+        held = most_held(name, experts=experts, ranks=request.ranks, slots=request.slots)
+        check_experts(schedule, slots=held)
+        assert held <= request.slots or not is_limited
+        assert schedule.computed.max() >= lower_bound(as_wide(request, schedule), request.loads)
         assert schedule.policy == name
         assert schedule.digest == plan_experts(name, request).digest
         assert schedule.computed_by_owners.tolist() == fixed.computed.tolist()

@@ -10,6 +10,7 @@ from equipoise.balance.expert.cluster import cluster_experts
 from equipoise.balance.expert.routes import (
     NO_TOKEN,
     ChosenRoutes,
+    RouteTable,
     fit_table,
     measure_rates,
     read_table,
@@ -133,4 +134,42 @@ def test_the_fitted_text_and_what_is_not_a_table_are_refused(tmp_path: Path) -> 
     assert str(caught.value) == (
         f"experts.routes: {missing} is damaged: values of shapes ({tokens}, 2) and ({pairs}, 2) "
         f"for {tokens} tokens, {pairs - 1} pairs and 2 ranks. {fix}"
+    )
+
+
+def test_damaged_tables_are_refused_whatever_is_wrong(tmp_path: Path) -> None:
+    numbers = {"unseen": np.array([3, 4]), "tokens": np.arange(5), "pairs": np.arange(7)}
+    values = {"token_values": np.ones((5, 2), np.int64), "pair_values": np.ones((7, 2), np.int64)}
+    table = RouteTable(16, "text", **numbers, **values)
+    file, whole = tmp_path / "routes.npz", table.to_bytes()
+    fix = "Make one: equipoise convert RUN TO --cluster-experts RANKS"
+    for at in range(0, len(whole), 7):  # bits of names, sizes, sums and of what is compressed
+        file.write_bytes(whole[:at] + bytes([whole[at] ^ 0x10]) + whole[at + 1 :])
+        try:
+            found = read_table(file)
+        except SpecError as error:
+            assert str(error).endswith(fix)
+        else:
+            assert found.digest == table.digest
+    stored = {"vocab": np.array(16), "text": np.array("text"), **numbers, **values}
+    wrong = [
+        {"vocab": np.array([1, 2])},
+        {"vocab": np.array("a")},
+        {"vocab": np.array(16.5)},
+        {"unseen": np.array(3)},
+        {"unseen": np.zeros((2, 2), np.int64)},
+        {"tokens": np.array(3)},
+        {"tokens": np.arange(5)[::-1]},
+        {"token_values": np.full((5, 2), -1)},
+        {"pair_values": np.full((7, 2), 1 << 62)},
+    ]
+    for each in wrong:
+        np.savez(file, **(stored | each))
+        with pytest.raises(SpecError, match=r"^experts\.routes: .* is damaged: "):
+            read_table(file)
+    np.savez(file, **(stored | {"pairs": np.arange(7)[::-1]}))
+    with pytest.raises(SpecError) as caught:
+        read_table(file)
+    assert str(caught.value) == (
+        f"experts.routes: {file} is damaged: its tokens or pairs are not ascending. {fix}"
     )

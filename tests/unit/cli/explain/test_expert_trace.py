@@ -54,6 +54,11 @@ def test_every_policy_is_scored_on_all_steps(
             "Step 9 is not in this run's journal, which has experts' loads of steps 1 to 2.",
         ),
         (("--slots", "-1"), "--slots -1 is below 0. Give 0 or more."),
+        (
+            ("--slots", "1000000000000"),
+            "--slots 1000000000000 is more than the 2 experts that a rank does not own. Give 2 or "
+            "less.",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(

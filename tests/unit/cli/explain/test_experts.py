@@ -31,6 +31,19 @@ def test_every_policy_stands_beside_its_bounds(capsys: pytest.CaptureFixture[str
         assert each["gap"] >= 0 and each["copies"] >= each["fewest_copies"]
 
 
+@pytest.mark.parametrize("more", [("--slots", "0"), ("--policy", "tutel", "--workload", "W2")])
+def test_no_policy_beats_its_bound(capsys: pytest.CaptureFixture[str], more: tuple) -> None:
+    """``eplb`` and ``tutel`` copy more than slots, and have bounds of as many copies."""
+    for each in answer(capsys, *more)["policies"]:
+        assert each["gap"] >= 0 and each["copies"] >= each["fewest_copies"]
+
+
+def test_one_rank_has_nothing_to_copy(capsys: pytest.CaptureFixture[str]) -> None:
+    said = answer(capsys, "--ranks", "1")
+    assert said["slots"] == 0
+    assert {(each["skew"], each["gap"], each["copies"]) for each in said["policies"]} == {(1, 0, 0)}
+
+
 def test_the_cheapest_policy_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     more = ("--slots", "12", "--least-rows", "300")
     said = answer(capsys, *more)["policies"]
@@ -116,7 +129,8 @@ def test_prefetch_is_shown_turn_by_turn(capsys: pytest.CaptureFixture[str]) -> N
             "--memory-mib 100 does not hold two of 28 sparse layers: one takes 2.5 GiB of a rank "
             "with its moments, and 4.1 GiB gathered. Set it to 8400 or more.",
         ),
-        (("0",), "--memory-mib 0 is not above 0. Give MiB of a rank."),
+        (("0",), "--memory-mib 0 is not a finite number above 0. Give MiB of a rank."),
+        (("inf",), "--memory-mib inf is not a finite number above 0. Give MiB of a rank."),
         (
             ("9000", "--slots", "2"),
             "--slots has no effect with --memory-mib. Give one or the other.",

@@ -1,5 +1,6 @@
 """Sound as patches: bands, lengths, widths of samples, and files that are no WAV."""
 
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,6 +28,21 @@ def test_seconds_make_tokens_whatever_the_rate(tone: Callable[..., Path]) -> Non
         grid = audio_grid(data)
         assert grid == (26, 1)  # 13 tokens of 80 ms
         assert read_audio(data).shape == (26, 160)
+
+
+def test_a_high_rate_needs_little_more_memory_than_its_samples(tone: Callable[..., Path]) -> None:
+    """Frames overlap: all of them at once are two and a half times the samples, and spectra."""
+    data = tone("a.wav", rate=384_000, seconds=0.01).read_bytes()
+    silence = bytes(2 * 384_000 * 8)
+    sizes = [(len(each) + len(silence)).to_bytes(4, "little") for each in (data[8:], data[44:])]
+    long = data[:4] + sizes[0] + data[8:40] + sizes[1] + data[44:] + silence
+    tracemalloc.start()
+    patches = read_audio(long)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(patches) == 202 and peak < 5 * 8 * (len(long) // 2)
+    short = read_audio(data)
+    np.testing.assert_allclose(patches[0, :40], short[0, :40].clip(patches.min()), rtol=1e-6)
 
 
 def test_widths_and_channels_change_little_or_nothing(tone: Callable[..., Path]) -> None:

@@ -153,6 +153,23 @@ def test_a_decoder_has_the_weights_that_are_counted(model: ModelSpec) -> None:
     assert sparse == expected.get(name, [True, True])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_bias_may_choose_experts_whose_scores_underflow(dtype: torch.dtype) -> None:
+    model = dataclasses.replace(PLAIN, balance="bias", balance_rate=1.0)
+    layer = build(model).to(dtype)
+    x = torch.zeros(2, model.hidden, dtype=dtype).requires_grad_()
+    with torch.no_grad():
+        layer.router.weight.zero_()
+        layer.router.weight[0, 0] = 1.0
+        layer.router.balance.state_X.copy_(torch.tensor([0, 9, 9, 0, 0, 0]))
+        x[0, 0] = 1e4  # expert 0 has all of its score, and the bias chooses 1 and 2
+    residual = torch.ones(2, model.hidden, dtype=dtype)
+    y = layer(residual, x)
+    y.sum().backward()
+    assert y[0].tolist() == residual[0].tolist() and torch.isfinite(y).all()
+    assert all(torch.isfinite(each.grad).all() for each in (x, *layer.parameters()))
+
+
 @pytest.mark.parametrize("rows", [1, 2, 24])
 def test_in_bf16_scores_are_fp32(rows: int) -> None:
     layer = build(PLAIN).float()

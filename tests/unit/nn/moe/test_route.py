@@ -26,6 +26,13 @@ def choices(draw) -> Choice:
     return chosen, scores.gather(1, chosen), experts
 
 
+def test_a_capacity_beyond_all_tokens_drops_nothing() -> None:
+    chosen = torch.tensor([[0, 1], [0, 2]])
+    for factor in (1e6, 1e300):
+        rows = sort_rows(chosen, torch.ones(2, 2), experts=3, factor=factor)
+        assert rows.is_whole and rows.counts_X.tolist() == [2, 1, 1]
+
+
 def test_ties_go_to_the_lower_expert() -> None:
     scores = torch.tensor([[0.2, 0.4, 0.4, 0.0], [0.25, 0.25, 0.25, 0.25]])
     assert choose(scores, 2).tolist() == [[1, 2], [0, 1]]

@@ -1,6 +1,7 @@
 """Prefetch of experts: whatever the sizes, everything is there before it is used, and fits."""
 
 import dataclasses
+import re
 
 import pytest
 from hypothesis import given, settings
@@ -119,3 +120,13 @@ def test_what_does_not_hold_two_layers_is_refused() -> None:
     with pytest.raises(LayoutError) as caught:
         sizes.require((6 << 20) - 1, layers=4)
     assert str(caught.value).endswith("Set it to 6 or more, or to 0 for no limit.")
+
+
+@pytest.mark.parametrize("slice_bytes", [1, 1000, 4_315_743_915, 1 << 40])
+def test_the_capacity_that_a_refusal_names_is_enough(slice_bytes: int) -> None:
+    sizes = SliceBytes(slice_bytes, 2 * slice_bytes, 0)
+    with pytest.raises(LayoutError) as caught:
+        sizes.require(sizes.least - 1, layers=3)
+    named = re.search(r"Set it to ([\d.]+) or more", str(caught.value))
+    assert named is not None
+    sizes.require(int(float(named[1]) * 2**20), layers=3)

@@ -33,7 +33,17 @@ def test_more_ranks_are_fuller_and_a_policy_evens_them() -> None:
     assert alone.planned_skews == alone.owner_skews == exact.owner_skews
     assert all(skew <= 1.016 for _, skew in exact.planned_skews)
     assert all(copied == 0 for _, copied in alone.copied) and exact.copied[-1][1] >= 1
-    assert (alone.slots, exact.slots) == (0, 1)
+    numbers = [ranks for ranks, _ in exact.slots]
+    assert alone.slots == tuple((ranks, 0) for ranks in numbers)
+    assert exact.slots == tuple((ranks, int(ranks > 1)) for ranks in numbers)
+    # eplb may hold none of the experts that a rank owns, and as many others.
+    assert forecast("eplb").slots[-1] == (16, MODEL.experts // 16 + 1)
+
+
+def test_numbers_of_ranks_that_cannot_share_are_left_out() -> None:
+    # 8 experts in runs of 2 are on 4 ranks, not on 6, 12 or 24.
+    shares = forecast_experts("W1", preset("mixtral-8x7b"), 24, rows_per_rank=64).owner_skews
+    assert [ranks for ranks, _ in shares] == [1, 2, 3, 4, 8]
 
 
 def test_options_read_the_layout() -> None:
@@ -61,13 +71,13 @@ def test_a_step_pays_for_skew_or_for_copies_and_their_memory() -> None:
         rank_memory(
             MODEL,
             Layout(dp=16, ep=16),
-            dataclasses.replace(
-                exact.options, experts=dataclasses.replace(exact.options.experts, slots=slots)
-            ),
+            dataclasses.replace(exact.options, experts=kept),
             share,
             4096,
         )["working space"]
-        for slots in (0, 2)
+        for kept in (
+            dataclasses.replace(exact.options.experts, slots=((16, copies),)) for copies in (0, 2)
+        )
     ]
     assert space[1] - space[0] == pytest.approx(2 * MODEL.expert_params * (2 + 4))
 

@@ -1,0 +1,30 @@
+"""Bytes of experts' copies as passes move them: recomputed forwards, frozen experts, evaluation."""
+
+import numpy as np
+import pytest
+import torch
+
+from equipoise.balance.expert.auto import PolicyChoice
+from equipoise.balance.expert.policies import plan_experts
+from equipoise.balance.expert.request import ExpertRequest
+from equipoise.parallel.expert.planned import PlannedLoads, counted
+
+
+@pytest.mark.parametrize(
+    ("forwards", "is_trained", "trips"), [(1, True, 3), (2, True, 4), (1, False, 2)]
+)
+def test_copies_are_counted_as_often_as_they_travel(
+    forwards: int, is_trained: bool, trips: int
+) -> None:
+    schedule = plan_experts("exact", ExpertRequest(np.array([[90, 2, 1, 1]] * 2)))
+    choice, loads = PolicyChoice(schedule, {}), PlannedLoads()
+    rows = torch.zeros(3, 2, requires_grad=True)
+    with torch.no_grad():
+        counted(rows, loads, choice, 10, is_trained=is_trained)
+    for _ in range(forwards):
+        out = counted(rows, loads, choice, 10, is_trained=is_trained)
+    out.sum().backward()
+    assert schedule.copies == loads.copies == 1
+    assert loads.copied_bytes == 10 * trips
+    expected = schedule.copy_bytes(10, element_bytes=1, forwards=forwards).sum()
+    assert loads.copied_bytes == expected - 10 * (not is_trained)
