@@ -160,8 +160,8 @@ class RankWords:
         say({**told, "exit_code": exit_code, "traceback": trace})
         if isinstance(error, self.silent):
             return
-        faults = {"type": kind, "message": message, "exit_code": exit_code, "traceback": trace}
-        self._note("fault", name, **faults, **more)
+        more |= {"message": message, "exit_code": exit_code}
+        self._note("fault", name, type=kind, traceback=trace, **more)
 
     def _note(self, kind: Kind, name: str, **fields: Any) -> None:
         """Journal an event, unless newer ranks write there or the folder is gone."""
