@@ -13,7 +13,7 @@ MODEL = ModelSpec(layers=2, hidden=32, heads=4, kv_heads=2, ffn=48, vocab=101, h
 
 
 def verdicts_of(ranks: int, cases: list[Case]) -> list[Verdict]:
-    """Of two real ranks; more take turns, and are over gloo in ``multi/parallel``."""
+    """Two real ranks. More than two take turns here, and run over gloo in ``multi/parallel``."""
     return run_cases(cases, over_gloo=ranks == 2)
 
 

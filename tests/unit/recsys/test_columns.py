@@ -169,7 +169,7 @@ def test_suffixes_are_read_in_either_case(tmp_path: Path) -> None:
 
 
 def test_a_list_is_not_a_number(tmp_path: Path) -> None:
-    """Of one value it was taken for that value, and a server refuses it."""
+    """A list of one value used to count as that value, which a server refuses."""
     columns = read_columns(write(tmp_path / "x.parquet", price=[["3"], ["4"]]))
     with pytest.raises(DataError) as error:
         column_numbers(columns, "price", "x.parquet")

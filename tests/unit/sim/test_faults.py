@@ -263,7 +263,7 @@ def test_steps_that_cost_nothing_to_save_are_priced_at_once() -> None:
 
 
 def test_a_month_ends_though_no_spare_comes() -> None:
-    """A repair of years is no cost of the month; its shares of time are one whole."""
+    """A repair that takes years does not count beyond the month; shares of time add up to 1."""
     month = price_days(1.0, 8, FaultOptions(1.8e7, 30.0, 600.0, spares=0, repair_s=1e8), days=30)
     run, wall_s = month.mean, 30 * 86_400
     assert run.wall_s == pytest.approx(wall_s, rel=1e-2)
