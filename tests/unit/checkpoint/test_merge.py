@@ -7,10 +7,9 @@ import torch
 
 from equipoise.base.errors import CheckpointError, SpecError
 from equipoise.checkpoint.merge import Merger
-from equipoise.nn.hf.files import ModelFiles
-from equipoise.serve import source
-from equipoise.serve.source import TrainedModel
+from equipoise.serve.source import open_merged
 from equipoise.spec.model.presets import ModelSpec
+from support.chat.corpus import write_model
 
 
 def model(seed: int) -> dict[str, torch.Tensor]:
@@ -104,15 +103,13 @@ def test_whole_numbers_on_one_side_alone() -> None:
     )
 
 
-def test_a_run_and_its_newest_checkpoint_are_one_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    origin, sizes = tmp_path / "run/step-000002", ModelSpec(1, 8, 1, 1, 8, 300, 8)
-    trained = TrainedModel(origin, sizes, model(0), ModelFiles({}, ""))
-    monkeypatch.setattr(source, "open_model", lambda _: trained)
+def test_one_model_by_two_names_is_refused(tmp_path: Path) -> None:
+    folder, link = tmp_path / "model", tmp_path / "link"
+    sizes = ModelSpec(layers=1, hidden=8, heads=1, kv_heads=1, ffn=8, vocab=320, head_width=8)
+    write_model(folder, sizes)
+    link.symlink_to(folder)
     with pytest.raises(SpecError) as caught:
-        source.open_merged([("run", 0.5), ("run/step-000002", 0.5)])
+        open_merged([(folder, 0.5), (link, 0.5)])
     assert str(caught.value) == (
-        f"run and run/step-000002 are the same model, {tmp_path}/run/step-000002. Give each model "
-        "once."
+        f"{folder} and {link} are the same model, {folder}. Give each model once."
     )

@@ -194,9 +194,7 @@ def scattered(space: Space, node: int) -> Floats:
     own, group = space["tp"] * space["cp"], space["ep"] * space["etp"]
     stages = np.where(space["order"] == NAMED["order"].index("dp-pp"), space["pp"], 1)
     copies = -(-group // own)  # of a run of ranks that differ in tp and cp
-    spread = (
-        np.minimum(own, group) + (copies - 1) * own * stages
-    )  # ranks from the first to the last
+    spread = np.minimum(own, group) + (copies - 1) * own * stages  # from first to last rank
     nodes = np.minimum(-(-spread // node), copies * -(-own // node))
     return np.asarray(1.0 + 0.25 * np.log2(nodes / np.minimum(nodes, -(-group // node))))
 
