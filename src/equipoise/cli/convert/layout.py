@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,14 +25,16 @@ _MOST_ROWS = 64
 _COLUMNS = (Column("rank"), Column("loads"), Column("reads"), Column("ranges", goes=1))
 
 
+def given_flags(args: argparse.Namespace, names: Sequence[str]) -> list[str]:
+    """Those of some flags that stand in the command, 0 and empty words too."""
+    values = {name: getattr(args, name) for name in names}
+    given = [name for name, value in values.items() if not (value is None or value is False)]
+    return [f"--{name.replace('_', '-')}" for name in given]
+
+
 def run(args: argparse.Namespace) -> int:
     """Print what ranks read, and write the checkpoint unless it is a dry run."""
-    given = [
-        f"--{name.replace('_', '-')}"
-        for name in _ALONE
-        if not (getattr(args, name) is None or getattr(args, name) is False)
-    ]
-    if given:
+    if given := given_flags(args, _ALONE):
         raise SpecError(
             f"{given[0]} belongs to a Hugging Face folder, and --layout writes a checkpoint. Give "
             f"one of them."

@@ -9,6 +9,7 @@ from typing import Any
 from equipoise.base.errors import ModelError, SpecError
 from equipoise.base.units import format_bytes
 from equipoise.cli.console import make_console, make_progress
+from equipoise.cli.convert.layout import given_flags
 from equipoise.cli.table import Column, print_columns
 
 _BUDGET = 0.001
@@ -20,11 +21,8 @@ _FOREIGN = (
 
 def run(args: argparse.Namespace) -> int:
     """Convert, and say what each part is kept in."""
-    values = {name: getattr(args, name) for name in _FOREIGN}
-    given = [name for name, value in values.items() if not (value is None or value is False)]
-    if given:
-        flag = given[0].replace("_", "-")
-        raise SpecError(f"--{flag} is not for a recommender. Leave it out.")
+    if given := given_flags(args, _FOREIGN):
+        raise SpecError(f"{given[0]} is not for a recommender. Leave it out.")
     target: Path | None = args.target
     if target is None:
         raise SpecError("convert needs TO, the folder to make.")

@@ -270,9 +270,9 @@ def _write_adapter(args: argparse.Namespace) -> int:
 
     if args.source.is_file():
         raise SpecError(f"{args.source} has no adapters. Give a run or a checkpoint.")
-    if given := [name for name in ("dtype", "tokenizer") if getattr(args, name) is not None]:
+    if given := layout.given_flags(args, ("dtype", "tokenizer")):
         raise SpecError(
-            f"--{given[0]} is for a model, and --adapter writes adapters alone. Leave one out."
+            f"{given[0]} is for a model, and --adapter writes adapters alone. Leave one out."
         )
     written = export_adapter(args.source, args.target)
     if not (args.quiet or args.json):
