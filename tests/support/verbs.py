@@ -49,4 +49,4 @@ def wait_until(is_so: Callable[[], object]) -> None:
     deadline = time.monotonic() + DEADLINE_S
     while not is_so():
         assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.03)
+        time.sleep(0.01)

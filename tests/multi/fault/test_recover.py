@@ -178,7 +178,7 @@ def test_an_exception_is_tried_once_more(run_toml: Path, folder: Path, tmp_path:
 
 
 def test_ctrl_c_between_a_fault_and_its_restart_ends_the_run(run_toml: Path, folder: Path) -> None:
-    process = start(run_toml, "--out", folder)
+    process = start(run_toml, "--out", folder, "--train.steps", 5000)
     wait_until(lambda: lines_of(folder, "step") >= 8)
     killed = ranks_of(folder)[1]
     os.kill(ranks_of(folder)[0], signal.SIGSTOP)  # so that nothing ends before the signals come
