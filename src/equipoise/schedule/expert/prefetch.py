@@ -114,7 +114,7 @@ or to 0 for no limit.
         """
         if capacity >= self.least:
             return
-        said = f"{flag or 'experts.memory_mib ='} {capacity / 2**20:.6g}"
+        said = f"{flag or 'experts.memory_mib ='} {round(capacity / 2**20, 5):.10g}"
         gathered = f", and {format_bytes(self.slice + self.whole)} gathered" * bool(self.whole)
         unlimited = "" if flag else ", or to 0 for no limit"
         raise LayoutError(
