@@ -264,3 +264,21 @@ class LayoutSpec:
                 f"or layout.dp = 1 for {self.cp} ranks in all."
             )
         return cores
+
+
+def idle_parts(layout: LayoutSpec, policy: ExpertPolicyName, *, has_dense: bool) -> str | None:
+    """Why ``layout.parts`` would have no effect; None where rows travel.
+
+    Args:
+        layout: With its parts.
+        policy: Of experts.
+        has_dense: Whether the model has feed-forwards without experts.
+    """
+    stay = layout.ep > 1 and layout.etp == 1 and policy in ("fixed", "speculative")
+    if layout.parts == 1 or (layout.tp > 1 and has_dense) or stay:
+        return None
+    return (
+        "cuts rows of feed-forwards with layout.tp > 1, and of experts with layout.ep > 1, "
+        f'layout.etp = 1 and experts.policy = "fixed"; here are none (tp = {layout.tp}, '
+        f'ep = {layout.ep}, etp = {layout.etp}, policy = "{policy}"). Set layout.parts = 1.'
+    )

@@ -24,6 +24,7 @@ from equipoise.spec.limits import MOST_WINDOWS
 from equipoise.spec.modality.judge import judge_modality
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.run.keys import DEFAULT, Fault, Given, Origin, build, keys, toml
+from equipoise.spec.run.layout import idle_parts
 from equipoise.spec.run.lora import FEED_FORWARD, TARGETS, LoraSpec
 from equipoise.spec.run.precision import judge_precision
 from equipoise.spec.run.resolve_model import judge_experts, resolve_model
@@ -84,6 +85,11 @@ def resolve(
     judge_precision(wish, model)
     judge_modality(wish, model)
     spec = build({name: each.value for name, each in wish.given.items()})
+    if not wish.faults and not wish.faulty:
+        has_dense = not model.experts or model.dense_layers > 0
+        idle = idle_parts(spec.layout, spec.experts.policy, has_dense=has_dense)
+        if idle is not None:
+            wish.tell("layout.parts", f"{toml(spec.layout.parts)} {idle}")
     run = ResolvedRun(
         spec=spec,
         model=model,

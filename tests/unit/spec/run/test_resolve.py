@@ -157,3 +157,35 @@ def test_held_out_conversations_have_rows() -> None:
         '--eval.source: "text" has no rows with columns, but data.format = "messages" '
         '(--data.format). Set eval.source to "jsonl", "parquet" or "datasets", or remove it.'
     )
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"layout.dp": "2"}, 'tp = 1, ep = 1, etp = 1, policy = "fixed"'),
+        (
+            {"model.preset": "moe-3m", "layout.ep": "2", "experts.policy": "exact"},
+            'tp = 1, ep = 2, etp = 1, policy = "exact"',
+        ),
+        (
+            {"model.preset": "moe-3m", "layout.tp": "2", "layout.etp": "2"},
+            'tp = 2, ep = 1, etp = 2, policy = "fixed"',
+        ),
+        ({"layout.tp": "2"}, None),
+        ({"model.preset": "moe-3m", "layout.ep": "2"}, None),
+    ],
+)
+def test_parts_of_rows_that_do_not_travel_are_refused(
+    flags: dict[str, str], said: str | None
+) -> None:
+    given = [*flags.items(), ("layout.parts", "4")]
+    if said is None:
+        assert read_run(None, given).spec.layout.parts == 4
+        return
+    with pytest.raises(SpecError) as caught:
+        read_run(None, given)
+    assert str(caught.value) == (
+        "--layout.parts: 4 cuts rows of feed-forwards with layout.tp > 1, and of experts with "
+        'layout.ep > 1, layout.etp = 1 and experts.policy = "fixed"; here are none '
+        f"({said}). Set layout.parts = 1."
+    )
