@@ -38,7 +38,7 @@ from equipoise.balance.packing.windows import cut_at_windows
 from equipoise.base.arrays import Ints
 from equipoise.base.errors import CheckpointError
 from equipoise.cost.curve import LoadCurve
-from equipoise.data.sampler_arguments import require_runnable, whole_tokens
+from equipoise.data.sampler_arguments import require_runnable, require_seed, whole_tokens
 from equipoise.data.stream import DocumentStream
 from equipoise.data.turn import PieceIndex, Turn
 from equipoise.spec.catalog import POLICIES
@@ -89,6 +89,7 @@ class PackedBatchSampler(Sampler[list[PieceIndex]]):
         meets_each_turn: bool = False,
     ) -> None:
         self._doc_tokens = whole_tokens(doc_tokens)
+        require_seed(seed)
         self._stream = DocumentStream(
             self._doc_tokens, seed=seed, context_tokens=pack.context_tokens
         )

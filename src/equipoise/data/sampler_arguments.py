@@ -11,8 +11,10 @@ Kept true (tests/unit/data/test_sampler.py)
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from equipoise.balance.batches.units import read_array
 from equipoise.base.errors import DataError, LayoutError, SpecError
 from equipoise.base.nearest import nearest
+from equipoise.base.shown import shown
 from equipoise.cost.curve import LoadCurve
 from equipoise.spec.catalog import POLICIES
 from equipoise.spec.run.spec import PackSpec
@@ -24,7 +26,7 @@ def whole_tokens(doc_tokens: ArrayLike) -> NDArray[np.int64]:
     Raises:
         DataError: there are none, they do not form a list, or one is not a whole number.
     """
-    given = np.asarray(doc_tokens)
+    given = read_array("Document lengths", doc_tokens, "[412, 96, 2048]")
     if given.ndim != 1:
         raise DataError(
             f"Document lengths have shape {given.shape}. Give one number per document, such as "
@@ -51,6 +53,29 @@ def whole_tokens(doc_tokens: ArrayLike) -> NDArray[np.int64]:
     return given.astype(np.int64)
 
 
+def require_numbers(**numbers: object) -> None:
+    """Refuse what is not a whole number, such as 2.0; None is not given.
+
+    Raises:
+        SpecError: names it.
+    """
+    for name, number in numbers.items():
+        is_whole = isinstance(number, int | np.integer) and not isinstance(number, bool)
+        if number is not None and not is_whole:
+            raise SpecError(f"{name} is {shown(number)}. Give a whole number.")
+
+
+def require_seed(seed: int) -> None:
+    """Refuse a seed that the generator of orders does not take.
+
+    Raises:
+        SpecError: it is not a whole number from 0 to 2**64 - 1.
+    """
+    require_numbers(seed=seed)
+    if not 0 <= seed < 1 << 64:
+        raise SpecError(f"seed is {seed:,}. Give a whole number from 0 to 2**64 - 1.")
+
+
 def require_runnable(
     pack: PackSpec, longest: int, ranks: int, rank: int, curve: LoadCurve | None
 ) -> None:
@@ -64,7 +89,8 @@ def require_runnable(
         curve: Price of a document, if given.
 
     Raises:
-        SpecError: no such policy, one that a plain loop cannot run, or no curve for it.
+        SpecError: no such policy, one that a plain loop cannot run, no curve for it, or a number
+            that is not whole.
         LayoutError: the rank is not one of the ranks, a step has no token, or a piece cannot
             fit a micro-batch.
     """
@@ -74,6 +100,13 @@ def require_runnable(
             f"{nearest(pack.policy, POLICIES)}. All: {', '.join(POLICIES)}."
         )
     traits = POLICIES[pack.policy]
+    require_numbers(
+        ranks=ranks,
+        rank=rank,
+        context_tokens=pack.context_tokens,
+        step_tokens=pack.step_tokens,
+        max_tokens=pack.max_tokens,
+    )
     if traits.divides:
         raise SpecError(
             f'Under policy "{pack.policy}" pieces read keys of other micro-batches, which a '

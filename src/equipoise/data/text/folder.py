@@ -61,11 +61,12 @@ class TokenizerFolder:
             token = tokenizers.AddedToken(**fields)
             if repr(token) not in known:
                 core.add_tokens([token])
-            if core.token_to_id(token.content) != number:
+            held = core.token_to_id(token.content)
+            if held != number:
                 raise DataError(
                     f"{self.folder / _CONFIG} gives {token.content!r} the id {number:,}, but in "
-                    f"{TOKENIZER_FILE} it has {core.token_to_id(token.content):,}. Save the "
-                    "tokenizer again with save_pretrained."
+                    f"{TOKENIZER_FILE} it has {held:,}. Save the tokenizer again with "
+                    "save_pretrained."
                 )
         added = {token.content for token in core.get_added_tokens_decoder().values()}
         for name in (*self.special_tokens.values(), *self.extra):
@@ -182,10 +183,14 @@ def _added(folder: Path, config: Mapping[str, Any]) -> dict[int, dict[str, Any]]
     given = config.get("added_tokens_decoder") or {}
     names = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
     try:
-        return {
+        added = {
             int(number): {name: fields[name] for name in names if name in fields}
             for number, fields in given.items()
         }
+        for fields in added.values():
+            if not tokenizers.AddedToken(**fields).content:
+                raise ValueError("a token without text")
+        return added
     except (TypeError, ValueError, AttributeError):
         raise DataError(
             f'{folder / _CONFIG} has an "added_tokens_decoder" that cannot be read. Save the '
