@@ -364,3 +364,8 @@ def test_folders_that_save_to_disk_did_not_write(message, tmp_path):
         f"data.path {tmp_path} holds 2 datasets (train, test); a corpus is a single one. Set "
         f"data.path to {tmp_path}/train, for example."
     )
+    (tmp_path / "dataset_dict.json").write_text('{"splits": []}')
+    assert message(DataError, open_source, spec_of("datasets", "."), tmp_path) == (
+        f"data.path {tmp_path} holds no dataset: its dataset_dict.json names none. Save the "
+        "datasets again with save_to_disk."
+    )

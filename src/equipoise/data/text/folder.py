@@ -65,8 +65,8 @@ class TokenizerFolder:
             if held != number:
                 raise DataError(
                     f"{self.folder / _CONFIG} gives {token.content!r} the id {number:,}, but in "
-                    f"{TOKENIZER_FILE} it has {held:,}. Save the tokenizer again with "
-                    "save_pretrained."
+                    f"{TOKENIZER_FILE} it has {'none' if held is None else f'{held:,}'}. Save the "
+                    "tokenizer again with save_pretrained."
                 )
         added = {token.content for token in core.get_added_tokens_decoder().values()}
         for name in (*self.special_tokens.values(), *self.extra):
@@ -188,8 +188,7 @@ def _added(folder: Path, config: Mapping[str, Any]) -> dict[int, dict[str, Any]]
             for number, fields in given.items()
         }
         for fields in added.values():
-            if not tokenizers.AddedToken(**fields).content:
-                raise ValueError("a token without text")
+            tokenizers.AddedToken(**fields)
         return added
     except (TypeError, ValueError, AttributeError):
         raise DataError(
