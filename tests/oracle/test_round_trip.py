@@ -208,13 +208,17 @@ def test_a_kept_file_that_changed_is_refused(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     copy = Path(shutil.copytree(run, tmp_path / "run"))
-    template = copy / "hf" / "chat_template.jinja"
-    template.write_text("{{ messages }}")
-    assert main(["convert", str(copy), str(tmp_path / "out"), "--quiet"]) == 2
-    assert capsys.readouterr().err == (
-        f"{template} has changed since the run began. Restore it from a copy of the run, or "
-        f"delete {copy / 'hf'} to convert by the sizes alone.\n"
-    )
+    template, table = copy / "hf" / "chat_template.jinja", copy / "hf" / "kept.json"
+    for file, before, after in ((template, "{%", "{ %"), (table, "bfloat16", "float16")):
+        whole = file.read_text()
+        file.write_text(whole.replace(before, after, 1))
+        assert file.read_text() != whole
+        assert main(["convert", str(copy), str(tmp_path / "out"), "--quiet"]) == 2
+        assert capsys.readouterr().err == (
+            f"{file} has changed since the run began. Restore it from a copy of the run, or "
+            f"delete {copy / 'hf'} to convert by the sizes alone.\n"
+        )
+        file.write_text(whole)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
