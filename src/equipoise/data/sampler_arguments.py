@@ -15,7 +15,7 @@ from equipoise.balance.batches.units import read_array
 from equipoise.base.errors import DataError, LayoutError, SpecError
 from equipoise.base.nearest import nearest
 from equipoise.base.shown import shown
-from equipoise.cost.curve import LoadCurve
+from equipoise.cost.curve import LoadCurve, require_curve
 from equipoise.spec.catalog import POLICIES
 from equipoise.spec.run.spec import PackSpec
 
@@ -117,6 +117,13 @@ def require_runnable(
             f'Policy "{pack.policy}" balances work, so it needs the model\'s cost of a document. '
             f'Pass curve=counted_curve(preset("llama3-8b")), or the curve of your own model.'
         )
+    if curve is not None:
+        if not isinstance(curve, LoadCurve):
+            raise SpecError(
+                f"curve is {shown(curve)}. Give a LoadCurve, as counted_curve(preset("
+                f'"llama3-8b")) makes one.'
+            )
+        require_curve(curve)
     if not 0 <= rank < ranks:
         raise LayoutError(
             f"rank = {rank} is not one of {ranks} ranks. Give a rank from 0 to ranks - 1, and at "

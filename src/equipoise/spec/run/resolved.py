@@ -23,7 +23,6 @@ from equipoise.spec.names import RESOLVED
 from equipoise.spec.run.keys import rename_keys
 from equipoise.spec.run.spec import RunSpec
 
-
 _DIGEST = "digest"
 """Key of the digest of all others."""
 
