@@ -8,11 +8,14 @@ Kept true (tests/unit/data/test_sampler.py)
     The whole text of each message.
 """
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from equipoise.balance.batches.units import read_array
-from equipoise.base.errors import DataError, LayoutError, SpecError
+from equipoise.base.errors import CheckpointError, DataError, LayoutError, SpecError
 from equipoise.base.nearest import nearest
 from equipoise.base.shown import shown
 from equipoise.cost.curve import LoadCurve, require_curve
@@ -74,6 +77,34 @@ def require_seed(seed: int) -> None:
     require_numbers(seed=seed)
     if not 0 <= seed < 1 << 64:
         raise SpecError(f"seed is {seed:,}. Give a whole number from 0 to 2**64 - 1.")
+
+
+def require_state(state: object, mine: Mapping[str, Any], names: Sequence[str]) -> None:
+    """Refuse a state that another sampler cannot go on from.
+
+    Args:
+        state: What was given.
+        mine: What this sampler's own is now.
+        names: Whose values must be equal.
+
+    Raises:
+        CheckpointError: it is not a state, or says what differs.
+    """
+    lacks = [name for name in mine if not isinstance(state, Mapping) or name not in state]
+    if lacks or not isinstance(state, Mapping):
+        raise CheckpointError(
+            f"The sampler's state lacks {', '.join(lacks)}. Give what its state_dict returned."
+        )
+    for name in names:
+        if state[name] != mine[name]:
+            raise CheckpointError(
+                f"The sampler's state was taken with {name} = {_count(state[name])}, but here it "
+                f"is {_count(mine[name])}. Resume with the same value, or start anew."
+            )
+
+
+def _count(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) else shown(value)
 
 
 def require_runnable(

@@ -27,7 +27,12 @@ from torch.utils.data import Sampler
 from equipoise.balance.batches.prices import Price, curve_of
 from equipoise.balance.batches.request import batch
 from equipoise.base.errors import CheckpointError, DataError, LayoutError
-from equipoise.data.sampler_arguments import require_numbers, require_seed, whole_tokens
+from equipoise.data.sampler_arguments import (
+    require_numbers,
+    require_seed,
+    require_state,
+    whole_tokens,
+)
 from equipoise.data.stream import epoch_order
 
 
@@ -193,11 +198,5 @@ class BalancedBatchSampler(Sampler[list[int]]):
         Raises:
             CheckpointError: the state belongs to other samples, steps, ranks or another order.
         """
-        mine = self.state_dict()
-        for name in ("samples", "steps", "seed", "ranks"):
-            if state[name] != mine[name]:
-                raise CheckpointError(
-                    f"The sampler's state was taken with {name} = {state[name]:,}, but here it is "
-                    f"{mine[name]:,}. Resume with the same value, or start anew."
-                )
+        require_state(state, self.state_dict(), ("samples", "steps", "seed", "ranks"))
         self._start = (state["epoch"], state["micro_batches"])

@@ -132,3 +132,8 @@ def test_states_of_other_data_are_refused() -> None:
         "The sampler's state was taken with samples = 4, but here it is 3. Resume with the same "
         "value, or start anew."
     )
+    for wrong, lacks in (({"epoch": 1}, "micro_batches, samples"), (None, "epoch, micro_batches")):
+        with pytest.raises(CheckpointError) as caught:
+            make([5, 6, 7], 4).load_state_dict(wrong)
+        assert str(caught.value).startswith(f"The sampler's state lacks {lacks}, ")
+        assert str(caught.value).endswith(" Give what its state_dict returned.")
