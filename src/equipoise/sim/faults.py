@@ -286,9 +286,11 @@ def price_days(
     if not 0 < days < 36_500:
         raise SpecError(f"{days:g} days cannot be priced. Give more than 0 and less than 36,500.")
     whole_s = days * 86_400
-    most_s, longest_s = whole_s, _MOST_FAILURES * options.device_mtbf_s / devices
-    if options.spares is None:  # else the last days may wait where the first do not
-        most_s = min(whole_s, longest_s)
+    mean_s = options.device_mtbf_s / devices
+    most_s, longest_s = whole_s, _MOST_FAILURES * mean_s
+    repaired = min(whole_s, options.repair_s) / mean_s  # devices, on average
+    if options.spares is None or options.spares > repaired + 10 * math.sqrt(repaired) + 10:
+        most_s = min(whole_s, longest_s)  # else the last days may wait where the first do not
     draws = min(_DRAWS, int(longest_s / most_s))
     runs = [
         run_with_faults(

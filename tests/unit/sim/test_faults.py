@@ -286,6 +286,8 @@ def test_failures_of_every_moment_are_drawn_for_a_part_of_the_days(
     monkeypatch.setattr(faults, "_MOST_FAILURES", 1e4)
     options = FaultOptions(0.01, 0.0, 1e-4)
     day = price_days(1e-4, 10, options, days=1)
+    spared = price_days(1e-4, 10, dataclasses.replace(options, spares=10**9), days=1)
+    assert spared.mean == day.mean  # nobody ever waits for one
     assert day.mean.goodput == pytest.approx(day.expected, rel=0.03)
     assert day.mean.failures == pytest.approx(86_400 / 1e-3, rel=0.03)
     assert day.mean.wall_s == pytest.approx(86_400, rel=0.03)

@@ -26,7 +26,7 @@ from torch.utils.data import Sampler
 
 from equipoise.balance.batches.prices import Price, curve_of
 from equipoise.balance.batches.request import batch
-from equipoise.base.errors import CheckpointError, DataError, LayoutError
+from equipoise.base.errors import DataError, LayoutError
 from equipoise.data.sampler_arguments import (
     require_numbers,
     require_seed,

@@ -143,7 +143,7 @@ def texts_of(spec: RunSpec) -> list[tuple[str, str]]:
             plain = os.fspath(plain) if isinstance(plain, os.PathLike) else plain
             if plain != key.default:
                 texts.append((name, plain if isinstance(plain, str) else toml(plain)))
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, RuntimeError):  # the last of a tensor
             raise SpecError(
                 f"{name} of the RunSpec is {shown(value)}. Give what run.toml can hold: a number, "
                 f"a text, a flag, or a tuple of texts."
