@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from equipoise.base.errors import CheckpointError
 from equipoise.checkpoint.export import read_checkpoint_weights
@@ -235,6 +236,23 @@ def test_inspect_the_rest(built: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert (told["chat_template"], told["positions"]) == (False, 512)
     assert told["special_tokens"] == {"eos_token": "<|end|>"}
     assert len(told["end_ids"]) == 1
+    # The same weights under another name, as folders of Mistral have them, are not read.
+    shutil.copy(folder / "model.safetensors", folder / "consolidated.safetensors")
+    again = answer(capsys, "inspect", folder)
+    assert (again["state"], again["files"], again["dtypes"]) == ("ok", 1, told["dtypes"])
+    tied = tmp_path / "tied"
+    model = dataclasses.replace(MODEL, tied=True)
+    write_hf(tied, model, Decoder(model).state_dict())
+    held = load_file(tied / "model.safetensors")
+    held["lm_head.weight"] = held["model.embed_tokens.weight"].clone()
+    save_file(held, tied / "model.safetensors")
+    told = answer(capsys, "inspect", tied)
+    assert (told["state"], told["params"], told["tensors"]) == ("ok", model.params, len(held))
+    (tied / "model.safetensors").unlink()
+    assert answer(capsys, "inspect", tied)["state"] == (
+        f"{tied} has neither model.safetensors nor model.safetensors.index.json. Save the model "
+        "as safetensors."
+    )
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1}))
     state = answer(capsys, "inspect", folder)["state"]

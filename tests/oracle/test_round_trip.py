@@ -10,11 +10,16 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from equipoise.base.errors import CheckpointError
 from equipoise.cli.main import main
 from equipoise.comm.local import run_ranks
+from equipoise.fault.drill.skewed import make_other_dtype
 from equipoise.serve.generate import generate
+from equipoise.serve.source import open_model
+from equipoise.serve.theirs import write_theirs
 from equipoise.spec.run.resolved import read_resolved
 from support.hf.families import ENGINE_FAMILIES, FAMILIES, config_of, save_family
+from support.hf.models import build_engine
 from support.ranks import on_ranks
 
 TEXT = "some text to train on, naïve words and more\n" * 40
@@ -203,13 +208,17 @@ def test_a_kept_file_that_changed_is_refused(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     copy = Path(shutil.copytree(run, tmp_path / "run"))
-    template = copy / "hf" / "chat_template.jinja"
-    template.write_text("{{ messages }}")
-    assert main(["convert", str(copy), str(tmp_path / "out"), "--quiet"]) == 2
-    assert capsys.readouterr().err == (
-        f"{template} has changed since the run began. Restore it from a copy of the run, or "
-        f"delete {copy / 'hf'} to convert by the sizes alone.\n"
-    )
+    template, table = copy / "hf" / "chat_template.jinja", copy / "hf" / "kept.json"
+    for file, before, after in ((template, "{%", "{ %"), (table, "bfloat16", "float16")):
+        whole = file.read_text()
+        file.write_text(whole.replace(before, after, 1))
+        assert file.read_text() != whole
+        assert main(["convert", str(copy), str(tmp_path / "out"), "--quiet"]) == 2
+        assert capsys.readouterr().err == (
+            f"{file} has changed since the run began. Restore it from a copy of the run, or "
+            f"delete {copy / 'hf'} to convert by the sizes alone.\n"
+        )
+        file.write_text(whole)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -249,6 +258,28 @@ def test_a_folder_without_weights_comes_back_with_random_ones(
     assert converted(run, tmp_path / "out", capsys)["dtype"] == "fp32"
     assert small_files(tmp_path / "out") == small_files(source)
     load_eagerly(tmp_path / "out")
+
+
+def test_masks_that_old_writers_stored_are_no_weights(tmp_path: Path) -> None:
+    """As ``attention.bias`` of GPT-NeoX, of flags, beside weights in half precision."""
+    theirs = build_engine("gpt2")
+    kinds = dict.fromkeys(theirs.state_dict(), "float16") | {"transformer.h.0.attn.mask": "U8"}
+    written = write_theirs(theirs, tmp_path / "out", {}, dtype=None, dtypes=kinds)
+    assert written == {torch.float16}
+    assert {each.dtype for each in weights_of(tmp_path / "out").values()} == {torch.float16}
+
+
+def test_weights_of_an_engine_in_another_dtype_are_refused(rounds: Path, tmp_path: Path) -> None:
+    """Its sums are right, and torch would convert its bits as whole numbers."""
+    run = shutil.copytree(rounds / "gpt2 fp32 by engine" / "run", tmp_path / "run")
+    checkpoint = run / "checkpoint" / "step-000000"
+    name = make_other_dtype(checkpoint).split()[0].removeprefix("model.theirs.")
+    with pytest.raises(CheckpointError) as caught:
+        open_model(run)
+    assert str(caught.value) == (
+        f"{checkpoint} holds another model: its {name} is int32, and it is trained in float32. "
+        "Restore a copy of it."
+    )
 
 
 def test_another_tokenizer_takes_the_place_of_the_folders(

@@ -39,6 +39,24 @@ def real_path(path: Path) -> Path:
     return Path(os.path.realpath(path))
 
 
+def expand_user(path: str) -> Path:
+    """A path with a home folder in place of its ``~``.
+
+    ``Path.expanduser`` raises a RuntimeError where there is none.
+
+    Raises:
+        OSError: there is no such user, or this one has no home folder.
+
+    >>> expand_user("~nobody-of-this-name/corpus")
+    Traceback (most recent call last):
+    FileNotFoundError: [Errno 2] There is no such user: '~nobody-of-this-name/corpus'
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise FileNotFoundError(errno.ENOENT, "There is no such user", path) from None
+
+
 def require_file(path: Path) -> None:
     """Refuse what is not a regular file, such as a folder, an idle pipe or an endless device.
 

@@ -117,6 +117,26 @@ class LoadCurve:
         return low
 
 
+def require_curve(curve: LoadCurve) -> None:
+    """Refuse a curve that somebody wrote, or a file that was damaged, whose prices mean nothing.
+
+    Raises:
+        SpecError: lengths do not rise from above 0, have not a time each, or a time is negative or
+            not finite.
+    """
+    try:
+        lengths = np.array([0.0, *curve.doc_tokens], dtype=np.float64)
+        times = np.array([*curve.doc_ns, curve.fixed_ns, curve.ns_per_token, curve.head_ns], float)
+        is_sound = len(lengths) - 1 == len(curve.doc_ns) > 0
+    except (TypeError, ValueError):
+        is_sound = False
+    if not (is_sound and np.all(np.diff(lengths) > 0) and np.all((times >= 0) & (times < np.inf))):
+        raise SpecError(
+            "A load curve has rising lengths above 0 (doc_tokens), a time for each (doc_ns), and "
+            "no time that is negative or not finite. fit_curve makes one from measured samples."
+        )
+
+
 @functools.lru_cache(maxsize=64)
 def _points(
     doc_tokens: tuple[float, ...], doc_ns: tuple[float, ...]

@@ -53,11 +53,21 @@ def open_parquet(path: Path) -> Iterator[Any]:
             ) from None
         try:
             yield parquet
+        except UnicodeDecodeError as error:
+            raise _not_utf8(path, error) from None
         except (pyarrow.ArrowException, OSError) as error:
             raise DataError(
                 f"{path} is a damaged parquet file: {' '.join(str(error).split()).rstrip('. ')}. "
                 "Write the file again or move it out of data.path."
             ) from None
+
+
+def _not_utf8(path: Path, error: UnicodeDecodeError) -> DataError:
+    """Arrow's own writers let bytes of any kind pass for text."""
+    return DataError(
+        f"{path} has text that is not UTF-8: byte 0x{error.object[error.start]:02x}. Write the "
+        "file again or move it out of data.path."
+    )
 
 
 def field_of(path: Path, schema: Any, name: str) -> tuple[str, ...]:
@@ -159,28 +169,38 @@ class ArrowFile:
 
     def __init__(self, path: Path) -> None:
         pyarrow = _pyarrow(path)
-        self._map = pyarrow.memory_map(str(path))
-        try:
-            if self._map.read(6) == b"ARROW1":
-                self._file = pyarrow.ipc.open_file(self._map)
-                self._stream = None
-                self.schema = self._file.schema
-            else:
-                self._map.seek(0)
-                self._stream = pyarrow.ipc.open_stream(self._map)
-                self.schema = self._stream.schema
-        except pyarrow.ArrowInvalid as error:
-            self._map.close()
-            raise DataError(
-                f"{path} is not an arrow IPC stream or file: {error}. Save the dataset again "
-                "with save_to_disk."
-            ) from None
+        self._path, self._faults = path, (pyarrow.ArrowException, OSError)
+        with ExitStack() as stack:
+            try:
+                self._map = stack.enter_context(pyarrow.memory_map(str(path)))
+                if self._map.read(6) == b"ARROW1":
+                    self._file = pyarrow.ipc.open_file(self._map)
+                    self._stream = None
+                    self.schema = self._file.schema
+                else:
+                    self._map.seek(0)
+                    self._stream = pyarrow.ipc.open_stream(self._map)
+                    self.schema = self._stream.schema
+            except self._faults as error:
+                raise DataError(
+                    f"{path} is not an arrow IPC stream or file: {error}. Save the dataset again "
+                    "with save_to_disk."
+                ) from None
+            stack.pop_all()
 
     def __enter__(self) -> "ArrowFile":
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._map.close()
+        if isinstance(error, UnicodeDecodeError):
+            raise _not_utf8(self._path, error) from None
+        if isinstance(error, self._faults):
+            raise DataError(
+                f"{self._path} is a damaged arrow file: "
+                f"{' '.join(str(error).split()).rstrip('. ')}. Save the dataset again with "
+                "save_to_disk."
+            ) from None
 
     def batches(self, start: int = 0, stop: int | None = None) -> Iterator[Any]:
         """Record batches [start, stop), memory-mapped, so that skipping one is free."""

@@ -124,7 +124,12 @@ def find_datasets(root: Path) -> list[CorpusFile]:
         DataError: it is not such a folder, holds several datasets, or lacks files.
     """
     if (root / "dataset_dict.json").is_file():
-        splits = _items_of(root / "dataset_dict.json", "splits")
+        splits = [str(each) for each in _items_of(root / "dataset_dict.json", "splits")]
+        if not splits:
+            raise DataError(
+                f"data.path {root} holds no dataset: its dataset_dict.json names none. Save the "
+                "datasets again with save_to_disk."
+            )
         raise DataError(
             f"data.path {root} holds {len(splits)} datasets ({', '.join(splits)}); a corpus is a "
             f"single one. Set data.path to {root / splits[0]}, for example."

@@ -35,6 +35,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from equipoise.base.errors import DataError
+from equipoise.base.shown import listed
 from equipoise.data.sampler import PackedBatchSampler
 from equipoise.data.turn import PieceIndex
 
@@ -74,9 +75,14 @@ class PackedDataset(Dataset[dict[str, Any]]):
         """Tokens and labels of a piece.
 
         Raises:
-            DataError: the document's length is not the one given to the sampler.
+            DataError: the document has no tokens, or not as many as the sampler was told.
         """
         sample = self.documents[index.document]
+        if "input_ids" not in sample:
+            raise DataError(
+                f"Document {index.document:,} has no input_ids among its columns "
+                f"({listed(sample)}). Give a tokenized dataset."
+            )
         tokens, labels = sample["input_ids"], sample.get("labels")
         for name, values in (("tokens", tokens), ("labels", labels)):
             if values is not None and len(values) != index.doc_tokens:

@@ -38,7 +38,12 @@ from equipoise.balance.packing.windows import cut_at_windows
 from equipoise.base.arrays import Ints
 from equipoise.base.errors import CheckpointError
 from equipoise.cost.curve import LoadCurve
-from equipoise.data.sampler_arguments import require_runnable, whole_tokens
+from equipoise.data.sampler_arguments import (
+    require_runnable,
+    require_seed,
+    require_state,
+    whole_tokens,
+)
 from equipoise.data.stream import DocumentStream
 from equipoise.data.turn import PieceIndex, Turn
 from equipoise.spec.catalog import POLICIES
@@ -89,6 +94,7 @@ class PackedBatchSampler(Sampler[list[PieceIndex]]):
         meets_each_turn: bool = False,
     ) -> None:
         self._doc_tokens = whole_tokens(doc_tokens)
+        require_seed(seed)
         self._stream = DocumentStream(
             self._doc_tokens, seed=seed, context_tokens=pack.context_tokens
         )
@@ -168,14 +174,8 @@ class PackedBatchSampler(Sampler[list[PieceIndex]]):
             CheckpointError: the state belongs to other documents, another order, other steps, or
                 was taken in the middle of a step over other ranks.
         """
-        mine = self.state_dict()
-        for name in ("documents", "tokens", "seed", "step_tokens"):
-            if state[name] != mine[name]:
-                raise CheckpointError(
-                    f"The sampler's state was taken with {name} = {state[name]:,}, but here it "
-                    f"is {mine[name]:,}. Resume with the same value, or start "
-                    f"anew."
-                )
+        names = ("documents", "tokens", "seed", "step_tokens")
+        require_state(state, self.state_dict(), names)
         if state["micro_batch"] and state["ranks"] != self._ranks:
             raise CheckpointError(
                 f"The sampler's state was taken on {state['ranks']} ranks after "

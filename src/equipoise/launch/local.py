@@ -22,7 +22,8 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Self
@@ -85,6 +86,27 @@ def require_free_folder(folder: Path) -> None:
         raise LayoutError(folder_taken(folder)) from error
     except OSError:  # as above
         return
+
+
+@contextmanager
+def claim_folder(folder: Path) -> Iterator[None]:
+    """Keep a second command from a folder, from what its ranks will read until they have ended.
+
+    Rank 0 holds the lock only while it runs. Before, and between two starts, another command
+    could write anew what ranks read. Where a folder cannot be locked, rank 0's lock has to do.
+
+    Raises:
+        LayoutError: another command has claimed it.
+    """
+    with ExitStack() as stack:
+        with suppress(OSError):
+            handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            stack.callback(os.close, handle)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise LayoutError(folder_taken(folder)) from error
+        yield
 
 
 def folder_taken(folder: Path) -> str:

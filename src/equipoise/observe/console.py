@@ -2,6 +2,7 @@
 
 import sys
 from contextlib import suppress
+from io import TextIOWrapper
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -93,7 +94,12 @@ class BarView:
 
 
 def make_view(label: str, *, rank: int, steps: int, done: int, quiet: bool) -> StepView:
-    """The view of a rank: a bar on rank 0 at a terminal, else sentences or silence."""
+    """The view of a rank: a bar on rank 0 at a terminal, else sentences or silence.
+
+    A name that stdout cannot show, as that of a document, must not end a run.
+    """
+    if rank == 0 and not quiet and isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     if rank == 0 and not quiet and sys.stdout.isatty():
         return BarView(label, steps=steps, done=done)
     return QuietView(talks=rank == 0 and not quiet)

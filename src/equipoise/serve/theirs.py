@@ -25,7 +25,8 @@ from equipoise.checkpoint.manifest import Manifest
 from equipoise.nn.hf.adapter import is_adapter, write_peft
 from equipoise.nn.hf.files import as_json, write_files
 from equipoise.nn.hf.folder import whole_folder
-from equipoise.nn.hf.read import INDEX, stored_dtypes
+from equipoise.nn.hf.read import FLOATS, stored_dtypes
+from equipoise.nn.hf.weights import INDEX
 from equipoise.nn.hf.write import cast_weight
 from equipoise.nn.lora import ADAPTER
 from equipoise.parallel.theirs.build import build_random, load_theirs, read_theirs_config, silenced
@@ -41,11 +42,12 @@ def load_checkpoint(folder: Path, manifest: Manifest) -> PreTrainedModel:
     """The model of a verified checkpoint in fp32, adapters merged, for inference.
 
     Raises:
-        CheckpointError: a weight is missing or left over.
+        CheckpointError: a weight is missing, left over, or has another dtype.
         ModelError: transformers cannot build the model.
     """
     theirs = build_random(read_theirs_config(folder), seed=0)
     held = read_other_weights(folder, PREFIX)
+    _require_dtypes(folder, held, theirs.state_dict())
     adapters = {name: held.pop(name) for name in list(held) if is_adapter(name)}
     outcome = theirs.load_state_dict(held, strict=False)
     tied = set(getattr(theirs, "all_tied_weights_keys", None) or ())
@@ -61,6 +63,22 @@ def load_checkpoint(folder: Path, manifest: Manifest) -> PreTrainedModel:
         merge_their_adapters(theirs, adapters, lora_of(folder, manifest))
     theirs.train(False)
     return theirs
+
+
+def _require_dtypes(folder: Path, held: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
+    """Refuse a weight in another dtype than it was trained in: loading would convert its bits.
+
+    Raises:
+        CheckpointError: names the weight.
+    """
+    for name, weight in held.items():
+        dtype = wanted[name].dtype if name in wanted else torch.float32
+        if weight.dtype != dtype and (name in wanted or is_adapter(name)):
+            found, meant = (str(each).removeprefix("torch.") for each in (weight.dtype, dtype))
+            raise CheckpointError(
+                f"{folder} holds another model: its {name} is {found}, and it is trained in "
+                f"{meant}. Restore a copy of it."
+            )
 
 
 def load_folder(folder: Path) -> PreTrainedModel:
@@ -100,7 +118,8 @@ def write_theirs(
     """
     if target.exists():
         raise ModelError(f"{target} already exists. Name a new folder, or delete it.")
-    kinds = {getattr(torch, name) for name in dtypes.values()}
+    dtypes = {name: kind for name, kind in dtypes.items() if kind in FLOATS}
+    kinds = {getattr(torch, kind) for kind in dtypes.values()}
     if dtype is None and len(kinds) == 1:
         (dtype,) = kinds
     state = theirs.state_dict()

@@ -264,7 +264,8 @@ class Month:
 
 
 _DRAWS, _MOST_FAILURES = 40, 4e5
-"""Runs that are drawn, and most failures of all of them: where there are more, runs are alike."""
+"""Runs that are drawn, and most failures of all of them: where there are more, runs are alike, and
+so are a run's days."""
 
 
 def price_days(
@@ -284,8 +285,13 @@ def price_days(
     """
     if not 0 < days < 36_500:
         raise SpecError(f"{days:g} days cannot be priced. Give more than 0 and less than 36,500.")
-    most_s = days * 86_400
-    draws = min(_DRAWS, int(_MOST_FAILURES * options.device_mtbf_s / devices / most_s))
+    whole_s = days * 86_400
+    mean_s = options.device_mtbf_s / devices
+    most_s, longest_s = whole_s, _MOST_FAILURES * mean_s
+    repaired = min(whole_s, options.repair_s) / mean_s  # devices, on average
+    if options.spares is None or options.spares > repaired + 10 * math.sqrt(repaired) + 10:
+        most_s = min(whole_s, longest_s)  # else the last days may wait where the first do not
+    draws = min(_DRAWS, int(longest_s / most_s))
     runs = [
         run_with_faults(
             step_s,
@@ -299,6 +305,8 @@ def price_days(
     ]
     names = [each.name for each in dataclasses.fields(FaultRun)]
     means = {name: float(np.mean([getattr(run, name) for run in runs])) for name in names}
+    for name in means.keys() - {"goodput", "checkpoint_steps"}:
+        means[name] *= whole_s / most_s
     for name in ("failures", "checkpoint_steps", "steps"):
         means[name] = round(means[name])
     low, high = np.quantile([run.goodput for run in runs], [0.05, 0.95])

@@ -75,9 +75,14 @@ def join_sharing(
 
 
 def build_packer(spec: RunSpec, ranks: int, curve: LoadCurve) -> StepPacker:
-    """What packs the steps of a run on this number of ranks; every rank calls it."""
+    """What packs the steps of a run on this number of ranks; every rank calls it.
+
+    A later step may have fewer documents than the first, which ``require_step`` has seen: it must
+    not end the run.
+    """
     meets = spec.layout.of_ranks(ranks).meets_each_turn
-    return make_packer(spec.pack, ranks // spec.layout.sharing, curve, meets_each_turn=meets)
+    data_ranks = ranks // spec.layout.sharing
+    return make_packer(spec.pack, data_ranks, curve, meets_each_turn=meets, idles=True)
 
 
 def build_runner(

@@ -32,9 +32,10 @@ from typing import Protocol
 import torch
 
 from equipoise.base.digest import digest
+from equipoise.base.errors import SpecError
 from equipoise.base.read import read_json
 from equipoise.comm.group import Ranks, name_device
-from equipoise.cost.curve import LoadCurve
+from equipoise.cost.curve import LoadCurve, require_curve
 from equipoise.nn.measure import MeasuredModel, measure_curve
 from equipoise.nn.project import FP8, PLAIN
 from equipoise.observe.machine import cpu_name, usable_cores
@@ -46,6 +47,9 @@ _TRUSTED_ERROR = 0.2
 
 DOUBT_STEPS = 5
 """Steps that say whether it is: fewer prove nothing, for the first ones warm up."""
+
+_DIGEST = "digest"
+"""Key of the digest of all others: a price with a flipped bit would pack otherwise."""
 
 _UNDISTURBED = 0.7
 """The share of its processor time that a rank has where nothing else computes."""
@@ -128,10 +132,15 @@ def _curve_name(spec: RunSpec, model: ModelSpec, ranks: Ranks, measured: Measure
 def _read(file: Path) -> LoadCurve | None:
     try:
         data = read_json(file)
+        known = data.pop(_DIGEST, None)  # earlier versions wrote none
+        if known is not None and known != digest(data):
+            return None
         data["doc_tokens"], data["doc_ns"] = tuple(data["doc_tokens"]), tuple(data["doc_ns"])
-        return LoadCurve(**data)
-    except (OSError, ValueError, KeyError, TypeError):
+        curve = LoadCurve(**data)
+        require_curve(curve)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, SpecError):
         return None
+    return curve
 
 
 def curve_file(
@@ -248,10 +257,10 @@ def _measure(
 
 def _keep(file: Path, curve: LoadCurve) -> None:
     """Keep a curve for the next run; a cache that cannot be written costs two seconds."""
-    partial = file.with_suffix(f".{os.getpid()}")
+    partial, row = file.with_suffix(f".{os.getpid()}"), dataclasses.asdict(curve)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps(dataclasses.asdict(curve)))
+        partial.write_text(json.dumps(row | {_DIGEST: digest(row)}))
         partial.rename(file)
     except OSError:
         return

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from equipoise.balance.packing.pack import pack_step, rank_seconds
+from equipoise.balance.packing.pack import make_packer, rank_seconds
 from equipoise.balance.packing.turns import align_turns
 from equipoise.base.arrays import Ints
 from equipoise.base.errors import DataError
@@ -165,10 +165,6 @@ def pack_held_out(
 def _pack_group(
     pieces: Pieces, pack: PackSpec, ranks: int, curve: LoadCurve, *, meets: bool
 ) -> PackedStep:
-    if pack.policy == "divided":
-        return align_turns(pack_step(pieces, pack, ranks, curve, meets_each_turn=meets))
-    some = min(ranks, len(pieces))
-    packed = pack_step(pieces, pack, some, curve, meets_each_turn=meets)
-    nothing = MicroBatch(np.zeros((0, 3), dtype=np.int64))
-    idle = (nothing,) * packed.micro_batches
-    return PackedStep(packed.policy, (*packed.ranks, *(idle for _ in range(ranks - some))))
+    packer = make_packer(pack, ranks, curve, meets_each_turn=meets, idles=True)
+    packed = packer.step(pieces)
+    return align_turns(packed) if pack.policy == "divided" else packed

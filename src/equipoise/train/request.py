@@ -3,7 +3,8 @@
 What it decides
     A run is refused before its corpus is read where the layout, the machine or the folder cannot
     carry it. Ranks are processes on this machine; asked again, a run goes on from its last
-    checkpoint. ``prepare`` stops before ranks start, for a launcher of your own.
+    checkpoint. ``prepare`` stops before ranks start, for a launcher of your own. From what ranks
+    will read until they have ended, a second command may not write to the folder.
 
     Ranks import torch, and this does not, unless weights must be named or read: the command is
     there sooner, and waits for its ranks in a quarter of the memory.
@@ -17,14 +18,15 @@ import dataclasses
 import importlib.util
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from operator import attrgetter
 from pathlib import Path
 
 from equipoise.balance.expert.routes import find_table
 from equipoise.base.disk import run_unwritten, why_unwritable, writing_run
 from equipoise.base.errors import FitError, ModelError, SpecError
 from equipoise.base.read import real_path
+from equipoise.base.shown import shown
 from equipoise.base.units import format_bytes
 from equipoise.checkpoint.manifest import find_checkpoints
 from equipoise.checkpoint.second import take_second
@@ -42,7 +44,7 @@ from equipoise.launch.doctor.machine import memory_row
 from equipoise.launch.doctor.needs import LIBRARIES_BYTES, needs_of, require_slots
 from equipoise.launch.forms import Nodes
 from equipoise.launch.gang import Launch
-from equipoise.launch.local import require_free_folder, require_free_port
+from equipoise.launch.local import claim_folder, require_free_folder, require_free_port
 from equipoise.launch.room import require_room
 from equipoise.nn.hf.files import KEPT, keep_files
 from equipoise.observe import reader
@@ -58,8 +60,7 @@ from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.names import CHECKPOINTS, HF
 from equipoise.spec.plan import LOCK
 from equipoise.spec.run.compared import compared_specs, require_same_sides
-from equipoise.spec.run.keys import keys, toml
-from equipoise.spec.run.load import read_run
+from equipoise.spec.run.load import read_run, texts_of
 from equipoise.spec.run.obey import share_experts
 from equipoise.spec.run.resolve import ResolvedRun
 from equipoise.spec.run.resolved import ResolvedFile, write_resolved
@@ -111,13 +112,15 @@ def run(
         EquipoiseError: a rank failed; with its words.
     """
     resolved = resolve_run(run)
-    prepared = _prepare(resolved, out, plan, (), port, is_quiet, progress, starts=True)
+    with ExitStack() as held:
+        prepared = _prepare(resolved, out, plan, (), port, is_quiet, progress, held, starts=True)
 
-    def again(fewer: ResolvedRun) -> int:
-        return _prepare(fewer, prepared.folder, None, (), port, True, None, starts=True).ranks
+        def again(fewer: ResolvedRun) -> int:
+            folder = prepared.folder
+            return _prepare(fewer, folder, None, (), port, True, None, None, starts=True).ranks
 
-    smaller = None if plan is not None else with_fewer(resolved, again)
-    run_recovering(Launch(prepared.folder, prepared.ranks, is_quiet, port, proves), smaller)
+        smaller = None if plan is not None else with_fewer(resolved, again)
+        run_recovering(Launch(prepared.folder, prepared.ranks, is_quiet, port, proves), smaller)
     return reader.read_run(prepared.folder)
 
 
@@ -153,8 +156,9 @@ def compare(
             and as ``run``.
         EquipoiseError: as ``run``.
     """
-    made = _prepare(run, out, None, policies, port, is_quiet, progress, starts=True)
-    run_recovering(Launch(made.folder, made.ranks, is_quiet, port, proves))
+    with ExitStack() as held:
+        made = _prepare(run, out, None, policies, port, is_quiet, progress, held, starts=True)
+        run_recovering(Launch(made.folder, made.ranks, is_quiet, port, proves))
     return tuple(reader.read_run(made.folder / policy) for policy in policies)
 
 
@@ -172,7 +176,8 @@ def prepare(
 
     As ``run``; with ``policies``, as ``compare``.
     """
-    return _prepare(run, out, plan, policies, port, is_quiet, progress, starts=False)
+    with ExitStack() as held:
+        return _prepare(run, out, plan, policies, port, is_quiet, progress, held, starts=False)
 
 
 def resolve_run(run: Path | str | RunSpec | ResolvedRun) -> ResolvedRun:
@@ -185,10 +190,9 @@ def resolve_run(run: Path | str | RunSpec | ResolvedRun) -> ResolvedRun:
         return run
     if isinstance(run, Path | str):
         return read_run(Path(run))
-    values = {name: attrgetter(name)(run) for name in keys()}
-    given = {name: value for name, value in values.items() if value != keys()[name].default}
-    texts = [(name, v if isinstance(v, str) else toml(v)) for name, v in given.items()]
-    return read_run(None, texts)
+    if not isinstance(run, RunSpec):
+        raise SpecError(f"run is {shown(run)}. Give a run.toml, or a RunSpec.")
+    return read_run(None, texts_of(run))
 
 
 def require_no_plan(plan: Path | str | None) -> None:
@@ -212,9 +216,11 @@ def _prepare(
     port: int,
     is_quiet: bool,
     progress: Progress | None,
+    held: ExitStack | None,
     *,
     starts: bool,
 ) -> Prepared:
+    """Prepare a run; its folder stays claimed as long as ``held``, or is by who calls, if None."""
     if importlib.util.find_spec("torch") is None:
         raise ModuleNotFoundError("No module named 'torch'", name="torch")
     resolved, lock = resolve_run(run), None
@@ -285,6 +291,10 @@ def _prepare(
         routes=routes,
         second_checkpoints=take_second(spec.checkpoint.second_path, resolved.base, folder),
     )
+    if held is not None:
+        with writing_run(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        held.enter_context(claim_folder(folder))
     _keep_files(folder, settled, store)
     write_resolved(folder, settled)
     if lock is not None:

@@ -1,5 +1,6 @@
 """Bits of a run's checkpoint: which text judges them, the next step, and what is refused."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -47,6 +48,13 @@ def test_the_bits_of_a_run(run: Path) -> None:
         again = step.update(name, step.before[name], step.gradients[name], *moments.values())
         assert list(moments) == list(MOMENTS)
         assert torch.equal(again, weight), name
+    # A frozen weight has no moments, no gradient, and stays.
+    frozen = {name: each for name, each in opened.moments.items() if name != "embed.weight"}
+    decoder, step = take_step(dataclasses.replace(opened, moments=frozen))
+    assert not step.gradients["embed.weight"].any() and "embed.weight" not in step.moments
+    for name, weight in decoder.named_parameters():
+        assert torch.equal(weight, step.before[name]) == (name == "embed.weight")
+
     folder = run / CHECKPOINTS / "step-000004"
     assert newest_good(run / CHECKPOINTS) is not None
     for name, moments in read_moments(folder).items():
@@ -70,8 +78,11 @@ def test_the_bits_of_a_run(run: Path) -> None:
 def test_the_same_seed_gives_the_same_answer_and_bad_requests_are_refused(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    torn = run / CHECKPOINTS / "step-000005"
+    torn.mkdir()
     assert main(["drill", str(run), "--bit-flips", "--flips", "1", "--seed", "3", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
+    assert answer["passed_over"] == [f"{torn} is torn: its manifest.json cannot be read."]
     assert answer["is_whole"] and answer["seed"] == 3 and answer["run"] == str(run)
     assert [(each["model"], each["dtype"]) for each in answer["models"]] == [
         ("decoder", "fp32"),

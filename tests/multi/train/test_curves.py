@@ -43,15 +43,19 @@ def test_a_resumed_run_reads_its_own_curve_whatever_the_cache_has(first, tmp_pat
     root, (one, _) = first
     (file,) = curves(root / "run")
     row = json.loads(file.read_text())
-    cache = tmp_path / "cache"
+    cache, cheaper = tmp_path / "cache", row | {"ns_per_token": 1.0}
     (cache / "curves").mkdir(parents=True)
-    (cache / "curves" / file.name).write_text(json.dumps(row | {"ns_per_token": 1.0}))
+    del cheaper["digest"]  # as earlier versions wrote it
+    (cache / "curves" / file.name).write_text(json.dumps(cheaper))
     assert run_ranks(2, obtain, SPEC, MODEL, cache, root / "run") == [one, one]
     # A run of its own reads the cache, and keeps what it read.
     cached = dataclasses.replace(one, ns_per_token=1.0)
     assert run_ranks(2, obtain, SPEC, MODEL, cache, tmp_path / "run") == [cached, cached]
     (kept,) = curves(tmp_path / "run")
     assert json.loads(kept.read_text())["ns_per_token"] == 1.0
+    # One that has changed since it was written is not read.
+    kept.write_text(json.dumps(row | {"ns_per_token": 2.0}))
+    assert run_ranks(2, obtain, SPEC, MODEL, cache, tmp_path / "run") == [cached, cached]
 
 
 def test_fewer_ranks_pack_by_the_curve_that_the_run_has(first, tmp_path: Path) -> None:

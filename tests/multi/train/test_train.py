@@ -410,13 +410,15 @@ def test_a_gradient_that_is_not_a_number_before_any_checkpoint(tmp_path, make_ru
     )
 
 
-def test_more_ranks_than_documents_in_a_step(tmp_path, make_run) -> None:
-    message = fault_of(LayoutError, tmp_path, make_run(dp=3, step_tokens=8))
-    assert message.startswith("A step of 8 tokens holds 2")
-    assert message.endswith(
-        " documents for 3 ranks, and by-work packs whole documents. Smallest changes that fit: "
-        "layout.dp = 2, or a larger pack.step_tokens."
-    )
+def test_ranks_without_a_document_in_a_step_are_idle(tmp_path, make_run) -> None:
+    """A first step of so few is refused by ``require_step``; a later one does not end the run."""
+    few = {"steps": 3, "step_tokens": 8, "lr": 1e-3, "eps": 1e-4}
+    alone = run(tmp_path / "alone", make_run(dp=1, **few))
+    three = {f"zero {zero}": make_run(dp=3, zero=zero, **few) for zero in (1, 3)}
+    for name, ended in run_ranks(3, on_ranks.train_each, tmp_path, three)[0].items():
+        assert_close(ended, alone)
+        packs = events(tmp_path / name, "pack")
+        assert len(packs) == 3 and all(0 in each["rank_tokens"] for each in packs)
 
 
 def check_refused_save(folder: Path, make_run: MakeRun, reason: str, **script) -> None:

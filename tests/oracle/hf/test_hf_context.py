@@ -13,7 +13,7 @@ import torch.distributed as dist
 import transformers
 from torch import nn
 
-from equipoise.base.errors import EquipoiseError, LayoutError
+from equipoise.base.errors import DataError, EquipoiseError, LayoutError
 from equipoise.cli.main import main
 from equipoise.comm.local import run_ranks
 from equipoise.parallel.context.batch import ContextCollator, ContextPack, shard_batch
@@ -286,6 +286,20 @@ def test_tokens_of_another_shape(alone: None) -> None:
     assert str(caught.value) == (
         "labels_T has shape [8], but the 2 documents have 9 tokens. Lay them end to end in one "
         "dimension."
+    )
+    for wrong, said in (([4.5, 4.5], "4.5"), ([10, -1], "-1")):
+        with pytest.raises(DataError) as refused:
+            shard_batch(torch.zeros(9, dtype=torch.int64), wrong)
+        assert str(refused.value) == (
+            f"A document of {said} tokens. Give whole numbers, 0 or more."
+        )
+    # Labels of later documents would belong to other tokens.
+    documents = [{"input_ids": [1, 2, 3], "labels": [1, 2, 3, 4]}, {"input_ids": [5, 6]}]
+    with pytest.raises(LayoutError) as caught:
+        ContextCollator()(documents)
+    assert str(caught.value) == (
+        "Document 0 of the batch has 4 labels for 3 tokens. Give a label for each, -100 where "
+        "there is none."
     )
 
 

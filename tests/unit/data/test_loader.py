@@ -125,6 +125,10 @@ def test_documents_of_other_lengths_than_the_sampler_was_told(message):
     assert message(DataError, pieces.__getitem__, piece(1, 0, 2, 2)) == (
         f"Document 1 has 1 labels, but the sampler packed it as 2 tokens. {end}"
     )
+    raw = PackedDataset([{"text": "one", "id": 3}])
+    assert message(DataError, raw.__getitem__, piece(0, 0, 2, 2)) == (
+        "Document 0 has no input_ids among its columns (text, id). Give a tokenized dataset."
+    )
 
 
 def loaders(documents: list, pack: PackSpec, ranks: int) -> list[PackedLoader]:

@@ -348,6 +348,19 @@ BY_WORK = PackSpec(policy="by-work", context_tokens=8, step_tokens=16)
             "rank = 2 is not one of 2 ranks. Give a rank from 0 to ranks - 1, and at least 1 rank.",
         ),
         (
+            SpecError,
+            [3],
+            {"pack": PackSpec(policy="by-work", context_tokens=8.0)},  # type: ignore[arg-type]
+            "context_tokens is 8.0. Give a whole number.",
+        ),
+        (
+            SpecError,
+            [3],
+            {"curve": "7m"},
+            'curve is "7m". Give a LoadCurve, as counted_curve(preset("llama3-8b")) makes one.',
+        ),
+        (SpecError, [3], {"seed": -1}, "seed is -1. Give a whole number from 0 to 2**64 - 1."),
+        (
             LayoutError,
             [3],
             {"rank": 0, "ranks": 0},

@@ -8,6 +8,7 @@ import pickle
 import sys
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -342,6 +343,27 @@ def test_files_that_are_not_what_they_are_named(message, tmp_path):
     )
 
 
+def test_rows_that_are_damaged(message, tmp_path):
+    folder = write_datasets(tmp_path / "corpus")
+    file = folder / "data-00000-of-00002.arrow"
+    whole = file.read_bytes()
+    for size, what in ((0, "not an arrow IPC stream or file"), (len(whole) - 60, "a damaged")):
+        file.write_bytes(whole[:size])
+        source = open_source(spec_of("datasets", folder), tmp_path)
+        said = message(DataError, source.shards)
+        assert said.startswith(f"{file} is {what}"), said
+        assert said.endswith(". Save the dataset again with save_to_disk.") and "\n" not in said
+    # Arrow's writers let any bytes pass for text.
+    ends = pa.py_buffer(np.array([0, 3], dtype=np.int32))
+    text = pa.Array.from_buffers(pa.string(), 1, [None, ends, pa.py_buffer(b"a\xffb")])
+    pq.write_table(pa.table({"text": text}), tmp_path / "a.parquet")
+    (shard,) = open_source(spec_of("parquet", tmp_path / "a.parquet"), tmp_path).shards()
+    assert message(DataError, lambda: list(shard.read())) == (
+        f"{tmp_path}/a.parquet has text that is not UTF-8: byte 0xff. Write the file again or move "
+        "it out of data.path."
+    )
+
+
 def test_folders_that_save_to_disk_did_not_write(message, tmp_path):
     assert message(DataError, open_source, spec_of("datasets", "."), tmp_path) == (
         f"data.path {tmp_path} is not a save_to_disk folder: it has neither state.json nor "
@@ -363,4 +385,9 @@ def test_folders_that_save_to_disk_did_not_write(message, tmp_path):
     assert message(DataError, open_source, spec_of("datasets", "."), tmp_path) == (
         f"data.path {tmp_path} holds 2 datasets (train, test); a corpus is a single one. Set "
         f"data.path to {tmp_path}/train, for example."
+    )
+    (tmp_path / "dataset_dict.json").write_text('{"splits": []}')
+    assert message(DataError, open_source, spec_of("datasets", "."), tmp_path) == (
+        f"data.path {tmp_path} holds no dataset: its dataset_dict.json names none. Save the "
+        "datasets again with save_to_disk."
     )

@@ -78,6 +78,17 @@ def test_added_tokens_are_those_of_transformers(folder: Path) -> None:
         f"{folder / 'tokenizer_config.json'} gives '<end>' the id 7, but in tokenizer.json it has "
         "1. Save the tokenizer again with save_pretrained."
     )
+    for fields, said in (
+        ({"content": ""}, "gives '' the id 7, but in tokenizer.json it has none."),
+        ({"content": 5}, 'has an "added_tokens_decoder" that cannot be read.'),
+    ):
+        write(folder, "tokenizer_config.json", added_tokens_decoder={"7": fields})
+        with pytest.raises(DataError) as caught:
+            load_tokenizer(folder)
+        assert str(caught.value) == (
+            f"{folder / 'tokenizer_config.json'} {said} Save the tokenizer again with "
+            "save_pretrained."
+        )
 
 
 def test_templates_are_files_or_in_the_config(folder: Path) -> None:

@@ -19,6 +19,7 @@ from equipoise.launch.gang import Launch, spares_command
 from equipoise.launch.last_words import Words
 from equipoise.launch.local import (
     LOCK,
+    claim_folder,
     folder_unlocked,
     require_free_folder,
     require_free_port,
@@ -62,6 +63,20 @@ def test_a_folder_whose_run_goes_on(tmp_path: Path) -> None:
             "another folder with --out."
         )
     require_free_folder(tmp_path)
+
+
+def test_a_folder_is_claimed_by_one_command(tmp_path: Path) -> None:
+    """Also before rank 0 holds the lock, and between two starts."""
+    with claim_folder(tmp_path):
+        require_free_folder(tmp_path)  # rank 0 may lock it
+        assert refused(lambda: claim_folder(tmp_path).__enter__()) == (
+            f"Another run is writing to {tmp_path}. Wait until it ends, stop it, or choose "
+            "another folder with --out."
+        )
+        handles = len(os.listdir("/proc/self/fd"))
+    assert len(os.listdir("/proc/self/fd")) == handles - 1
+    with claim_folder(tmp_path), claim_folder(tmp_path / "none"):
+        pass
 
 
 def test_a_pipe_in_the_place_of_the_lock_is_refused_and_not_waited_for(tmp_path: Path) -> None:

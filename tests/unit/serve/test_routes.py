@@ -1,6 +1,7 @@
 """A run's experts clustered: the same model, measured on documents that it has not seen."""
 
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
@@ -115,7 +116,8 @@ def test_what_cannot_be_clustered_is_refused(
         )
     assert "Set ep (layout.ep) to" in said(trained, 4)
     run = trained.origin.parent.parent
-    text = (run / "resolved.json").read_text()
+    whole = (run / "resolved.json").read_text()
+    text = re.sub(r',\s*"digest": "\w+"', "", whole)
     held = text.split('"eval_corpus": "')[1].split('"')[0]
     (run / "resolved.json").write_text(text.replace(held, ""))
     assert said(trained) == (
@@ -128,7 +130,7 @@ def test_what_cannot_be_clustered_is_refused(
         "All 8 held-out documents that fit in 65,536 tokens are also trained. Give others as "
         "eval.path."
     )
-    (run / "resolved.json").write_text(text)
+    (run / "resolved.json").write_text(whole)
     target = tmp_path / "to"
     assert main(["convert", str(run), str(target), "--cluster-experts", "2", "--adapter"]) == 2
     assert (

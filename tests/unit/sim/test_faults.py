@@ -277,3 +277,21 @@ def test_times_of_many_failures_are_drawn_less_often(monkeypatch: pytest.MonkeyP
     day = price_days(1.0, 10, FaultOptions(100.0, 0.0, 1.0), days=1)
     assert day.goodput_low == day.goodput_high
     assert day.mean.goodput == pytest.approx(day.expected, rel=0.03)
+
+
+def test_failures_of_every_moment_are_drawn_for_a_part_of_the_days(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All 86 million would take a minute."""
+    monkeypatch.setattr(faults, "_MOST_FAILURES", 1e4)
+    options = FaultOptions(0.01, 0.0, 1e-4)
+    day = price_days(1e-4, 10, options, days=1)
+    spared = price_days(1e-4, 10, dataclasses.replace(options, spares=10**9), days=1)
+    assert spared.mean == day.mean  # nobody ever waits for one
+    assert day.mean.goodput == pytest.approx(day.expected, rel=0.03)
+    assert day.mean.failures == pytest.approx(86_400 / 1e-3, rel=0.03)
+    assert day.mean.wall_s == pytest.approx(86_400, rel=0.03)
+    assert day.mean.steps == pytest.approx(86_400 * day.mean.goodput / 1e-4, rel=0.03)
+    # With spares each day counts, for these run out.
+    few = price_days(1.0, 10, FaultOptions(1e4, 0.0, 1.0, spares=2, repair_s=1e4), days=1)
+    assert few.mean.wall_s == pytest.approx(86_400, rel=0.03) and few.mean.waiting_s > 0

@@ -14,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from equipoise.base.errors import SpecError
 from equipoise.base.shown import shown
-from equipoise.cost.curve import LoadCurve, counted_curve
+from equipoise.cost.curve import LoadCurve, counted_curve, require_curve
 from equipoise.spec.model.hf_config import model_from_hf_config
 from equipoise.spec.model.presets import ModelSpec, preset
 
@@ -35,10 +35,11 @@ def curve_of(price: object) -> LoadCurve:
     """The curve that a price stands for.
 
     Raises:
-        SpecError: it is none of them, or no preset has that name.
+        SpecError: it is none of them, no preset has that name, or a curve's times are none.
         ModelError: the configuration lacks a size, or is of another kind of model.
     """
     if isinstance(price, LoadCurve):
+        require_curve(price)
         return price
     if isinstance(price, ModelSpec):
         return counted_curve(price)

@@ -138,7 +138,20 @@ def read_numbers(what: str, values: npt.ArrayLike, example: str) -> npt.NDArray[
     """What somebody gave as numbers; floats as float64.
 
     Raises:
-        DataError: it is ragged, masked, on another device, or holds something else.
+        DataError: as ``read_array``, or it holds something else.
+    """
+    table = read_array(what, values, example)
+    if table.dtype.kind not in "iuf" and table.size:
+        kind = {"U": "text", "S": "text", "b": "flags"}.get(table.dtype.kind, "not numbers")
+        raise DataError(f"{what} are {kind}. Give numbers, such as {example}.")
+    return table.astype(np.float64) if table.dtype.kind == "f" else table
+
+
+def read_array(what: str, values: npt.ArrayLike, example: str) -> npt.NDArray[Any]:
+    """What somebody gave as an array, whatever it holds.
+
+    Raises:
+        DataError: it is ragged, masked, or on another device.
     """
     if isinstance(values, np.ma.MaskedArray):
         raise DataError(
@@ -146,7 +159,7 @@ def read_numbers(what: str, values: npt.ArrayLike, example: str) -> npt.NDArray[
             f"not masked: values.compressed()."
         )
     try:
-        table = np.asarray(values)
+        return np.asarray(values)
     except (TypeError, ValueError, RuntimeError):
         if isinstance(values, list | tuple):  # rows of different lengths
             raise DataError(
@@ -157,10 +170,6 @@ def read_numbers(what: str, values: npt.ArrayLike, example: str) -> npt.NDArray[
             f"{what} are {shown(values)} that NumPy cannot read: it needs a gradient, is on a "
             f"device, is sparse, or has a dtype that NumPy lacks. Give values.tolist()."
         ) from None
-    if table.dtype.kind not in "iuf" and table.size:
-        kind = {"U": "text", "S": "text", "b": "flags"}.get(table.dtype.kind, "not numbers")
-        raise DataError(f"{what} are {kind}. Give numbers, such as {example}.")
-    return table.astype(np.float64) if table.dtype.kind == "f" else table
 
 
 def single_units(lengths: Ints, curves: Sequence[LoadCurve]) -> Units:

@@ -23,6 +23,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
+import numpy as np
+
 from equipoise.balance.packing.windows import cut_at_windows
 from equipoise.base.load import load
 from equipoise.cost.curve import LoadCurve
@@ -53,11 +55,19 @@ class StepPacker(Protocol):
 class _OneByOne:
     """The packer of policies that leave nothing for later steps."""
 
-    def __init__(self, packer: Packer, pack: PackSpec, ranks: int, curve: LoadCurve) -> None:
-        self._packer, self._arguments = packer, (pack, ranks, curve)
+    def __init__(
+        self, packer: Packer, pack: PackSpec, ranks: int, curve: LoadCurve, *, idles: bool
+    ) -> None:
+        self._packer, self._pack, self._ranks, self._curve = packer, pack, ranks, curve
+        traits = POLICIES[pack.policy]
+        self._idles = idles and not (traits.divides or traits.fills_windows)
 
     def step(self, pieces: Pieces) -> PackedStep:
-        return self._packer(pieces, *self._arguments)
+        some = min(self._ranks, len(pieces)) if self._idles else self._ranks
+        if self._idles and not some:
+            return with_idle(PackedStep(self._pack.policy, ()), self._ranks)
+        packed = self._packer(pieces, self._pack, some, self._curve)
+        return packed if some == self._ranks else with_idle(packed, self._ranks)
 
     def flush(self) -> list[PackedStep]:
         return []
@@ -67,6 +77,14 @@ class _OneByOne:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         del state
+
+
+def with_idle(packed: PackedStep, ranks: int) -> PackedStep:
+    """The step on more ranks, whose micro-batches have no tokens."""
+    turns = max(map(len, packed.ranks), default=1)
+    nothing = (MicroBatch(np.zeros((0, 3), dtype=np.int64)),) * turns
+    idle = (nothing for _ in range(ranks - len(packed.ranks)))
+    return PackedStep(packed.policy, (*packed.ranks, *idle))
 
 
 class _CutAtWindows:
@@ -88,6 +106,7 @@ def make_packer(
     *,
     meets_each_turn: bool = False,
     travel_ns: float | None = None,
+    idles: bool = False,
 ) -> StepPacker:
     """The packer of a run.
 
@@ -99,6 +118,8 @@ def make_packer(
             ``Layout.meets_each_turn`` says of a layout; policies that can then even out each turn.
         travel_ns: To bring one token's keys and values to another rank, for policies that price
             it; ``divided_price.TRAVEL_SHARE`` of its linear layers unless given [ns].
+        idles: Whether ranks stay idle in a step of fewer documents than ranks, where documents are
+            packed whole; without it, such a step is a ``LayoutError``.
     """
     traits = POLICIES[pack.policy]
     packs = load(traits.packer)
@@ -107,7 +128,7 @@ def make_packer(
     packer: StepPacker = (
         packs(pack, ranks, curve)
         if traits.lets_wait
-        else _OneByOne(partial(packs, **more), pack, ranks, curve)
+        else _OneByOne(partial(packs, **more), pack, ranks, curve, idles=idles)
     )
     return _CutAtWindows(packer, pack.context_tokens) if pack.cut == "windows" else packer
 

@@ -59,10 +59,11 @@ def require_whole(pieces: Pieces, pack: PackSpec, ranks: int, policy: str) -> No
     """
     sizes, cap = lengths_of(pieces), pack.most_tokens
     if len(pieces) < ranks:
+        fewer = f"layout.dp = {len(pieces)}, or " if len(pieces) else ""
         raise LayoutError(
             f"A step of {int(sizes.sum()):,} tokens holds {len(pieces)} documents for {ranks} "
             f"ranks, and {policy} packs whole documents. Smallest changes that fit: "
-            f"layout.dp = {len(pieces)}, or a larger pack.step_tokens."
+            f"{fewer}a larger pack.step_tokens."
         )
     if int(sizes.max()) > cap:
         raise LayoutError(

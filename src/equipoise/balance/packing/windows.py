@@ -31,6 +31,8 @@ def cut_at_windows(pieces: Pieces, context_tokens: int) -> Pieces:
     >>> cut_at_windows(np.array([[7, 0, 3], [9, 2, 7]]), 4).tolist()
     [[7, 0, 3], [9, 2, 3], [9, 3, 7]]
     """
+    if not len(pieces):  # of a mixture whose documents are whole
+        return pieces
     stops = np.cumsum(lengths_of(pieces))
     total = int(stops[-1])
     cuts = np.union1d(stops, np.arange(context_tokens, total, context_tokens))
@@ -41,9 +43,9 @@ def cut_at_windows(pieces: Pieces, context_tokens: int) -> Pieces:
 
 
 def windows_of(pieces: Pieces, context_tokens: int, ranks: int) -> int:
-    """Windows that a step needs, a multiple of the ranks."""
+    """Windows that a step needs, a multiple of the ranks; one for each at least."""
     total = int(lengths_of(pieces).sum())
-    return -(-total // (ranks * context_tokens)) * ranks
+    return max(1, -(-total // (ranks * context_tokens))) * ranks
 
 
 def pack_in_order(pieces: Pieces, pack: PackSpec, ranks: int, curve: LoadCurve) -> PackedStep:

@@ -72,6 +72,8 @@ def run(args: argparse.Namespace) -> int:
         facts = {"run": None if folder is None else str(folder), "seed": args.seed}
         sys.stdout.write(json.dumps(facts | _as_json(answer), indent=1) + "\n")
     else:
+        if not args.quiet:
+            sys.stderr.writelines(f"{sentence} Passed over.\n" for sentence in answer.passed_over)
         console = make_console()
         for each in answer.measured:
             _print(console, each, is_quiet=args.quiet)
@@ -213,6 +215,7 @@ def _interval(estimate: "Estimate") -> str:
 def _as_json(answer: "BitFlipAnswer") -> dict[str, Any]:
     return {
         "is_whole": answer.is_whole,
+        "passed_over": list(answer.passed_over),
         "models": [_model_json(each) for each in answer.measured],
     }
 

@@ -2,12 +2,14 @@
 
 import dataclasses
 import math
+import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from equipoise.base.errors import CheckpointError, DataError, SpecError
+from equipoise.base.errors import CheckpointError, DataError, ModelError, SpecError
 from equipoise.base.read import read_json, reason, require_file
 from equipoise.base.shown import counted
 from equipoise.checkpoint.manifest import MANIFEST, Manifest, find_checkpoints, read_manifest
@@ -119,7 +121,13 @@ def _no_defaults(model: Facts) -> Facts:
 
 
 def _bytes_of(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    """Bytes of all files; of a run that trains, of those that are still there."""
+    size_bytes = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):
+                size_bytes += Path(place, name).stat().st_size
+    return size_bytes
 
 
 def _read(folder: Path) -> tuple[Manifest | None, str]:
@@ -209,7 +217,9 @@ def _verify_all(folder: Path, describe: Callable[[Path], Facts], silent: bool) -
     checkpoints = []
     try:
         for each in folders:
-            checkpoints.append({"size_bytes": _bytes_of(each)} | describe(each))
+            facts = {"size_bytes": _bytes_of(each)} | describe(each)
+            if os.path.lexists(each):  # a run that trains drops its older ones
+                checkpoints.append(facts)
             progress.advance(1)
     finally:
         progress.finish()
@@ -252,6 +262,7 @@ def _stages(stages: Mapping[str, Any]) -> Facts:
 def _hugging_face(folder: Path, _silent: bool) -> Facts:
     from safetensors import SafetensorError, safe_open
 
+    from equipoise.nn.hf.weights import TIED_HEAD, names_to_read, weight_files
     from equipoise.spec.model.hf_config import model_from_hf_config
 
     try:
@@ -261,20 +272,25 @@ def _hugging_face(folder: Path, _silent: bool) -> Facts:
     model = model_from_hf_config(config)
     params, tensors, state = 0, 0, OK
     dtypes: Counter[str] = Counter()
-    files = sorted(folder.glob("*.safetensors"))
-    for file in files:
+    files: dict[Path, list[str] | None] = {}
+    try:
+        files = weight_files(folder)
+    except ModelError as error:
+        state = str(error)
+    for file, listed in files.items():
         try:
             require_file(file)
             with safe_open(file, framework="np") as opened:
-                for name in opened.keys():  # noqa: SIM118 - not a dict
+                for name in names_to_read(file, opened.keys(), listed):
                     part = opened.get_slice(name)
-                    count = 1
-                    for length in part.get_shape():
-                        count *= length
-                    params, tensors = params + count, tensors + 1
+                    if not (model.tied and name == TIED_HEAD):  # some writers store it twice
+                        params += math.prod(part.get_shape())
+                    tensors += 1
                     dtypes[part.get_dtype()] += 1
         except (OSError, SafetensorError) as error:
             state = f"{file.name} cannot be read ({reason(error)})"
+        except ModelError as error:
+            state = str(error)
     if state == OK and params != model.params:
         state = f"config.json calls for {model.params:,} parameters, the files hold {params:,}"
     return {

@@ -26,8 +26,13 @@ from torch.utils.data import Sampler
 
 from equipoise.balance.batches.prices import Price, curve_of
 from equipoise.balance.batches.request import batch
-from equipoise.base.errors import CheckpointError, DataError, LayoutError
-from equipoise.data.sampler_arguments import whole_tokens
+from equipoise.base.errors import DataError, LayoutError
+from equipoise.data.sampler_arguments import (
+    require_numbers,
+    require_seed,
+    require_state,
+    whole_tokens,
+)
 from equipoise.data.stream import epoch_order
 
 
@@ -53,6 +58,7 @@ class BalancedBatchSampler(Sampler[list[int]]):
     Raises:
         DataError: there are no samples, or a length is not a whole number of tokens.
         LayoutError: a step has fewer samples than micro-batches, or a sample does not fit one.
+        SpecError: another argument is not a whole number.
 
     >>> sampler = BalancedBatchSampler(
     ...     [900, 10, 10, 10, 10, 10], 6, price="7m", ranks=2, rank=1, shuffles=False
@@ -79,6 +85,13 @@ class BalancedBatchSampler(Sampler[list[int]]):
         is_joined = dist.is_available() and dist.is_initialized()
         self._lengths = whole_tokens(lengths)
         self._curve = curve_of(price)
+        require_seed(seed)
+        counts = {"step_samples": step_samples, "ranks": ranks, "micro_batches": micro_batches}
+        counts |= {"max_tokens": max_tokens, "multiple_of": multiple_of}
+        require_numbers(**counts, rank=rank)
+        for name, count in counts.items():
+            if count is not None and count < 1:
+                raise LayoutError(f"{name} is {count}. Give 1 or more.")
         self._ranks = ranks or (dist.get_world_size() if is_joined else 1)
         self._rank = rank if rank is not None else (dist.get_rank() if is_joined else 0)
         self._cap, self._count, self._meets = max_tokens, micro_batches, meets_each_turn
@@ -94,8 +107,6 @@ class BalancedBatchSampler(Sampler[list[int]]):
                 f"Rank {self._rank} is not one of {self._ranks} ranks. Give ranks from 0 to "
                 f"{self._ranks - 1}."
             )
-        if step_samples < 1:
-            raise LayoutError(f"step_samples is {step_samples}. Give 1 or more.")
         self.steps = -(-samples // step_samples)
         """Optimizer steps of an epoch."""
         fewest, needed = samples // self.steps, self._ranks * (micro_batches or 1)
@@ -187,11 +198,5 @@ class BalancedBatchSampler(Sampler[list[int]]):
         Raises:
             CheckpointError: the state belongs to other samples, steps, ranks or another order.
         """
-        mine = self.state_dict()
-        for name in ("samples", "steps", "seed", "ranks"):
-            if state[name] != mine[name]:
-                raise CheckpointError(
-                    f"The sampler's state was taken with {name} = {state[name]:,}, but here it is "
-                    f"{mine[name]:,}. Resume with the same value, or start anew."
-                )
+        require_state(state, self.state_dict(), ("samples", "steps", "seed", "ranks"))
         self._start = (state["epoch"], state["micro_batches"])

@@ -61,10 +61,11 @@ class TokenizerFolder:
             token = tokenizers.AddedToken(**fields)
             if repr(token) not in known:
                 core.add_tokens([token])
-            if core.token_to_id(token.content) != number:
+            held = core.token_to_id(token.content)
+            if held != number:
                 raise DataError(
                     f"{self.folder / _CONFIG} gives {token.content!r} the id {number:,}, but in "
-                    f"{TOKENIZER_FILE} it has {core.token_to_id(token.content):,}. Save the "
+                    f"{TOKENIZER_FILE} it has {'none' if held is None else f'{held:,}'}. Save the "
                     "tokenizer again with save_pretrained."
                 )
         added = {token.content for token in core.get_added_tokens_decoder().values()}
@@ -182,10 +183,13 @@ def _added(folder: Path, config: Mapping[str, Any]) -> dict[int, dict[str, Any]]
     given = config.get("added_tokens_decoder") or {}
     names = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
     try:
-        return {
+        added = {
             int(number): {name: fields[name] for name in names if name in fields}
             for number, fields in given.items()
         }
+        for fields in added.values():
+            tokenizers.AddedToken(**fields)
+        return added
     except (TypeError, ValueError, AttributeError):
         raise DataError(
             f'{folder / _CONFIG} has an "added_tokens_decoder" that cannot be read. Save the '

@@ -22,7 +22,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from equipoise.base.digest import digest_bytes
+from equipoise.base.digest import digest, digest_bytes
 from equipoise.base.errors import ModelError
 from equipoise.base.read import parse_json, read_bytes, read_json, reason
 
@@ -167,7 +167,7 @@ def keep_files(kept: KeptFiles, folder: Path) -> None:
         },
         "remarks": list(kept.remarks),
     }
-    (partial / KEPT).write_bytes(as_json(described))
+    (partial / KEPT).write_bytes(as_json(described | {"digest": digest(described)}))
     shutil.rmtree(folder, ignore_errors=True)
     partial.rename(folder)
 
@@ -182,11 +182,14 @@ def read_kept(folder: Path) -> KeptFiles | None:
         return None
     try:
         described = read_json(folder / KEPT)
+        known = described.pop("digest", None)  # earlier versions wrote none
+        is_whole = known is None or known == digest(described)
         contents = {name: read_bytes(folder / name) for name in described["files"]}
-        changed = [
+        changed = [] if is_whole else [KEPT]
+        changed += [
             name
-            for name, digest in described["files"].items()
-            if digest_bytes(contents[name]) != digest
+            for name, held in described["files"].items()
+            if digest_bytes(contents[name]) != held
         ]
         dtypes = {name: dtype for dtype, names in described["dtypes"].items() for name in names}
         source, remarks = str(described["source"]), tuple(map(str, described["remarks"]))

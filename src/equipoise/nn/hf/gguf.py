@@ -339,7 +339,13 @@ def _tokenizer(file: Path, reader: Any) -> "tokenizers.Tokenizer":
     tokens = _field(reader, "tokenizer.ggml.tokens")
     merges = [tuple(merge.split(" ")) for merge in _field(reader, "tokenizer.ggml.merges", [])]
     vocab = {token: number for number, token in enumerate(tokens)}
-    core = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    try:
+        core = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    except Exception as error:  # the library raises bare Exception
+        raise ModelError(
+            f"{file}: its tokenizer cannot be rebuilt ({reason(error)}). Supply the model's "
+            f"tokenizer.json."
+        ) from None
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.pre_tokenizer = (
         pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])

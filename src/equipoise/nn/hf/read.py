@@ -26,22 +26,23 @@ from equipoise.base.read import read_json, reason
 from equipoise.nn.decoder import Decoder
 from equipoise.nn.hf.files import CONFIG
 from equipoise.nn.hf.names import TheirWeight, hf_names, split_theirs, their_weights
+from equipoise.nn.hf.weights import (
+    TIED_HEAD,
+    names_to_read,
+    require_once,
+    some,
+    weight_files,
+)
 from equipoise.spec.model.hf_config import model_from_hf_config
 from equipoise.spec.model.presets import ModelSpec
 
-WEIGHTS = "model.safetensors"
-INDEX = "model.safetensors.index.json"
-
-# transformers before 4.32 wrote this table, which is computed from config.json.
-_COMPUTED = ".rotary_emb.inv_freq"
-_TIED_HEAD = "lm_head.weight"
 TRAINING_SIZES = ("balance", "balance_rate", "capacity_factor")
 """Fields of a ModelSpec that no config.json has: choices of the run."""
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _DTYPE_CODES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64"}
-"""torch's names of safetensors' dtypes."""
-_NAMES_SHOWN = 3
+FLOATS = frozenset(_DTYPE_CODES.values())
+"""torch's names of safetensors' dtypes that a weight can have."""
 
 
 def weight_shapes(model: ModelSpec) -> dict[str, tuple[int, ...]]:
@@ -80,17 +81,19 @@ def read_hf(
     """
     config = _read_config(folder) if config is None else config
     model, model_type = model_from_hf_config(config), config["model_type"]
-    files = _weight_files(folder)
+    files = weight_files(folder)
     held: dict[str, Tensor] = {}
     for file, names in files.items():
-        held |= _read_tensors(file, names)
-    if model.tied and _TIED_HEAD in held:
+        read = _read_tensors(file, names)
+        require_once(file, read, held)
+        held |= read
+    if model.tied and TIED_HEAD in held:
         # Some writers store a tied head as well; transformers ties it whatever it holds.
         table = hf_names("embed.weight")[0]
-        head, embed = held.pop(_TIED_HEAD), held.get(table)
+        head, embed = held.pop(TIED_HEAD), held.get(table)
         if embed is None or not torch.equal(head, embed):
             raise ModelError(
-                f"{folder}: config.json ties the head to the embedding, and {_TIED_HEAD} differs "
+                f"{folder}: config.json ties the head to the embedding, and {TIED_HEAD} differs "
                 f"from {table}. Set tie_word_embeddings to false to keep it."
             )
     theirs = weights_of(model, model_type)
@@ -128,11 +131,13 @@ def load_hf(decoder: Decoder, folder: Path) -> None:
 def stored_dtypes(folder: Path) -> dict[str, str]:
     """The dtype of every weight in a Hugging Face folder, by its name there and torch's name.
 
+    What is not of ``FLOATS``, such as a mask that an old writer stored, has safetensors' code.
+
     Raises:
         ModelError: a file is missing or damaged.
     """
     dtypes: dict[str, str] = {}
-    for file in _weight_files(folder):
+    for file in weight_files(folder):
         try:
             with safe_open(file, framework="pt") as opened:
                 for name in opened.keys():  # noqa: SIM118 - not a dict
@@ -159,12 +164,12 @@ def check_weights(
     count = len(expected)
     if missing := [name for name in expected if name not in held]:
         raise ModelError(
-            f"{where}: no {_some(missing)} among the {len(held)} weights; {described_by} calls "
+            f"{where}: no {some(missing)} among the {len(held)} weights; {described_by} calls "
             f"for {count}."
         )
     if surplus := sorted(set(held) - set(expected)):
         raise ModelError(
-            f"{where}: {_some(surplus)} left over; {described_by} calls for {count} weights, "
+            f"{where}: {some(surplus)} left over; {described_by} calls for {count} weights, "
             "and this decoder has no others."
         )
     for name, shape in expected.items():
@@ -180,12 +185,6 @@ def check_weights(
             )
 
 
-def _some(names: list[str]) -> str:
-    shown = ", ".join(names[:_NAMES_SHOWN])
-    rest = len(names) - _NAMES_SHOWN
-    return f"{shown} and {rest} more" if rest > 0 else shown
-
-
 def _read_config(folder: Path) -> Mapping[str, Any]:
     try:
         config: Mapping[str, Any] = read_json(folder / CONFIG)
@@ -196,42 +195,11 @@ def _read_config(folder: Path) -> Mapping[str, Any]:
     return config
 
 
-def _weight_files(folder: Path) -> dict[Path, list[str] | None]:
-    """Files to read, each with the names that the index lists for it."""
-    if (folder / WEIGHTS).is_file():
-        return {folder / WEIGHTS: None}
-    if not (folder / INDEX).is_file():
-        held = sorted(path.name for path in folder.iterdir() if path.suffix in (".bin", ".pth"))
-        hint = f" It has {held[0]}, which may run code when it is read." if held else ""
-        raise ModelError(
-            f"{folder} has neither {WEIGHTS} nor {INDEX}.{hint} Save the model as safetensors."
-        )
-    try:
-        weight_map = read_json(folder / INDEX)["weight_map"]
-        files: dict[Path, list[str] | None] = {}
-        for name, file in weight_map.items():
-            # A shard's name must be a bare name: no path may lead out of the index's folder.
-            names = files.setdefault(folder / Path(file).name, [])
-            assert names is not None  # noqa: S101 - only lists are put in
-            names.append(name)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelError(f"{folder / INDEX} is damaged: it has no readable weight_map.") from error
-    return files
-
-
 def _read_tensors(file: Path, names: list[str] | None) -> dict[str, Tensor]:
     try:
         with safe_open(file, framework="pt") as opened:
-            held = set(opened.keys())
-            if absent := [name for name in names or () if name not in held]:
-                raise ModelError(
-                    f"{file} lacks {_some(absent)}, which {INDEX} says it holds. Download it again."
-                )
-            return {
-                name: opened.get_tensor(name)
-                for name in sorted(held)
-                if not name.endswith(_COMPUTED)
-            }
+            wanted = names_to_read(file, opened.keys(), names)
+            return {name: opened.get_tensor(name) for name in wanted}
     except (OSError, SafetensorError) as error:
         raise _damaged(file, error) from None
 

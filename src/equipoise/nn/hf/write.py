@@ -36,7 +36,8 @@ from equipoise.nn.hf.files import (
 )
 from equipoise.nn.hf.folder import whole_folder
 from equipoise.nn.hf.names import TheirWeight, join_theirs
-from equipoise.nn.hf.read import INDEX, WEIGHTS, check_weights, weight_shapes, weights_of
+from equipoise.nn.hf.read import check_weights, weight_shapes, weights_of
+from equipoise.nn.hf.weights import INDEX, WEIGHTS
 from equipoise.spec.model.hf_config import hf_config
 from equipoise.spec.model.presets import ModelSpec
 
@@ -127,12 +128,18 @@ def _new_files(
     if TOKENIZER in files.contents:
         core, settings = _load(files), files.table(TOKENIZER_CONFIG)
         for kind in ("bos", "eos", "pad"):
-            config[f"{kind}_token_id"] = core.token_to_id(str(settings.get(f"{kind}_token")))
+            config[f"{kind}_token_id"] = _id_of(core, settings.get(f"{kind}_token"))
     made = {CONFIG: as_json(config)}
     if GENERATION not in files.contents and config["eos_token_id"] is not None:
-        begin = {"bos_token_id": config["bos_token_id"]} if config["bos_token_id"] else {}
-        made[GENERATION] = as_json(begin | {"eos_token_id": config["eos_token_id"]})
+        ids = {key: config[key] for key in ("bos_token_id", "eos_token_id")}
+        made[GENERATION] = as_json({key: each for key, each in ids.items() if each is not None})
     return made
+
+
+def _id_of(core: "tokenizers.Tokenizer", token: object) -> int | None:
+    """The id of a token as tokenizer_config.json names it: as text, or with its flags."""
+    text = token.get("content") if isinstance(token, Mapping) else token
+    return core.token_to_id(text) if isinstance(text, str) else None
 
 
 def _load(files: ModelFiles) -> "tokenizers.Tokenizer":

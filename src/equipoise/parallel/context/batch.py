@@ -23,13 +23,15 @@ from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from equipoise.balance.batches.units import read_numbers
 from equipoise.balance.context.plan import plan_context, share_tokens
 from equipoise.base.digest import digest_bytes
-from equipoise.base.errors import LayoutError
+from equipoise.base.errors import DataError, LayoutError
 from equipoise.nn.attention import Scoring
 from equipoise.parallel.context.agree import require_one_pack
 from equipoise.parallel.context.attention import attend_by_plan
@@ -164,11 +166,10 @@ def shard_batch(
 
     Raises:
         LayoutError: tokens or labels are not as many as the documents' tokens.
+        DataError: a length is not a whole number of tokens.
         SpecError: no sharding has that name.
     """
-    pack = ContextPack(
-        tuple(int(tokens) for tokens in doc_tokens), strategy, sharding, ranks_per_node, group
-    )
+    pack = ContextPack(_whole(doc_tokens), strategy, sharding, ranks_per_node, group)
     labels = input_ids_T if labels_T is None else labels_T
     for name, values in (("input_ids_T", input_ids_T), ("labels_T", labels)):
         if values.shape != (sum(pack.doc_tokens),):
@@ -203,20 +204,41 @@ class ContextCollator:
             documents: ``input_ids`` of each, and ``labels`` if not all tokens count; or samples
                 of ``data.loader.PackedDataset``, whose ``shift_labels`` and count of the step's
                 labels are used unchanged.
+
+        Raises:
+            LayoutError: a document has not as many labels as tokens.
         """
         ids = [torch.as_tensor(each["input_ids"], dtype=torch.int64) for each in documents]
         shifted, step_labels = [], None
         for document, tokens in zip(documents, ids, strict=True):
             given = document.get("shift_labels")
-            if given is None:
-                labels = torch.as_tensor(document.get("labels", tokens), dtype=torch.int64)
-                given = _shift(labels, (len(tokens),))
-            shifted.append(given)
+            is_shifted = given is not None
+            if not is_shifted:
+                given = torch.as_tensor(document.get("labels", tokens), dtype=torch.int64)
+            if len(given) != len(tokens):
+                raise LayoutError(
+                    f"Document {len(shifted)} of the batch has {len(given):,} labels for "
+                    f"{len(tokens):,} tokens. Give a label for each, -100 where there is none."
+                )
+            shifted.append(given if is_shifted else _shift(given, (len(tokens),)))
         if all(document.get("is_counted", False) for document in documents):
             step_labels = documents[0]["turn"].step_labels
         lengths = tuple(map(len, ids))
         pack = ContextPack(lengths, self.strategy, self.sharding, self.ranks_per_node, self.group)
         return _shard(torch.cat(ids), torch.cat(shifted), pack, step_labels)
+
+
+def _whole(doc_tokens: npt.ArrayLike) -> tuple[int, ...]:
+    """Lengths of documents, each 0 or more.
+
+    Raises:
+        DataError: one is not.
+    """
+    lengths = read_numbers("Lengths", doc_tokens, "[412, 96, 2048]").reshape(-1)
+    wrong = lengths[~((lengths >= 0) & (lengths == np.floor(lengths)))]
+    if len(wrong):
+        raise DataError(f"A document of {wrong[0]:g} tokens. Give whole numbers, 0 or more.")
+    return tuple(map(int, lengths))
 
 
 def _shift(labels_T: Tensor, doc_tokens: Sequence[int]) -> Tensor:

@@ -10,6 +10,7 @@ Kept true (tests/unit/spec/run/test_resolve.py)
 import dataclasses
 import functools
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
@@ -159,8 +160,8 @@ def build(values: Mapping[str, Any]) -> RunSpec:
 def toml(value: Any) -> str:
     """A scalar, or a list of texts or tables, as TOML writes it on one line.
 
-    >>> toml(True), toml(3e-3), toml("a"), toml(("a", "b"))
-    ('true', '0.003', '"a"', '["a", "b"]')
+    >>> toml(True), toml(3e-3), toml("a"), toml(("a", "b")), toml(float("inf"))
+    ('true', '0.003', '"a"', '["a", "b"]', 'inf')
     """
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(toml, value))}]"
@@ -170,6 +171,8 @@ def toml(value: Any) -> str:
         items = ((each.name, getattr(value, each.name)) for each in dataclasses.fields(value))
         given = ", ".join(f"{name} = {toml(item)}" for name, item in items if item is not None)
         return f"{{{given}}}"
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
     return json.dumps(value)
 
 

@@ -16,6 +16,7 @@ Kept true (tests/unit/spec/run/test_load.py)
 import codecs
 import dataclasses
 import functools
+import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +29,7 @@ from equipoise.base import read
 from equipoise.base.errors import SpecError
 from equipoise.base.nearest import nearest
 from equipoise.base.read import read_bytes
-from equipoise.base.shown import shorten
+from equipoise.base.shown import shorten, shown
 from equipoise.spec.limits import MOST_SIZE
 from equipoise.spec.recompute import names_modules, refuse_modules
 from equipoise.spec.run.faults import describe, explain_fault, refuse_choice, refuse_text
@@ -42,6 +43,7 @@ from equipoise.spec.run.keys import (
     choices,
     keys,
     section_names,
+    sections,
     to_dict,
     toml,
 )
@@ -49,7 +51,7 @@ from equipoise.spec.run.mix import read_rows
 from equipoise.spec.run.other_words import key_meant, why_absent
 from equipoise.spec.run.render import render, schema, template
 from equipoise.spec.run.resolve import ResolvedRun, resolve
-from equipoise.spec.run.spec import Format, Loss, Source
+from equipoise.spec.run.spec import Format, Loss, RunSpec, Source
 from equipoise.spec.run.toml_lines import BARE_KEY, TomlPath, locate
 
 __all__ = [
@@ -62,6 +64,7 @@ __all__ = [
     "render",
     "schema",
     "template",
+    "texts_of",
     "to_dict",
 ]
 
@@ -113,6 +116,39 @@ def read_run(path: Path | None, overrides: Sequence[tuple[str, str]] = ()) -> Re
         faults = [each for each in faults if each.key == "model.kind"] or faults
         raise SpecError("\n".join(map(str, faults)))
     return dataclasses.replace(run, notes=tuple(notes))
+
+
+def texts_of(spec: RunSpec) -> list[tuple[str, str]]:
+    """A spec as the overrides that ``read_run`` takes: what is not a default.
+
+    Paths count as their names, and NumPy's numbers as plain ones.
+
+    Raises:
+        SpecError: a table or a value is of another kind than any that a file can hold.
+
+    >>> texts_of(RunSpec(name="mine"))
+    [('name', 'mine')]
+    """
+    texts = []
+    for name, key in keys().items():
+        table = getattr(spec, key.section) if key.section else spec
+        if not hasattr(table, key.field):
+            raise SpecError(
+                f"{key.section} of the RunSpec is {shown(table)}. Give a "
+                f"{sections()[key.section].__name__}."
+            )
+        value = getattr(table, key.field)
+        try:
+            plain = value.item() if hasattr(value, "item") else value
+            plain = os.fspath(plain) if isinstance(plain, os.PathLike) else plain
+            if plain != key.default:
+                texts.append((name, plain if isinstance(plain, str) else toml(plain)))
+        except (TypeError, ValueError, RuntimeError):  # the last of a tensor
+            raise SpecError(
+                f"{name} of the RunSpec is {shown(value)}. Give what run.toml can hold: a number, "
+                f"a text, a flag, or a tuple of texts."
+            ) from None
+    return texts
 
 
 def nearest_key(name: str) -> str:

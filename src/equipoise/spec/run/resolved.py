@@ -1,7 +1,8 @@
 """The decision that a launcher passes to its ranks: ``resolved.json`` in the run's folder.
 
 The process that read run.toml writes it once and the ranks only read it, so that no rank
-resolves anything by itself. ``report`` reads the origin of each value from it.
+resolves anything by itself. It ends with a digest of itself: ranks that start again days later read
+it again. ``report`` reads the origin of each value from it.
 """
 
 import dataclasses
@@ -13,6 +14,7 @@ from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter
 
+from equipoise.base.digest import digest
 from equipoise.base.disk import writing_run
 from equipoise.base.errors import SpecError
 from equipoise.base.read import read_json
@@ -20,6 +22,9 @@ from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.names import RESOLVED
 from equipoise.spec.run.keys import rename_keys
 from equipoise.spec.run.spec import RunSpec
+
+_DIGEST = "digest"
+"""Key of the digest of all others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +91,10 @@ def write_resolved(folder: Path, resolved: ResolvedFile) -> None:
         SpecError: the folder cannot be written.
     """
     partial = folder / f".{RESOLVED}-{os.getpid()}"
+    row = dataclasses.asdict(resolved)
     with writing_run(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps(dataclasses.asdict(resolved), indent=1) + "\n")
+        partial.write_text(json.dumps(row | {_DIGEST: digest(row)}, indent=1) + "\n")
         partial.rename(folder / RESOLVED)
 
 
@@ -96,14 +102,22 @@ def read_resolved(folder: Path) -> ResolvedFile:
     """Read ``resolved.json`` back into dataclasses.
 
     Raises:
-        SpecError: it is missing, or was not written by this version.
+        SpecError: it is missing, was not written by this version, or was changed.
     """
     try:
         data: Any = read_json(folder / RESOLVED)
+        known = data.pop(_DIGEST, None)  # earlier versions wrote none
+        is_whole = known is None or known == digest(data)
         data["spec"] = rename_keys(data["spec"])
-        return TypeAdapter(ResolvedFile).validate_python(data)
+        resolved = TypeAdapter(ResolvedFile).validate_python(data)
     except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise SpecError(
             f"{folder} holds no readable {RESOLVED}: it is not the folder of a run of this "
             f"version. Start it with `equipoise train run.toml`."
         ) from error
+    if not is_whole:
+        raise SpecError(
+            f"{folder / RESOLVED} has changed since it was written, and its ranks would train "
+            f"otherwise. Write it again: `equipoise train run.toml --out {folder} --prepare`."
+        )
+    return resolved

@@ -138,6 +138,24 @@ def test_fewer_documents_than_ranks(policy: str) -> None:
     )
 
 
+@pytest.mark.parametrize("policy", WHOLE)
+def test_in_a_run_ranks_without_a_document_are_idle(policy: str) -> None:
+    """As in a step of long documents after a first one of short ones."""
+    pack = PackSpec(policy=policy, context_tokens=1024)
+    packer = make_packer(pack, 3, CURVE, idles=True)
+    for given_, tokens in ((whole(700, 324), [0, 324, 700]), (whole(9, 8, 7, 1), [8, 8, 9])):
+        packed = packer.step(given_)
+        assert sorted(packed.rank_tokens) == tokens
+        assert as_set(pieces_of(packed)) == as_set(given_)
+        assert {len(rank) for rank in packed.ranks} == {packed.micro_batches}
+    # Whole documents of a mixture may all begin in other steps.
+    nothing = np.zeros((0, 3), dtype=np.int64)
+    for each in (packer, make_packer(dataclasses.replace(pack, policy="in-order"), 3, CURVE)):
+        assert [[batch.tokens for batch in rank] for rank in each.step(nothing).ranks] == [[0]] * 3
+    with pytest.raises(LayoutError, match=r"holds 0 documents for 3 .* fit: a larger pack\."):
+        pack_step(nothing, pack, 3, CURVE)
+
+
 def test_a_document_over_the_cap() -> None:
     pack = PackSpec(policy="by-work", context_tokens=8192, max_tokens=4096)
     with pytest.raises(LayoutError) as caught:

@@ -85,6 +85,15 @@ REFUSED = [
     ({"lengths": [3, 0]}, "There are 2 samples, and each needs 1 token or more. Leave empty ones"),
     ({"rank": 2, "ranks": 2}, "Rank 2 is not one of 2 ranks. Give ranks from 0 to 1."),
     ({"step_samples": 0}, "step_samples is 0. Give 1 or more."),
+    ({"ranks": 0}, "ranks is 0. Give 1 or more."),
+    ({"micro_batches": 0}, "micro_batches is 0. Give 1 or more."),
+    ({"step_samples": 4.0}, "step_samples is 4.0. Give a whole number."),
+    ({"seed": -1}, "seed is -1. Give a whole number from 0 to 2**64 - 1."),
+    (
+        {"lengths": [[5, 6], [7]]},
+        "Document lengths are ragged. Give one number per sample, such as [412, 96, 2048], or rows "
+        "that are all as long.",
+    ),
     (
         {"step_samples": 2, "ranks": 2, "micro_batches": 2},
         "A step of 2 samples cannot fill 2 micro-batches on each of 2 ranks: the epoch has 4 "
@@ -123,3 +132,8 @@ def test_states_of_other_data_are_refused() -> None:
         "The sampler's state was taken with samples = 4, but here it is 3. Resume with the same "
         "value, or start anew."
     )
+    for wrong, lacks in (({"epoch": 1}, "micro_batches, samples"), (None, "epoch, micro_batches")):
+        with pytest.raises(CheckpointError) as caught:
+            make([5, 6, 7], 4).load_state_dict(wrong)
+        assert str(caught.value).startswith(f"The sampler's state lacks {lacks}, ")
+        assert str(caught.value).endswith(" Give what its state_dict returned.")

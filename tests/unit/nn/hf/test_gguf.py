@@ -214,6 +214,17 @@ def test_a_token_that_is_not_text(tmp_path: Path) -> None:
     )
 
 
+def test_a_merge_of_a_token_that_there_is_not(tmp_path: Path) -> None:
+    """Its weights are read all the same."""
+    file = write(tmp_path / "a.gguf", state_of(MODEL))
+    file.write_bytes(file.read_bytes().replace(b"a b", b"a z"))
+    said = refused(lambda: gguf_tokenizer(file))
+    assert said.startswith(f"{file}: its tokenizer cannot be rebuilt (")
+    assert said.endswith("). Supply the model's tokenizer.json.")
+    model, _, tokenizer_json = read_gguf(file)
+    assert (model, tokenizer_json) == (MODEL, None)
+
+
 def test_no_file_and_no_gguf(tmp_path: Path) -> None:
     file = tmp_path / "a.gguf"
     assert refused(lambda: read_gguf(file)) == f"No such file: {file}"

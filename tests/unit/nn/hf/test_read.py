@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -199,6 +200,18 @@ def test_a_shard_without_what_the_index_says(sharded: Path) -> None:
     )
 
 
+def test_a_weight_in_two_shards_is_refused(sharded: Path) -> None:
+    """Which of them is read depends on the order of files."""
+    first, second, *_ = sorted(sharded.glob("*.safetensors"))
+    held = load_file(first)
+    name = sorted(held)[0]
+    save_file(load_file(second) | {name: held[name] + 1}, second)
+    assert refused(lambda: read_hf(sharded)) == (
+        f"{second} holds {name}, which another file of model.safetensors.index.json holds too. "
+        "Download the folder again, or delete the files that are not of this model."
+    )
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"weight_map": {"a": 1}}'])
 def test_a_damaged_index(sharded: Path, text: str) -> None:
     index = sharded / "model.safetensors.index.json"
@@ -267,6 +280,27 @@ def test_a_state_that_is_not_the_models_is_not_written(tmp_path: Path) -> None:
         "The weights have dtypes bfloat16 and float32. Convert them to one dtype."
     )
     assert list(tmp_path.iterdir()) == []
+
+
+def test_ids_of_special_tokens_are_those_that_are_named(tmp_path: Path) -> None:
+    """A vocabulary may have the word "None"; the first token may begin texts."""
+    words = tokenizers.models.WordLevel({"<s>": 0, "None": 1, "<end>": 2}, unk_token="None")
+    tokenizers.Tokenizer(words).save(str(tmp_path / "tokenizer.json"))
+    for named, begin in (({}, None), ({"bos_token": {"content": "<s>", "lstrip": False}}, 0)):
+        out = tmp_path / f"hf{begin}"
+        write_hf(
+            out,
+            MODEL,
+            state_of(MODEL),
+            tokenizer_file=tmp_path / "tokenizer.json",
+            tokenizer_config={"eos_token": "<end>", **named},
+        )
+        config = json.loads((out / "config.json").read_text())
+        ids = {"bos_token_id": begin, "eos_token_id": 2, "pad_token_id": None}
+        assert {name: config[name] for name in ids} == ids
+        generation = json.loads((out / "generation_config.json").read_text())
+        del ids["pad_token_id"]
+        assert generation == {name: each for name, each in ids.items() if each is not None}
 
 
 def test_a_broken_tokenizer_is_not_written(tmp_path: Path) -> None:

@@ -61,5 +61,6 @@ def test_a_folder_of_a_run_without_auto_is_read_as_before(tmp_path: Path) -> Non
     write_resolved(tmp_path, ResolvedFile(SPEC, MODEL, {}, 2, "corpus", ""))
     table = json.loads((tmp_path / "resolved.json").read_text())
     assert table.pop("context_machine") is None
+    del table["digest"]
     (tmp_path / "resolved.json").write_text(json.dumps(table))
     assert read_resolved(tmp_path).context_machine is None

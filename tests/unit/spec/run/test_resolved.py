@@ -30,8 +30,22 @@ def test_the_degrees_of_an_earlier_version_are_kept(tmp_path: Path) -> None:
     for old, new in (("context", "cp"), ("tensor", "tp"), ("pipeline", "pp"), ("expert", "ep")):
         layout[old] = layout.pop(new)
     layout["expert_tensor"] = layout.pop("etp")
+    del row["digest"]
     (tmp_path / RESOLVED).write_text(json.dumps(row))
     assert read_resolved(tmp_path) == file
+
+
+def test_a_file_that_has_changed_is_refused(tmp_path: Path) -> None:
+    """As by one bit: 0.003 becomes 0.007."""
+    _, row = written(tmp_path)
+    row["spec"]["train"]["lr"] = 0.007
+    (tmp_path / RESOLVED).write_text(json.dumps(row))
+    with pytest.raises(SpecError) as caught:
+        read_resolved(tmp_path)
+    assert str(caught.value) == (
+        f"{tmp_path / RESOLVED} has changed since it was written, and its ranks would train "
+        f"otherwise. Write it again: `equipoise train run.toml --out {tmp_path} --prepare`."
+    )
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", '{"spec": 3}', "unknown"])
