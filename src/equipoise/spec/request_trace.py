@@ -149,7 +149,7 @@ def _json_rows(path: Path, text: str) -> list[tuple[int, Mapping[str, Any]]]:
         if not each.strip():
             continue
         try:
-            row = parse_json(each)
+            row = parse_json(each, once=True)
         except ValueError as error:
             raise DataError(f"{path}:{line}  {error}.") from None
         if not isinstance(row, dict):

@@ -2,7 +2,7 @@
 
 What it decides
     Answers of one prompt differ by their seed; the first has the one that was given. Without a
-    seed each is drawn anew.
+    seed each is drawn anew. The first one scores the prompt for all of them.
 """
 
 import asyncio
@@ -248,6 +248,8 @@ def _ask(
     requests = []
     for prompt in prompts:
         most = _require_room(model, len(prompt.ids), most_tokens, most_name)
+        if not most and each > 1:
+            raise invalid("max_tokens is 0, so n and best_of must be 1.", "n")
         if (body.min_tokens or 0) > most:
             raise invalid(
                 f"min_tokens is {body.min_tokens:,}, and the answer may have {most:,}.",
@@ -263,14 +265,12 @@ def _ask(
                 stop_ids=frozenset(body.stop_token_ids or ()),
                 ignores_end=bool(body.ignore_eos),
                 top=0 if top is None and each > n else top,
-                scores_prompt=echo and (top is not None or not most),
+                scores_prompt=echo and number == 0 and (top is not None or not most),
                 tenant=tenant,
                 salt=body.cache_salt or "",
             )
             for number in range(each)
         ]
-        if not most and each > 1:
-            raise invalid("max_tokens is 0, so n and best_of must be 1.", "n")
     return Asked(prompts, tuple(requests), each, n, top, echo)
 
 

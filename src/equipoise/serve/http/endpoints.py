@@ -6,6 +6,7 @@ Kept true (tests/unit/serve/http/test_completions.py, test_chat.py, with OpenAI'
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any, Protocol
 
 from starlette.requests import Request
@@ -227,8 +228,9 @@ class Endpoints(AboutModel):
             limits.end(count)
 
     def _give_up(self, request: Request) -> None:
-        words = f"Gave up an answer. More than {self.state.most_events:,} events waited for its"
-        self.state.log(f"{words} client.")
+        name = request.scope["state"]["name"]
+        waited = f"More than {self.state.most_events:,} events waited for its client."
+        self.state.log(f"Gave up {name}. {waited}")
         drop(request)
 
     # Tokens.
@@ -353,23 +355,23 @@ async def _events(
         envelope = shape.envelope(choices, is_chunk=True)
         return {**envelope, "usage": None} if shows_usage else envelope
 
+    def write(find: Callable[[], list[Json]]) -> bytes:
+        choices = find()
+        return encode_long(chunk(choices)) if choices else b""
+
     for number in range(len(answers.choices)):
         if choices := shape.begin(number):
             yield encode(chunk(choices))
     has_begun = set[int]()
     async for number, part in answers.parts():
         if isinstance(part, PromptScored):
-            shape.scored(number, part)
+            for late in shape.scored(number, part):
+                yield await _beside(partial(write, partial(shape.begun, late)), asked.echoed_tokens)
         elif isinstance(part, ChoicePart):
             answers.require_whole(number, part)
-
-            def write(number: int = number, part: ChoicePart = part) -> bytes:
-                choices = shape.chunk(number, part)
-                return encode_long(chunk(choices)) if choices else b""
-
             echoed = 0 if number in has_begun else asked.echoed_tokens
             has_begun.add(number)
-            if data := await _beside(write, echoed):
+            if data := await _beside(partial(write, partial(shape.chunk, number, part)), echoed):
                 yield data
     if shows_usage:
         yield encode({**shape.envelope([], is_chunk=True), "usage": _usage(answers)})

@@ -123,6 +123,8 @@ BAD_BYTES: list[tuple[bytes, str]] = [
            "column 2."),
     (b"[1]", "The body must be a JSON object: {...}."),
     (b'{"prompt": "\xff"}', "The body cannot be read: it is not UTF-8 text."),
+    (b'{"prompt": "a", "n": 1, "n": 9}',
+     'The body cannot be read: an object in it has "n" twice; give it once.'),
     (b"[" * 100_000, "The body cannot be read: brackets are nested more than 64 deep."),
     (b'{"prompt": ' + b"[" * 70 + b"]" * 70 + b"}",
      "The body cannot be read: brackets are nested more than 64 deep."),

@@ -177,13 +177,16 @@ def test_who_does_not_read_is_given_up() -> None:
         data = json.dumps({**LONG, "stream": True, "logprobs": 20, "n": 2}).encode()
         raw.sendall(
             b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
-            b"Content-Length: " + str(len(data)).encode() + b"\r\n\r\n" + data
+            b"X-Request-Id: slow-1\r\nContent-Length: "
+            + str(len(data)).encode()
+            + b"\r\n\r\n"
+            + data
         )
         until(lambda: aborted(server) == 2)
         until(lambda: is_idle(server))
         until(lambda: any(" /v1/completions 499 " in line for line in lines))
         raw.close()
-    assert lines.count("Gave up an answer. More than 50 events waited for its client.") == 1
+    assert lines.count("Gave up slow-1. More than 50 events waited for its client.") == 1
 
 
 def test_a_long_wait_has_a_pulse() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from equipoise.base.errors import EquipoiseError
+from equipoise.base.errors import EquipoiseError, SpecError
 from equipoise.cost.serving import read_points
 from equipoise.cost.step.request import Precision
 from equipoise.schedule.batching.settings import BatchSettings
@@ -97,6 +97,13 @@ def test_the_answer_adds_up() -> None:
     low = (device.idle_power_w + device.host_power_w) * 4 * row["makespan_s"]
     high = (device.power_w + device.host_power_w) * 4 * row["makespan_s"]
     assert low < row["energy_j"] < high
+
+
+def test_an_objective_that_no_request_could_meet_is_refused() -> None:
+    for name, value, shown in (("ttft_s", float("nan"), "nan"), ("tpot_s", 0.0, "0")):
+        with pytest.raises(SpecError) as refused:
+            Objective(**{name: value})
+        assert str(refused.value) == f"{name} of an objective is {shown}. Give seconds above 0."
 
 
 def test_the_scheduler_s_limits_are_those_given() -> None:
