@@ -11,7 +11,7 @@ What it decides
     ours         JSON lines: arrival_s, prompt_tokens, output_tokens; optional tenant,
                  most_tokens, prefix_group, prefix_tokens
     APEX         JSON lines: StartTimeOffset [ns], ContextTokens, GeneratedTokens
-    Azure        CSV: TIMESTAMP (date and time), ContextTokens, GeneratedTokens
+    Azure        CSV: TIMESTAMP (date and time), ContextTokens, GeneratedTokens; optional tenant
     ============ ======================================================================
 
     Requests of one ``prefix_group`` and one tenant begin with the same ``prefix_tokens`` tokens.
@@ -171,6 +171,8 @@ def _csv_rows(path: Path, text: str) -> list[tuple[int, Mapping[str, Any]]]:
             f"{path}:1  has no column {missing[0]}. A CSV trace needs TIMESTAMP, ContextTokens and "
             f"GeneratedTokens; these are {shorten(', '.join(names))}."
         )
+    if twice := next((each for each in names if names.count(each) > 1), None):
+        raise DataError(f"{path}:1  has column {shorten(twice)} twice. Give it once.")
     reader.fieldnames = names
     return list(_numbered(path, reader))
 
@@ -202,7 +204,7 @@ def _request(where: str, row: Mapping[str, Any], vocab: int | None) -> TracedReq
         at_s = _date_s(where, row)
         prompt = _tokens(where, row, "ContextTokens", 1)
         output = _tokens(where, row, "GeneratedTokens", 0)
-        return TracedRequest(at_s, "", prompt, output, output)
+        return TracedRequest(at_s, _name(where, row, "tenant"), prompt, output, output)
     for key in row:
         if key not in _KEYS:
             raise DataError(

@@ -56,6 +56,9 @@ def test_apex_and_azure_read_like_ours(tmp_path: Path) -> None:
     read = read_request_trace(write(tmp_path, azure))
     assert [each.prompt_tokens for each in read] == [374, 396]
     assert read[0].arrival_s == 0.0 and read[1].arrival_s == pytest.approx(4.314579, abs=1e-5)
+    owned = azure.replace("Tokens\r\n", "Tokens,tenant\r\n").replace(",44\r\n", ",44,ann\r\n")
+    owned = owned.replace(",109\r\n", ",109,bob\r\n")
+    assert [each.tenant for each in read_request_trace(write(tmp_path, owned))] == ["ann", "bob"]
 
 
 @pytest.mark.parametrize(
@@ -140,6 +143,18 @@ def test_apex_and_azure_read_like_ours(tmp_path: Path) -> None:
         (
             "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:50,2,2,9\n",
             ":2  has 4 columns, and the first line 3.",
+        ),
+        (
+            "TIMESTAMP,ContextTokens, ContextTokens,GeneratedTokens\n2023-11-16 18:15:50,2,9,2\n",
+            ":1  has column ContextTokens twice. Give it once.",
+        ),
+        (
+            '{"arrival_s": 0, "prompt_tokens": 4, "output_tokens": 3, "prompt_tokens": 9}',
+            ':1  an object in it has "prompt_tokens" twice; give it once.',
+        ),
+        (
+            "TIMESTAMP,ContextTokens,GeneratedTokens,tenant\n2023-11-16 18:15:50,2,2\n",
+            ":2  tenant is null. Give a name.",
         ),
         (
             lines(
