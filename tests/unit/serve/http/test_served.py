@@ -138,7 +138,8 @@ def test_a_model_without_a_tokenizer_says_how_it_gets_one() -> None:
     for contents, fix in (
         (
             {CONFIG: as_json({})},
-            "Write the model's there: AutoTokenizer.from_pretrained(...).save_pretrained(...) does.",
+            "Write the model's there: "
+            "AutoTokenizer.from_pretrained(...).save_pretrained(...) does.",
         ),
         (
             {},
