@@ -339,6 +339,8 @@ class _Part:
             query_token_s=ring * byte_s * heads * of_head / ranks,
             home_s=layers * home_s,
             home_token_s=layers * home_byte_s * heads * (of_head + _LSE_BYTES),
+            gather_token_s=layers * home_byte_s * heads * of_head,
+            ranks=ranks,
         )
 
     def hop(self) -> Hop | None:
