@@ -71,6 +71,28 @@ def test_texts_that_are_long_together_are_cut_beside_others(texts: int, is_aside
     assert (prompts[-1].text, prompts[-1].offsets) == ("", (0,))
 
 
+def test_a_completion_that_gives_no_number_of_tokens_has_at_most_what_is_left() -> None:
+    for prompt, most in ((3, 16), (4_990, 10), (4_999, 1)):
+        body = judge({"prompt": [1] * prompt}, CompletionBody)
+        (request,) = asyncio.run(ask_completion(model_of(_Core()), body, "ann")).requests
+        assert request.most_tokens == most
+    for given, message in (
+        (
+            {"prompt": [1] * 5_000},
+            "The model's context is 5,000 tokens; the prompt has 5,000 tokens, which leaves none "
+            "for an answer. Shorten the prompt or ask for fewer.",
+        ),
+        (
+            {"prompt": [1] * 4_990, "max_tokens": 16},
+            "The model's context is 5,000 tokens; the prompt has 4,990 tokens and the answer may "
+            "have 16 (max_tokens), together 5,006. Shorten the prompt or ask for fewer.",
+        ),
+    ):
+        with pytest.raises(HttpError) as refused:
+            asyncio.run(ask_completion(model_of(_Core()), judge(given, CompletionBody), "ann"))
+        assert (refused.value.message, refused.value.code) == (message, "context_length_exceeded")
+
+
 def test_the_first_answer_of_a_prompt_scores_it_for_all() -> None:
     asked = {"prompt": ["ab", "c"], "echo": True, "logprobs": 1}
     body = judge({**asked, "n": 2, "best_of": 3}, CompletionBody)
