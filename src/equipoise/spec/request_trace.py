@@ -112,7 +112,7 @@ def read_request_trace(path: Path, *, vocab: int | None = None) -> tuple[TracedR
     except ValueError as error:
         raise DataError(f"{path} holds no requests: {error}.") from None
     first = text.lstrip()[:1]
-    is_json = first in ("{", "") or path.suffix == ".jsonl"
+    is_json = first in ("{", "[", "") or path.suffix == ".jsonl"
     rows = _json_rows(path, text) if is_json else _csv_rows(path, text)
     forms = [next((each for each in _FORMS if each in row), "") for _, row in rows]
     for (line, _), form in zip(rows, forms, strict=True):
@@ -162,7 +162,10 @@ def _json_rows(path: Path, text: str) -> list[tuple[int, Mapping[str, Any]]]:
 
 def _csv_rows(path: Path, text: str) -> list[tuple[int, Mapping[str, Any]]]:
     reader = csv.DictReader(io.StringIO(text, newline=""))
-    names = [each.strip() for each in reader.fieldnames or ()]
+    try:
+        names = [each.strip() for each in reader.fieldnames or ()]
+    except csv.Error as error:
+        raise DataError(f"{path}:1  is not CSV: {error}.") from None
     missing = [
         each for each in ("TIMESTAMP", "ContextTokens", "GeneratedTokens") if each not in names
     ]

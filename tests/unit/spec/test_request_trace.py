@@ -126,6 +126,11 @@ def test_apex_and_azure_read_like_ours(tmp_path: Path) -> None:
             ":1  prefix_tokens is 5, and the prompt has 4 tokens. Give at most those.",
         ),
         ('{"arrival_s": 0}\n', ":1  has no prompt_tokens."),
+        ("x" * 200_000, ":1  is not CSV: field larger than field limit (131072)."),
+        (
+            '[{"arrival_s": 0}]\n',
+            ':1  is [{"arrival_s": 0}]. Each line must be an object in braces.',
+        ),
         ("{}\n[1]\n", ":2  is [1]. Each line must be an object in braces."),
         (
             "time,tokens\n1,2\n",
