@@ -30,6 +30,7 @@ import io
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -85,10 +86,12 @@ def require_traced(request: TracedRequest) -> None:
         ("most_tokens", request.most_tokens, 0, _MOST_TOKENS),
         ("prefix_tokens", request.prefix_tokens, 0, request.prompt_tokens),
     ):
-        if not least <= tokens <= most:
+        if not isinstance(tokens, Integral) or not least <= tokens <= most:
             raise SpecError(
-                f"A request has {name} = {tokens:,}. Give a number of {least:,} to {most:,}."
+                f"A request has {name} = {tokens}. Give a whole number of {least:,} to {most:,}."
             )
+    if bool(request.prefix_group) != bool(request.prefix_tokens):
+        raise SpecError("A request needs both prefix_group and prefix_tokens, or neither.")
 
 
 def read_request_trace(path: Path, *, vocab: int | None = None) -> tuple[TracedRequest, ...]:

@@ -266,15 +266,23 @@ def test_a_date_without_a_zone_never_jumps(tmp_path: Path, monkeypatch: pytest.M
         ((-1.0, "", 1, 1, 1), "A request arrives at -1 s. Give a time of 0 to 10,000,000,000."),
         (
             (0.0, "", 0, 1, 1),
-            "A request has prompt_tokens = 0. Give a number of 1 to 2,147,483,647.",
+            "A request has prompt_tokens = 0. Give a whole number of 1 to 2,147,483,647.",
         ),
         (
             (0.0, "", 1, -1, 1),
-            "A request has output_tokens = -1. Give a number of 0 to 2,147,483,647.",
+            "A request has output_tokens = -1. Give a whole number of 0 to 2,147,483,647.",
         ),
         (
             (0.0, "", 4, 1, 1, "g", 5),
-            "A request has prefix_tokens = 5. Give a number of 0 to 4.",
+            "A request has prefix_tokens = 5. Give a whole number of 0 to 4.",
+        ),
+        (
+            (0.0, "", 4.5, 1, 1),
+            "A request has prompt_tokens = 4.5. Give a whole number of 1 to 2,147,483,647.",
+        ),
+        (
+            (0.0, "", 4, 1, 1, "", 3),
+            "A request needs both prefix_group and prefix_tokens, or neither.",
         ),
     ],
 )
