@@ -253,13 +253,29 @@ class ChatBody(Body):
     functions: Any = None
     function_call: Any = None
     modalities: Any = None
+    audio: Any = None
+    prediction: Any = None
+    reasoning_effort: Any = None
+    verbosity: Any = None
+    web_search_options: Any = None
     store: Any = None
     metadata: Any = None
     service_tier: Any = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
 
-    @field_validator("tools", "functions", "store", "metadata")
+    @field_validator(
+        "tools",
+        "functions",
+        "audio",
+        "prediction",
+        "reasoning_effort",
+        "verbosity",
+        "web_search_options",
+        "store",
+        "metadata",
+    )
     @classmethod
     def _judge_absent(cls, value: Any) -> None:
         if value:

@@ -242,6 +242,14 @@ def test_whatever_the_value_it_is_read_or_refused(kind: Any, data: st.DataObject
         assert refused.message
 
 
+def test_what_asks_for_nothing_is_let_by() -> None:
+    nothing = dict.fromkeys(("audio", "prediction", "verbosity", "web_search_options", "tools"))
+    nothing |= {"metadata": {}, "store": False, "tool_choice": "none", "modalities": ["text"]}
+    talk = [{"role": "user", "content": "a"}]
+    hints = {"prompt_cache_key": "b", "prompt_cache_retention": "24h", "safety_identifier": "c"}
+    assert judge({"messages": talk, **nothing, **hints}, ChatBody).messages[0].content == "a"
+
+
 def judged_fields(value: dict[str, Any], kind: Any) -> list[int]:
     """How many fields are judged each time."""
     sizes = list[int]()
