@@ -188,7 +188,7 @@ def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object whose keys are all different."""
     table = dict(pairs)
     if len(table) < len(pairs):
-        (name, _), *_ = Counter(name for name, _ in pairs).most_common(1)
+        name = Counter(name for name, _ in pairs).most_common(1)[0][0]
         raise ValueError(f"an object in it has {json.dumps(name[:60])} twice; give it once")
     return table
 

@@ -117,8 +117,8 @@ class _Marks(jinja2.ext.Extension):
     @contextmanager
     def noting(self) -> Iterator[tuple[_Written, list[Span]]]:
         """Note spans, in the second of these, while blocks are added to the first."""
-        mine = self._mine
-        written, spans = mine.written, mine.spans = _Written(), []
+        mine, written, spans = self._mine, _Written(), list[Span]()
+        mine.written, mine.spans = written, spans
         try:
             yield written, spans
         finally:
