@@ -70,7 +70,7 @@ def _gathered(part: RankPart) -> GatheredPrice:
     ledger = mail.ledger.sent_bytes.copy()
 
     def seconds(texts: int, keys: int) -> float:
-        """Of this many texts, each with this many keys on every rank."""
+        """One layer of this many texts, each with this many keys on every rank [s]."""
         pages = keys // size + 1
         starts = [min(at * pages, pool.pages - pages) for at in range(texts)]
         known = [
