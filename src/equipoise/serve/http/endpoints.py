@@ -35,7 +35,6 @@ from equipoise.serve.http.fields import (
     EmbeddingsBody,
     TokenizeBody,
 )
-from equipoise.serve.http.limits import TenantLimits
 from equipoise.serve.http.send import (
     ClientGoneError,
     drop,
@@ -155,7 +154,7 @@ class Endpoints(AboutModel):
         groups = waves(prompts, limits.most_answers, tenant)
         count = len(groups[0].requests)
         prompt_tokens = sum(each.prompt_tokens for each in groups)
-        self._take(limits, prompt_tokens, count)
+        self._let_in(partial(limits.take, prompt_tokens, count))
         vectors: list[tuple[float, ...]] = []
         try:
             for group in groups:
@@ -192,7 +191,7 @@ class Endpoints(AboutModel):
         tenant = self._tenant(request)
         limits = self.state.limits[tenant]
         count = len(asked.requests)
-        self._take(limits, asked.prompt_tokens, count)
+        self._let_in(partial(limits.take, asked.prompt_tokens, count))
         try:
             answers = Answers(
                 self.model,
@@ -281,15 +280,15 @@ class Endpoints(AboutModel):
         self._require_engine()
         await send_json(send, {"status": "ok"})
 
-    def _take(self, limits: TenantLimits, prompt_tokens: int, answers: int) -> None:
-        """Let a request in.
+    def _let_in(self, take: Callable[[], None]) -> None:
+        """Let a request in, if the tenant's limits do.
 
         Raises:
             HttpError: the engine or a rank is gone, or the tenant has used what it may.
         """
         try:
             self._require_engine()
-            limits.take(prompt_tokens, answers)
+            take()
         except HttpError as fault:
             self.state.metrics.count_refusal("engine" if fault.status == 503 else "rate_limit")
             raise
@@ -302,6 +301,9 @@ class Endpoints(AboutModel):
         body = await read_body(request, kind, self.state.most_body_bytes)
         if body.model is not None:
             self._require_model(body.model)
+        limits = self.state.limits[self._tenant(request)]
+        has_answers = kind not in (TokenizeBody, DetokenizeBody)
+        self._let_in(limits.require_turn if has_answers else limits.count_request)
         return body
 
     def _require_engine(self) -> None:
