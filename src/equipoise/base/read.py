@@ -16,6 +16,8 @@ import os
 import re
 import stat
 import tomllib
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -156,11 +158,16 @@ class NotJsonError(json.JSONDecodeError):
         return f"it is not JSON at {at}: {words[:1].lower()}{words[1:]}"
 
 
-def parse_json(text: str | bytes) -> Any:
+def parse_json(text: str | bytes, *, once: bool = False) -> Any:
     """Parse a JSON text; bytes may begin with a mark of byte order.
 
+    Args:
+        text: The text.
+        once: Whether a key may stand in an object only once; else the last one counts.
+
     Raises:
-        ValueError: it is not JSON, or has an absurd number (``LongNumberError``) or nesting.
+        ValueError: it is not JSON, or has an absurd number (``LongNumberError``) or nesting, or a
+            key twice.
 
     >>> parse_json("[" * 100_000)
     Traceback (most recent call last):
@@ -169,7 +176,7 @@ def parse_json(text: str | bytes) -> Any:
     try:
         if isinstance(text, bytes):
             text = text.removeprefix(codecs.BOM_UTF8).decode("utf-8")
-        value = _load_json(text)
+        value = _load_json(text, _unrepeated if once else None)
     except RecursionError:
         raise _too_deep() from None
     except UnicodeDecodeError:
@@ -181,16 +188,27 @@ def parse_json(text: str | bytes) -> Any:
     return value
 
 
-def _load_json(text: str) -> Any:
+def _load_json(text: str, pairs: Callable[[list[tuple[str, Any]]], Any] | None) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=pairs)
     except json.JSONDecodeError:
         raise
     except ValueError as error:
         if not _is_too_long(error):
             raise
         # With its first digits alone the number is still too long, and has a place.
-        return json.loads(text, parse_int=lambda digits: int(digits[:_MOST_BITS]))
+        return json.loads(
+            text, parse_int=lambda digits: int(digits[:_MOST_BITS]), object_pairs_hook=pairs
+        )
+
+
+def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object whose keys are all different."""
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        name = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        raise ValueError(f"an object in it has {json.dumps(name[:60])} twice; give it once")
+    return table
 
 
 def parse_toml(text: str) -> dict[str, Any]:

@@ -11,14 +11,16 @@ What it decides
     plus attention's terms. Fixed costs of thinly filled iterations are nobody's.
 
     Ranks that share sequences send each other either keys and values or queries, whichever takes
-    less; the ring runs beside attention, what comes home afterwards does not. A pipeline's price is
-    that of one pass through all of its stages.
+    less; the ring runs beside attention, what comes home afterwards does not. Queries of single
+    tokens may go to all ranks at once instead, beside which a rank computes only its own rows. A
+    pipeline's price is that of one pass through all of its stages.
 
 Kept true (tests/unit/cost/test_serving.py)
     Points are met; seconds never fall as a size grows; shares add up over ranges that touch.
 
 Sources
-    What is sent between ranks: pass-KV and pass-Q of arXiv:2411.01783.
+    What is sent between ranks: pass-KV and pass-Q of arXiv:2411.01783; single tokens as
+    ``serve.longctx.gathered`` has them.
 """
 
 from bisect import bisect_right
@@ -50,19 +52,30 @@ class ContextExchange:
     """Latency of sending partial outputs home [s]."""
     home_token_s: float
     """Partial outputs of one new token on their way home [s]."""
+    gather_token_s: float
+    """Queries of one new token to all ranks at once, with the latency of ``home_s`` [s]."""
+    ranks: int
 
-    def attention_s(self, alone_s: float, tokens: int, kv_tokens: int) -> float:
-        """Attention with what is sent, by the faster way [s].
+    def attention_s(
+        self, alone_s: float, tokens: int, kv_tokens: int, *, are_single: bool = False
+    ) -> float:
+        """Attention with what is sent, by the fastest way [s].
 
         Args:
             alone_s: Attention itself, on each rank [s].
             tokens: New tokens of the iteration.
             kv_tokens: Rows of keys and values that it reads.
+            are_single: Whether each sequence has one new token.
         """
         pass_kv_s = max(alone_s, self.ring_s + self.kv_token_s * kv_tokens)
         ring_s = self.ring_s + self.query_token_s * tokens
-        pass_q_s = max(alone_s, ring_s) + self.home_s + self.home_token_s * tokens
-        return min(pass_kv_s, pass_q_s)
+        home_s = self.home_s + self.home_token_s * tokens
+        fastest_s = min(pass_kv_s, max(alone_s, ring_s) + home_s)
+        if not are_single:
+            return fastest_s
+        own_s = alone_s / self.ranks
+        own_s = max(own_s, self.home_s + self.gather_token_s * tokens) + alone_s - own_s
+        return min(fastest_s, own_s + home_s)
 
 
 class CurvePrice:
@@ -91,7 +104,10 @@ class CurvePrice:
         curve = self.curve
         if self.exchange is not None:
             alone_s = curve.pair_s * work.pairs + curve.kv_token_s * work.kv_tokens
-            attention_s = self.exchange.attention_s(alone_s, work.tokens, work.kv_tokens)
+            are_single = work.tokens == work.sequences
+            attention_s = self.exchange.attention_s(
+                alone_s, work.tokens, work.kv_tokens, are_single=are_single
+            )
             return tokens_s + logits_s + attention_s + curve.sequence_s * work.sequences
         return (
             tokens_s

@@ -46,6 +46,6 @@ class PromptReader:
         """What a text without tokens begins with: the token that begins texts, or ends them."""
         for name in (GENERATION, CONFIG):
             first = self._files.table(name).get("bos_token_id")
-            if isinstance(first, int):
+            if type(first) is int and 0 <= first < self._vocab:
                 return first
         return min(self.end_ids, default=0)

@@ -80,33 +80,52 @@ class Sampling:
                 raise SpecError(f"{name} must be {range_}; it is {value}.")
 
     @property
+    def penalises(self) -> bool:
+        """Whether ``adjust`` reads which tokens there are so far."""
+        return any((self.presence_penalty, self.frequency_penalty, self.repetition_penalty - 1))
+
+    @property
     def changes_logits(self) -> bool:
         """Whether ``adjust`` does anything."""
-        penalties = self.presence_penalty, self.frequency_penalty, self.repetition_penalty - 1
-        return bool(self.logit_bias) or any(penalties)
+        return bool(self.logit_bias) or self.penalises
 
 
-def adjust(
-    logits_V: Tensor, sampling: Sampling, prompt: Sequence[int], answer: Sequence[int]
-) -> Tensor:
+class TokenCounts:
+    """Which tokens a text has so far, by the vocabulary; a further token is one step."""
+
+    def __init__(
+        self, prompt: Sequence[int], answer: Sequence[int], vocab: int, device: torch.device
+    ) -> None:
+        """Count the tokens of a prompt, and of what was generated after it."""
+        self.is_used_V = torch.zeros(vocab, dtype=torch.bool, device=device)
+        """Whether prompt or answer has the token."""
+        self.is_used_V[torch.tensor([*prompt, *answer], dtype=torch.int64, device=device)] = True
+        counts_V = torch.bincount(torch.tensor(answer, dtype=torch.int64), minlength=vocab)
+        self.answer_V = counts_V.to(device, torch.float32)
+        """How often the answer has it."""
+
+    def add(self, token: int) -> None:
+        """The answer goes on with a token."""
+        self.is_used_V[token] = True
+        self.answer_V[token] += 1
+
+
+def adjust(logits_V: Tensor, sampling: Sampling, counts: TokenCounts | None) -> Tensor:
     """Logits with biases and penalties, fp32 [V]; the ones given are left as they are.
 
     Args:
         logits_V: Of the next token [V].
         sampling: Biases and penalties; their tokens are in the vocabulary.
-        prompt: Tokens of the prompt.
-        answer: Tokens after it.
+        counts: Tokens so far; None where nothing is penalised.
     """
     logits_V = logits_V.float().clone()
-    if sampling.repetition_penalty != 1:
-        seen = torch.tensor(sorted({*prompt, *answer}), dtype=torch.int64)
-        seen = seen.to(logits_V.device)
-        held, penalty = logits_V[seen], sampling.repetition_penalty
-        logits_V[seen] = torch.where(held > 0, held / penalty, held * penalty)
-    if answer and (sampling.presence_penalty or sampling.frequency_penalty):
-        tokens, counts = torch.tensor(answer).unique(return_counts=True)
-        taken = sampling.presence_penalty + sampling.frequency_penalty * counts.float()
-        logits_V[tokens.to(logits_V.device)] -= taken.to(logits_V.device)
+    if counts is not None and (penalty := sampling.repetition_penalty) != 1:
+        held = logits_V[counts.is_used_V]
+        logits_V[counts.is_used_V] = torch.where(held > 0, held / penalty, held * penalty)
+    if counts is not None and (sampling.presence_penalty or sampling.frequency_penalty):
+        answer_V = counts.answer_V
+        logits_V -= sampling.presence_penalty * (answer_V > 0)
+        logits_V -= sampling.frequency_penalty * answer_V
     if biases := sampling.logit_bias:
         at = torch.tensor([*biases], device=logits_V.device)
         logits_V[at] += torch.tensor([*biases.values()], device=logits_V.device)

@@ -9,7 +9,8 @@ Why
 
 Kept true (tests/unit/serve/test_text.py)
     The parts joined are the text of all tokens; no part ends within a character. However a text is
-    cut into parts, it ends before the stop string that is complete first.
+    cut into parts, it ends before the stop string that is complete first. What a token costs does
+    not grow with the tokens before it.
 
 Sources
     Decoding a window of tokens with and without the new one: Text Generation Inference,
@@ -23,6 +24,9 @@ import tokenizers
 _UNFINISHED = "�"
 _BEFORE = 6
 """Tokens of the prompt that the first new one is decoded after."""
+_MOST_HELD = 64
+"""Tokens that are held back for a character that never ends, or that have no text: every further
+one would cost as much as all of them."""
 
 
 class TextStream:
@@ -37,7 +41,8 @@ class TextStream:
         """The text that is certain now that this token has come; often one word, maybe none."""
         self._tokens.append(token)
         before, whole = self._decode(self._shown), self._decode(len(self._tokens))
-        if len(whole) <= len(before) or whole.endswith(_UNFINISHED):
+        is_open = len(whole) <= len(before) or whole.endswith(_UNFINISHED)
+        if is_open and len(self._tokens) - self._shown < _MOST_HELD:
             return ""
         self._begin, self._shown = self._shown, len(self._tokens)
         return whole[len(before) :]

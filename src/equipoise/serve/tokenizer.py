@@ -21,7 +21,7 @@ from equipoise.base.read import reason
 from equipoise.data.chat.rows import Message
 from equipoise.data.chat.template import ChatTemplate, RenderError
 from equipoise.data.text.folder import TokenizerFolder, read_tokenizer_folder
-from equipoise.nn.hf.files import TOKENIZER, ModelFiles, write_files
+from equipoise.nn.hf.files import CONFIG, TOKENIZER, ModelFiles, write_files
 
 
 def read_settings(files: ModelFiles) -> TokenizerFolder:
@@ -51,9 +51,17 @@ class ModelTokenizer:
             DataError: a file beside it cannot be read.
         """
         if TOKENIZER not in files.contents:
+            fix = (
+                "Write the model's there: AutoTokenizer.from_pretrained(...).save_pretrained(...) "
+                "does."
+            )
+            if CONFIG not in files.contents:  # a file or a run, which nothing can be put into
+                fix = (
+                    f"Write a folder with both: equipoise convert {files.where} FOLDER --tokenizer "
+                    f"{TOKENIZER}"
+                )
             raise ModelError(
-                f"{files.where} has no {TOKENIZER}, which turns text into tokens. Write the "
-                "model's there: AutoTokenizer.from_pretrained(...).save_pretrained(...) does."
+                f"{files.where} has no {TOKENIZER}, which turns text into tokens. {fix}"
             )
         try:
             self.core = tokenizers.Tokenizer.from_str(files.contents[TOKENIZER].decode())

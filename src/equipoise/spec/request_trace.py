@@ -11,7 +11,7 @@ What it decides
     ours         JSON lines: arrival_s, prompt_tokens, output_tokens; optional tenant,
                  most_tokens, prefix_group, prefix_tokens
     APEX         JSON lines: StartTimeOffset [ns], ContextTokens, GeneratedTokens
-    Azure        CSV: TIMESTAMP (date and time), ContextTokens, GeneratedTokens
+    Azure        CSV: TIMESTAMP (date and time), ContextTokens, GeneratedTokens; optional tenant
     ============ ======================================================================
 
     Requests of one ``prefix_group`` and one tenant begin with the same ``prefix_tokens`` tokens.
@@ -30,6 +30,7 @@ import io
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -85,10 +86,12 @@ def require_traced(request: TracedRequest) -> None:
         ("most_tokens", request.most_tokens, 0, _MOST_TOKENS),
         ("prefix_tokens", request.prefix_tokens, 0, request.prompt_tokens),
     ):
-        if not least <= tokens <= most:
+        if not isinstance(tokens, Integral) or not least <= tokens <= most:
             raise SpecError(
-                f"A request has {name} = {tokens:,}. Give a number of {least:,} to {most:,}."
+                f"A request has {name} = {tokens}. Give a whole number of {least:,} to {most:,}."
             )
+    if bool(request.prefix_group) != bool(request.prefix_tokens):
+        raise SpecError("A request needs both prefix_group and prefix_tokens, or neither.")
 
 
 def read_request_trace(path: Path, *, vocab: int | None = None) -> tuple[TracedRequest, ...]:
@@ -112,7 +115,7 @@ def read_request_trace(path: Path, *, vocab: int | None = None) -> tuple[TracedR
     except ValueError as error:
         raise DataError(f"{path} holds no requests: {error}.") from None
     first = text.lstrip()[:1]
-    is_json = first in ("{", "") or path.suffix == ".jsonl"
+    is_json = first in ("{", "[", "") or path.suffix == ".jsonl"
     rows = _json_rows(path, text) if is_json else _csv_rows(path, text)
     forms = [next((each for each in _FORMS if each in row), "") for _, row in rows]
     for (line, _), form in zip(rows, forms, strict=True):
@@ -149,7 +152,7 @@ def _json_rows(path: Path, text: str) -> list[tuple[int, Mapping[str, Any]]]:
         if not each.strip():
             continue
         try:
-            row = parse_json(each)
+            row = parse_json(each, once=True)
         except ValueError as error:
             raise DataError(f"{path}:{line}  {error}.") from None
         if not isinstance(row, dict):
@@ -162,7 +165,10 @@ def _json_rows(path: Path, text: str) -> list[tuple[int, Mapping[str, Any]]]:
 
 def _csv_rows(path: Path, text: str) -> list[tuple[int, Mapping[str, Any]]]:
     reader = csv.DictReader(io.StringIO(text, newline=""))
-    names = [each.strip() for each in reader.fieldnames or ()]
+    try:
+        names = [each.strip() for each in reader.fieldnames or ()]
+    except csv.Error as error:
+        raise DataError(f"{path}:1  is not CSV: {error}.") from None
     missing = [
         each for each in ("TIMESTAMP", "ContextTokens", "GeneratedTokens") if each not in names
     ]
@@ -171,6 +177,8 @@ def _csv_rows(path: Path, text: str) -> list[tuple[int, Mapping[str, Any]]]:
             f"{path}:1  has no column {missing[0]}. A CSV trace needs TIMESTAMP, ContextTokens and "
             f"GeneratedTokens; these are {shorten(', '.join(names))}."
         )
+    if twice := next((each for each in names if names.count(each) > 1), None):
+        raise DataError(f"{path}:1  has column {shorten(twice)} twice. Give it once.")
     reader.fieldnames = names
     return list(_numbered(path, reader))
 
@@ -202,7 +210,7 @@ def _request(where: str, row: Mapping[str, Any], vocab: int | None) -> TracedReq
         at_s = _date_s(where, row)
         prompt = _tokens(where, row, "ContextTokens", 1)
         output = _tokens(where, row, "GeneratedTokens", 0)
-        return TracedRequest(at_s, "", prompt, output, output)
+        return TracedRequest(at_s, _name(where, row, "tenant"), prompt, output, output)
     for key in row:
         if key not in _KEYS:
             raise DataError(

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from equipoise.balance.context.variant import VARIANTS
+from equipoise.balance.context.variant import VARIANTS, GatheredPrice
 from equipoise.base.errors import LayoutError, ModelError
 from equipoise.observe.journal import EventSink
 from equipoise.schedule.batching.fair.table import FAIR_POLICIES
+from equipoise.schedule.batching.iteration import ServeChunk
 from equipoise.schedule.batching.scheduler import Scheduler
 from equipoise.schedule.batching.settings import BatchSettings, page_tokens_of
 from equipoise.serve.engine.forward import PagedDecoder
@@ -209,17 +210,45 @@ def test_the_same_prompt_at_the_same_time_is_computed_in_any_chunks(two: Context
     assert ids == [alone(each.prompt, 6) for each in batch]
 
 
+def test_a_request_given_up_within_its_prompt_leaves_nothing_behind(
+    two: ContextDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither pages nor how its tokens lie; one with the same prompt had waited for it."""
+    loop = loop_of(two, iteration_s=2.2e-3, prefill_iteration_s=2.2e-3)
+    gone, other = (loop.submit(asked(prompt_of(4, 70), 6)) for _ in range(2))
+    starts, run = list[int](), two.run
+
+    def run_and_leave(chunks: Sequence[ServeChunk], tokens: Sequence[int]) -> torch.Tensor:
+        starts.extend(chunk.start for chunk in chunks if chunk.request == gone.name)
+        if len(starts) == 2:
+            gone.abort()
+        return run(chunks, tokens)
+
+    monkeypatch.setattr(two, "run", run_and_leave)
+    with loop:
+        assert gone.result().finish == "abort"
+        assert list(other.result().ids) == alone(prompt_of(4, 70), 6)
+    assert len(starts) == 2 and 0 < starts[1] < 64
+    stats = loop.stats()
+    assert (stats.running, stats.waiting, stats.used_pages, two._shared) == (0, 0, 0, {})
+
+
 def test_the_choice_is_journaled_with_its_price(two: ContextDecoder) -> None:
     noted = two._sink
     assert isinstance(noted, Noted)
     noted.lines.clear()
     only(two, *VARIANTS)
+    price = two.choice.price
+    assert all(each > 0 for each in dataclasses.astuple(price.gathered))
+    two.choice.price = dataclasses.replace(price, gathered=GatheredPrice(7.0))
     run_phases(two)
+    two.choice.price = price
     assert len(noted.lines) == len(PHASES)
     for line, phase in zip(noted.lines, PHASES, strict=True):
         assert line["strategy"] in VARIANTS
         if all(count == 1 for _, count in phase):
             assert line["strategy"] == "gather-q"  # whatever tiles cost: they are one call
+            assert line["predicted_s"] == 7.0 * SMALL.layers
         assert line["tokens"] == sum(count for _, count in phase)
         assert line["predicted_s"] > 0 and line["iteration_s"] > line["measured_s"] > 0  # type: ignore[operator]
 

@@ -42,6 +42,16 @@ def test_json_that_nobody_means(text: str | bytes, reason: str) -> None:
     assert reason_of(lambda: parse_json(text)) == reason
 
 
+def test_a_key_that_must_stand_once() -> None:
+    twice = '[{"a": 1}, {"b": {"\\u00e9": 1, "c": 2, "é": 3}}]'
+    words = 'an object in it has "\\u00e9" twice; give it once'
+    assert reason_of(lambda: parse_json(twice, once=True)) == words
+    assert parse_json(twice)[1] == {"b": {"é": 3, "c": 2}}
+    assert parse_json('[{"a": 1}, {"a": 2}]', once=True) == [{"a": 1}, {"a": 2}]
+    assert reason_of(lambda: parse_json("9" * 5000, once=True)) == LONG
+    assert reason_of(lambda: parse_json('{"a":' * 500 + "1" + "}" * 500, once=True)) == DEEP
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.cost.serving import CurvePrice, PacedPrice, read_points
+from equipoise.cost.serving import ContextExchange, CurvePrice, PacedPrice, read_points
 from equipoise.spec.device.serving import ServingCurve
 from equipoise.spec.serving import IterationWork
 
@@ -17,6 +17,8 @@ CURVE = ServingCurve(
     swap_token_s=1e-7,
 )
 PRICE = CurvePrice(CURVE)
+EXCHANGE = ContextExchange(3e-3, 1e-6, 2e-5, 1e-3, 3e-5, 1e-5, ranks=4)
+OVER_RANKS = CurvePrice(CURVE, EXCHANGE)
 sizes = st.tuples(*(st.integers(0, 10_000) for _ in range(5)))
 
 
@@ -48,6 +50,25 @@ def test_a_single_point_grows_in_proportion() -> None:
 def test_more_work_never_takes_less_time(one: tuple[int, ...], more: tuple[int, ...]) -> None:
     both = [a + b for a, b in zip(one, more, strict=True)]
     assert PRICE.iteration_s(IterationWork(*both)) >= PRICE.iteration_s(IterationWork(*one))
+
+
+@given(one=sizes, more=sizes)
+def test_nor_over_ranks(one: tuple[int, ...], more: tuple[int, ...]) -> None:
+    """Also where the fewer tokens are single ones, which go another way."""
+    tokens, pairs, read, _, logits = one
+    single = IterationWork(tokens, pairs, read, tokens, logits)
+    both = IterationWork(*(a + b for a, b in zip(single, more, strict=True)))
+    assert OVER_RANKS.iteration_s(both) >= OVER_RANKS.iteration_s(single)
+
+
+def test_single_tokens_go_to_all_ranks_at_once() -> None:
+    """Four ranks: three hops around the ring, or one each way; own rows are a quarter."""
+    home_s = 1e-3 + 10 * 3e-5
+    for alone_s, own_s in ((1e-3, 1e-3 + 10 * 1e-5), (8e-3, 2e-3)):
+        mixed = EXCHANGE.attention_s(alone_s, 10, 10**6)
+        assert mixed == pytest.approx(max(alone_s, 3e-3 + 10 * 2e-5) + home_s)
+        single = EXCHANGE.attention_s(alone_s, 10, 10**6, are_single=True)
+        assert single == pytest.approx(own_s + alone_s * 3 / 4 + home_s)
 
 
 @given(start=st.integers(0, 5000), first=st.integers(0, 5000), second=st.integers(0, 5000))

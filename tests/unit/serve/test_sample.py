@@ -16,6 +16,7 @@ from transformers.generation.logits_process import (
 from equipoise.base.errors import SpecError
 from equipoise.serve.sample import (
     Sampling,
+    TokenCounts,
     adjust,
     choose_token,
     log_probabilities,
@@ -108,21 +109,30 @@ def test_a_nucleus_among_many_tokens_is_that_of_transformers() -> None:
         )
 
 
+def counts_of(prompt: list[int], answer: list[int]) -> TokenCounts:
+    return TokenCounts(prompt, answer, len(LOGITS), LOGITS.device)
+
+
 def test_the_repetition_penalty_is_that_of_transformers() -> None:
     prompt, answer = [3, 7, 7], [1, 3]
     ids = torch.tensor([prompt + answer])
     theirs = RepetitionPenaltyLogitsProcessor(1.3)(ids, LOGITS[None].clone())[0]
-    assert torch.equal(adjust(LOGITS, Sampling(repetition_penalty=1.3), prompt, answer), theirs)
+    sampling, counts = Sampling(repetition_penalty=1.3), counts_of(prompt, answer[:1])
+    counts.add(answer[1])
+    assert torch.equal(adjust(LOGITS, sampling, counts), theirs)
 
 
 def test_penalties_count_the_answer_and_biases_are_added() -> None:
     sampling = Sampling(presence_penalty=0.5, frequency_penalty=0.25, logit_bias={7: 100, 0: -1})
-    changed = adjust(LOGITS, sampling, [9, 9], [4, 4, 5]) - LOGITS
+    counts = counts_of([9, 9], [4])
+    for token in (4, 5):
+        counts.add(token)
+    changed = adjust(LOGITS, sampling, counts) - LOGITS
     expected = torch.zeros(50)
     expected[[4, 5, 7, 0]] = torch.tensor([-1.0, -0.75, 100.0, -1.0])
     torch.testing.assert_close(changed, expected, atol=1e-5, rtol=0)
     assert sampling.changes_logits and not Sampling(0.5, top_k=3).changes_logits
-    assert choose_token(adjust(LOGITS, sampling, [], []), sampling, 3) == 7
+    assert choose_token(adjust(LOGITS, sampling, counts_of([], [])), sampling, 3) == 7
 
 
 def test_log_probabilities_of_a_row_do_not_depend_on_other_rows() -> None:
@@ -150,11 +160,24 @@ class _Calls(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+def test_penalties_take_as_many_operators_however_long_the_text_is() -> None:
+    sampling = Sampling(presence_penalty=0.5, frequency_penalty=0.5, repetition_penalty=1.3)
+    numbers = set[int]()
+    for tokens in (2, 2_000):
+        counts = counts_of([*range(9)] * tokens, [3] * tokens)
+        with _Calls() as calls:
+            counts.add(3)
+            adjust(LOGITS, sampling, counts)
+        numbers.add(calls.count)
+        assert (int(counts.is_used_V.sum()), float(counts.answer_V[3])) == (9, tokens + 1)
+    assert len(numbers) == 1
+
+
 def test_many_biases_take_as_many_operators_as_two() -> None:
     counts = set[int]()
     for biases in ({3: 1.0, 7: -2.0}, {at: at / 7 - 3 for at in range(0, 50, 3)}):
         with _Calls() as calls:
-            biased = adjust(LOGITS, Sampling(logit_bias=biases), [], [])
+            biased = adjust(LOGITS, Sampling(logit_bias=biases), None)
         counts.add(calls.count)
         for at, logit in enumerate(LOGITS.tolist()):
             assert float(biased[at]) == pytest.approx(logit + biases.get(at, 0), abs=1e-6)

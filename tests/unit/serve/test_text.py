@@ -76,6 +76,39 @@ def test_special_tokens_have_no_text() -> None:
     assert "".join(stream.push(token) for token in core.encode("a").ids) + stream.finish() == "a"
 
 
+class Counting:
+    """A tokenizer that notes how many tokens it decodes at once."""
+
+    def __init__(self, core: tokenizers.Tokenizer) -> None:
+        self._core, self.sizes = core, list[int]()
+
+    def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str:
+        self.sizes.append(len(ids))
+        return str(self._core.decode(ids, skip_special_tokens=skip_special_tokens))
+
+
+@pytest.mark.parametrize("make", [byte_level, pieces])
+def test_a_token_costs_the_same_behind_bytes_that_never_end(make: object) -> None:
+    core = make()  # type: ignore[operator]
+    counting = Counting(core)
+    stream = TextStream(counting)  # type: ignore[arg-type]
+    broken = core.encode("é").ids[-1]
+    parts = [stream.push(broken) for _ in range(300)]
+    word = core.encode("a").ids
+    parts += [stream.push(token) for token in word]
+    assert "".join(parts) + stream.finish() == core.decode([broken] * 300 + word)
+    assert max(counting.sizes) <= 128
+
+
+def test_a_token_costs_the_same_behind_tokens_without_text() -> None:
+    core = byte_level()
+    counting = Counting(core)
+    stream = TextStream(counting)  # type: ignore[arg-type]
+    ids = [core.token_to_id("<|end|>")] * 300 + core.encode("a").ids
+    assert "".join(stream.push(token) for token in ids) + stream.finish() == "a"
+    assert max(counting.sizes) <= 128
+
+
 def stopped(text: str, stops: list[str], cuts: list[int]) -> tuple[list[str], bool]:
     """The parts of a text that is cut at some places, up to a stop string."""
     strings, parts, begin = StopStrings(stops), list[str](), 0

@@ -56,6 +56,9 @@ def test_apex_and_azure_read_like_ours(tmp_path: Path) -> None:
     read = read_request_trace(write(tmp_path, azure))
     assert [each.prompt_tokens for each in read] == [374, 396]
     assert read[0].arrival_s == 0.0 and read[1].arrival_s == pytest.approx(4.314579, abs=1e-5)
+    owned = azure.replace("Tokens\r\n", "Tokens,tenant\r\n").replace(",44\r\n", ",44,ann\r\n")
+    owned = owned.replace(",109\r\n", ",109,bob\r\n")
+    assert [each.tenant for each in read_request_trace(write(tmp_path, owned))] == ["ann", "bob"]
 
 
 @pytest.mark.parametrize(
@@ -123,6 +126,11 @@ def test_apex_and_azure_read_like_ours(tmp_path: Path) -> None:
             ":1  prefix_tokens is 5, and the prompt has 4 tokens. Give at most those.",
         ),
         ('{"arrival_s": 0}\n', ":1  has no prompt_tokens."),
+        ("x" * 200_000, ":1  is not CSV: field larger than field limit (131072)."),
+        (
+            '[{"arrival_s": 0}]\n',
+            ':1  is [{"arrival_s": 0}]. Each line must be an object in braces.',
+        ),
         ("{}\n[1]\n", ":2  is [1]. Each line must be an object in braces."),
         (
             "time,tokens\n1,2\n",
@@ -140,6 +148,18 @@ def test_apex_and_azure_read_like_ours(tmp_path: Path) -> None:
         (
             "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:50,2,2,9\n",
             ":2  has 4 columns, and the first line 3.",
+        ),
+        (
+            "TIMESTAMP,ContextTokens, ContextTokens,GeneratedTokens\n2023-11-16 18:15:50,2,9,2\n",
+            ":1  has column ContextTokens twice. Give it once.",
+        ),
+        (
+            '{"arrival_s": 0, "prompt_tokens": 4, "output_tokens": 3, "prompt_tokens": 9}',
+            ':1  an object in it has "prompt_tokens" twice; give it once.',
+        ),
+        (
+            "TIMESTAMP,ContextTokens,GeneratedTokens,tenant\n2023-11-16 18:15:50,2,2\n",
+            ":2  tenant is null. Give a name.",
         ),
         (
             lines(
@@ -246,15 +266,23 @@ def test_a_date_without_a_zone_never_jumps(tmp_path: Path, monkeypatch: pytest.M
         ((-1.0, "", 1, 1, 1), "A request arrives at -1 s. Give a time of 0 to 10,000,000,000."),
         (
             (0.0, "", 0, 1, 1),
-            "A request has prompt_tokens = 0. Give a number of 1 to 2,147,483,647.",
+            "A request has prompt_tokens = 0. Give a whole number of 1 to 2,147,483,647.",
         ),
         (
             (0.0, "", 1, -1, 1),
-            "A request has output_tokens = -1. Give a number of 0 to 2,147,483,647.",
+            "A request has output_tokens = -1. Give a whole number of 0 to 2,147,483,647.",
         ),
         (
             (0.0, "", 4, 1, 1, "g", 5),
-            "A request has prefix_tokens = 5. Give a number of 0 to 4.",
+            "A request has prefix_tokens = 5. Give a whole number of 0 to 4.",
+        ),
+        (
+            (0.0, "", 4.5, 1, 1),
+            "A request has prompt_tokens = 4.5. Give a whole number of 1 to 2,147,483,647.",
+        ),
+        (
+            (0.0, "", 4, 1, 1, "", 3),
+            "A request needs both prefix_group and prefix_tokens, or neither.",
         ),
     ],
 )

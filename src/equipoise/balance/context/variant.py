@@ -28,12 +28,41 @@ from dataclasses import dataclass
 import numpy as np
 
 from equipoise.balance.context.continued import ContinuedPlan, plan_continued
+from equipoise.base.arrays import Ints
 from equipoise.schedule.attention.count import Wire, tile_pairs
 from equipoise.schedule.attention.price import LinkPrice, Links, replay_pass
 from equipoise.schedule.attention.schedule import AttentionSchedule, Tiles
 
 VARIANTS = ("ring", "needed-kv", "pass-q", "gather-q")
 """What may move: keys around the ranks or to where they are read, queries likewise."""
+
+
+@dataclass(frozen=True, slots=True)
+class GatheredPrice:
+    """What attention costs in one layer where every text has one new token, measured as a whole.
+
+    All rows of a rank are one call and two exchanges, so tiles and messages have no prices here.
+    """
+
+    call_s: float = 0.0
+    """Once, whatever the sizes."""
+    row_s: float = 0.0
+    """Each query that a rank computes, of its own texts and of others'."""
+    key_s: float = 0.0
+    """Each key/value row that these read, in all heads."""
+
+    def seconds(self, cached: Sequence[Sequence[int]], homes: Sequence[Ints]) -> float:
+        """Forward pass of one layer, until the last rank ends.
+
+        Args:
+            cached: As for ``plan_continued``.
+            homes: Of each rank, the texts whose new token it computes.
+        """
+        keys = np.array(cached, dtype=np.float64)  # [texts, ranks]
+        for rank, texts in enumerate(homes):
+            keys[texts, rank] += 1
+        loads = self.row_s * (keys > 0).sum(axis=0) + self.key_s * keys.sum(axis=0)
+        return self.call_s + float(loads.max())
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +80,8 @@ class ContinuedPrice:
     """Processor time of a message at each of its ends."""
     round_s: float = 0.0
     """Each round: posting and awaiting its messages."""
+    gathered: GatheredPrice = GatheredPrice()
+    """Texts with one new token each, which go another way."""
 
     def seconds(self, schedule: AttentionSchedule, wire: Wire) -> float:
         """Forward pass of one layer, until the last rank ends."""

@@ -11,7 +11,8 @@ What it decides
     marks what the assistant writes.
 
     What a template may do is bounded: rounds of its loops, and the characters that it writes, and
-    joins, beside those of the conversation.
+    joins, beside those of the conversation. Several threads may render by one template; each
+    counts and notes by itself.
 
     A template that asks for the date (``strftime_now``) writes the day of tokenizing.
 
@@ -24,6 +25,7 @@ Sources
 
 import json
 import re
+import threading
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from datetime import datetime
@@ -79,6 +81,16 @@ class _Written:
         self.characters += len(block)
 
 
+class _Rendering(threading.local):
+    """What one thread renders: a server's threads write their conversations by one template."""
+
+    def __init__(self) -> None:
+        self.written: _Written | None = None
+        self.spans: list[Span] = []
+        self.left = _MOST_ROUNDS
+        self.most_joined = self.left_joined = _MOST_JOINED * _MOST_WRITTEN
+
+
 class _Marks(jinja2.ext.Extension):
     """``{% generation %}``: notes which characters lie between it and its end."""
 
@@ -86,8 +98,7 @@ class _Marks(jinja2.ext.Extension):
 
     def __init__(self, environment: jinja2.Environment) -> None:
         super().__init__(environment)
-        self.written: _Written | None = None
-        self.spans: list[Span] = []
+        self._mine = _Rendering()
         environment.extend(marks=self)
 
     def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
@@ -97,31 +108,34 @@ class _Marks(jinja2.ext.Extension):
 
     def _note(self, caller: Any) -> str:
         text: str = caller()
-        if self.written is not None:
-            start = self.written.characters
-            self.spans.append((start, start + len(text)))
+        mine = self._mine
+        if mine.written is not None:
+            start = mine.written.characters
+            mine.spans.append((start, start + len(text)))
         return text
 
     @contextmanager
-    def noting(self) -> Iterator[_Written]:
-        """Note spans while blocks are added to what this yields."""
-        self.written, self.spans = _Written(), []
+    def noting(self) -> Iterator[tuple[_Written, list[Span]]]:
+        """Note spans, in the second of these, while blocks are added to the first."""
+        mine, written, spans = self._mine, _Written(), list[Span]()
+        mine.written, mine.spans = written, spans
         try:
-            yield self.written
+            yield written, spans
         finally:
-            self.written = None
+            mine.written = None
 
 
 class _Rounds(jinja2.ext.Extension):
     """Counts every round of a template's loops, every call of its macros, and what it joins."""
 
-    left = _MOST_ROUNDS
-    most_joined = left_joined = _MOST_JOINED * _MOST_WRITTEN
+    def __init__(self, environment: jinja2.Environment) -> None:
+        super().__init__(environment)
+        self._mine = _Rendering()
 
     def begin(self, room: int) -> None:
         """Count anew, for a rendering that may write this many characters."""
-        self.left = _MOST_ROUNDS
-        self.most_joined = self.left_joined = _MOST_JOINED * room
+        self._mine.left = _MOST_ROUNDS
+        self._mine.most_joined = self._mine.left_joined = _MOST_JOINED * room
 
     def count_in(self, tree: jinja2.nodes.Template) -> None:
         """Add a count to each loop and its condition, to each macro, and to ``~``."""
@@ -137,16 +151,18 @@ class _Rounds(jinja2.ext.Extension):
     @property
     def counted(self) -> bool:
         """True; one round less is left. A call through the sandbox takes ten times as long."""
-        self.left -= 1
-        if self.left < 0:
+        mine = self._mine
+        mine.left -= 1
+        if mine.left < 0:
             raise _EndlessError(f"runs its loops more than {_MOST_ROUNDS:,} times")
         return True
 
     def count_joined(self, characters: int) -> None:
         """A text of this many characters is about to be made of others."""
-        self.left_joined -= characters
-        if self.left_joined < 0:
-            raise _EndlessError(f"joins texts to more than {self.most_joined:,} characters")
+        mine = self._mine
+        mine.left_joined -= characters
+        if mine.left_joined < 0:
+            raise _EndlessError(f"joins texts to more than {mine.most_joined:,} characters")
 
     def _join(self, *parts: Any) -> str:
         """What ``~`` makes of some values."""
@@ -330,7 +346,7 @@ class ChatTemplate:
         room = _MOST_WRITTEN + _MOST_TIMES * given
         self._rounds.begin(room)
         try:
-            with marks.noting() as written:
+            with marks.noting() as (written, spans):
                 for block in self._template.generate(
                     messages=[_as_seen(message) for message in messages],
                     tools=tools,
@@ -343,7 +359,7 @@ class ChatTemplate:
                         raise _EndlessError(
                             f"writes more than {_MOST_WRITTEN:,} characters of its own"
                         )
-                return "".join(written.blocks), marks.spans
+                return "".join(written.blocks), spans
         except jinja2.TemplateError as error:
             raise RenderError(f"the chat template refuses it: {_line(error)}") from None
         except RecursionError:

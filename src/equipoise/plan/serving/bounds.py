@@ -152,7 +152,10 @@ def _stage_floor(price: CurvePrice, limits: BatchSettings, sizes: Sizes) -> Floo
     alone_s = attention_s
     if price.exchange is not None:
         sent_s = np.array(
-            [price.exchange.attention_s(0.0, 1, tokens) for tokens in prompt.tolist()]
+            [
+                price.exchange.attention_s(0.0, 1, tokens, are_single=True)
+                for tokens in prompt.tolist()
+            ]
         )
         alone_s = np.maximum(attention_s, sent_s * later)
     head_s, token_s = _least_ratio(curve.logits), _least_ratio(curve.tokens)

@@ -20,7 +20,7 @@ from equipoise.serve.engine.request import (
     Score,
     TokenEvent,
 )
-from equipoise.serve.sample import adjust, choose_token, log_probabilities
+from equipoise.serve.sample import TokenCounts, adjust, choose_token, log_probabilities
 from equipoise.serve.text import StopStrings, TextStream
 
 
@@ -47,6 +47,8 @@ class LiveAnswer:
         self._most_tokens = most_tokens
         self._text = TextStream(core, request.prompt)
         self._stops = StopStrings(request.stop)
+        self._counts: TokenCounts | None = None
+        """What penalties read, once the first token is chosen."""
         self._prompt_scores = list[Score]()
         self._is_prompt_told = not request.scores_prompt
 
@@ -68,8 +70,11 @@ class LiveAnswer:
     def choose(self, logits_V: Tensor) -> int:
         """The next token, by all settings of the request."""
         sampling, prompt = self.request.sampling, self.request.prompt
+        if sampling.penalises and self._counts is None:
+            answer = self.tokens[len(prompt) :]
+            self._counts = TokenCounts(prompt, answer, len(logits_V), logits_V.device)
         if sampling.changes_logits or not self._may_end:
-            logits_V = adjust(logits_V, sampling, prompt, self.tokens[len(prompt) :])
+            logits_V = adjust(logits_V, sampling, self._counts)
             if not self._may_end:
                 logits_V[list(self._end_ids)] = -torch.inf
         return choose_token(logits_V, sampling, len(self.tokens))
@@ -85,6 +90,8 @@ class LiveAnswer:
         if self.request.top is not None:
             (score,) = score_rows(logits_V[None], [token], self.request.top)
         self.tokens.append(token)
+        if self._counts is not None:
+            self._counts.add(token)
         finish: Finish | None = None
         part = ""
         if token in self._end_ids:

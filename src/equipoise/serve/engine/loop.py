@@ -379,16 +379,13 @@ class EngineLoop:
     def _most_tokens(self, request: GenerateRequest) -> int:
         """Most tokens of an answer, after checks that need the model."""
         prompt, vocab = len(request.prompt), self._decoder.decoder.model.vocab
-        wrong = [
-            each
-            for each in (*request.prompt, *request.sampling.logit_bias, *request.stop_ids)
-            if not 0 <= each < vocab
-        ]
-        if wrong:
-            raise SpecError(
-                f"There is no token {wrong[0]:,}: the model's vocabulary has {vocab:,}, counted "
-                f"from 0."
-            )
+        ids = *request.prompt, *request.sampling.logit_bias, *request.stop_ids
+        for each in (min(ids), max(ids)):
+            if not 0 <= each < vocab:
+                raise SpecError(
+                    f"There is no token {each:,}: the model's vocabulary has {vocab:,}, counted "
+                    f"from 0."
+                )
         left = self.context_tokens - prompt
         asked = left if request.most_tokens is None else request.most_tokens
         if asked > left or (request.most_tokens is None and left < 1):

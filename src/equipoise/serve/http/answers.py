@@ -120,13 +120,16 @@ class Answers:
         """On the event loop: keep what arrived, and count it."""
         with self._waking:
             self._is_woken = False
+        # Before what is new: whoever sends them has had a turn for these, unless its client reads
+        # slowly. All of them may have come at once, after something else that took long.
+        waits = len(self._events) > self._most_events and not self._is_closed
         while self._arrived:
             number, event, now_s = self._arrived.popleft()
             if isinstance(event, TokenEvent):
                 self._count(number, event, now_s)
             if not self._is_closed:
                 self._events.append((number, event))
-        if len(self._events) > self._most_events and not self._is_slow:
+        if waits and not self._is_slow:
             self._is_slow = True
             self._abort()
             self._on_slow()

@@ -113,6 +113,7 @@ class Gate:
         began_s = time.monotonic()
         scope["app"] = self  # the router then raises what it refuses
         state: dict[str, Any] = scope.setdefault("state", {})
+        state["name"] = name
         self._state.under_way += 1
         try:
             await self._pass(scope, receive, answer.send, headers)

@@ -2,7 +2,7 @@
 
 What it decides
     Answers of one prompt differ by their seed; the first has the one that was given. Without a
-    seed each is drawn anew.
+    seed each is drawn anew. The first one scores the prompt for all of them.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from equipoise.serve.http.served import ServedModel
 from equipoise.serve.sample import Sampling
 
 _COMPLETION_TOKENS = 16
-"""Tokens of a completion that says nothing of it, as OpenAI has it."""
+"""Most tokens of a completion that does not give their number, as OpenAI has it."""
 _SHORT = 4_096
 """Characters that are tokenized at once; longer texts must not hold others up."""
 _LONG = 1 << 16
@@ -190,14 +190,14 @@ async def ask_completion(model: ServedModel, body: CompletionBody, tenant: str) 
         )
     limit = model.context_tokens
     prompts = await read_prompts(model, body.prompt, most_tokens=limit, name="prompt")
-    most = _COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
     return _ask(
         model,
         body,
         tuple(prompts),
         tenant=tenant,
-        most_tokens=most,
+        most_tokens=body.max_tokens,
         most_name="max_tokens",
+        unsaid=_COMPLETION_TOKENS,
         top=body.logprobs,
         n=n,
         each=each,
@@ -234,6 +234,7 @@ def _ask(
     tenant: str,
     most_tokens: int | None,
     most_name: str,
+    unsaid: int | None = None,
     top: int | None,
     n: int,
     each: int,
@@ -248,6 +249,10 @@ def _ask(
     requests = []
     for prompt in prompts:
         most = _require_room(model, len(prompt.ids), most_tokens, most_name)
+        if most_tokens is None and unsaid is not None:
+            most = min(most, unsaid)
+        if not most and each > 1:
+            raise invalid("max_tokens is 0, so n and best_of must be 1.", "n")
         if (body.min_tokens or 0) > most:
             raise invalid(
                 f"min_tokens is {body.min_tokens:,}, and the answer may have {most:,}.",
@@ -263,14 +268,12 @@ def _ask(
                 stop_ids=frozenset(body.stop_token_ids or ()),
                 ignores_end=bool(body.ignore_eos),
                 top=0 if top is None and each > n else top,
-                scores_prompt=echo and (top is not None or not most),
+                scores_prompt=echo and number == 0 and (top is not None or not most),
                 tenant=tenant,
                 salt=body.cache_salt or "",
             )
             for number in range(each)
         ]
-        if not most and each > 1:
-            raise invalid("max_tokens is 0, so n and best_of must be 1.", "n")
     return Asked(prompts, tuple(requests), each, n, top, echo)
 
 

@@ -6,6 +6,7 @@ Kept true (tests/unit/serve/http/test_completions.py, test_chat.py, with OpenAI'
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any, Protocol
 
 from starlette.requests import Request
@@ -34,7 +35,6 @@ from equipoise.serve.http.fields import (
     EmbeddingsBody,
     TokenizeBody,
 )
-from equipoise.serve.http.limits import TenantLimits
 from equipoise.serve.http.send import (
     ClientGoneError,
     drop,
@@ -154,7 +154,7 @@ class Endpoints(AboutModel):
         groups = waves(prompts, limits.most_answers, tenant)
         count = len(groups[0].requests)
         prompt_tokens = sum(each.prompt_tokens for each in groups)
-        self._take(limits, prompt_tokens, count)
+        self._let_in(partial(limits.take, prompt_tokens, count))
         vectors: list[tuple[float, ...]] = []
         try:
             for group in groups:
@@ -191,7 +191,7 @@ class Endpoints(AboutModel):
         tenant = self._tenant(request)
         limits = self.state.limits[tenant]
         count = len(asked.requests)
-        self._take(limits, asked.prompt_tokens, count)
+        self._let_in(partial(limits.take, asked.prompt_tokens, count))
         try:
             answers = Answers(
                 self.model,
@@ -227,8 +227,9 @@ class Endpoints(AboutModel):
             limits.end(count)
 
     def _give_up(self, request: Request) -> None:
-        words = f"Gave up an answer. More than {self.state.most_events:,} events waited for its"
-        self.state.log(f"{words} client.")
+        name = request.scope["state"]["name"]
+        waited = f"More than {self.state.most_events:,} events waited for its client."
+        self.state.log(f"Gave up {name}. {waited}")
         drop(request)
 
     # Tokens.
@@ -279,15 +280,15 @@ class Endpoints(AboutModel):
         self._require_engine()
         await send_json(send, {"status": "ok"})
 
-    def _take(self, limits: TenantLimits, prompt_tokens: int, answers: int) -> None:
-        """Let a request in.
+    def _let_in(self, take: Callable[[], None]) -> None:
+        """Let a request in, if the tenant's limits do.
 
         Raises:
             HttpError: the engine or a rank is gone, or the tenant has used what it may.
         """
         try:
             self._require_engine()
-            limits.take(prompt_tokens, answers)
+            take()
         except HttpError as fault:
             self.state.metrics.count_refusal("engine" if fault.status == 503 else "rate_limit")
             raise
@@ -300,6 +301,9 @@ class Endpoints(AboutModel):
         body = await read_body(request, kind, self.state.most_body_bytes)
         if body.model is not None:
             self._require_model(body.model)
+        limits = self.state.limits[self._tenant(request)]
+        has_answers = kind not in (TokenizeBody, DetokenizeBody)
+        self._let_in(limits.require_turn if has_answers else limits.count_request)
         return body
 
     def _require_engine(self) -> None:
@@ -353,23 +357,23 @@ async def _events(
         envelope = shape.envelope(choices, is_chunk=True)
         return {**envelope, "usage": None} if shows_usage else envelope
 
+    def write(find: Callable[[], list[Json]]) -> bytes:
+        choices = find()
+        return encode_long(chunk(choices)) if choices else b""
+
     for number in range(len(answers.choices)):
         if choices := shape.begin(number):
             yield encode(chunk(choices))
     has_begun = set[int]()
     async for number, part in answers.parts():
         if isinstance(part, PromptScored):
-            shape.scored(number, part)
+            for late in shape.scored(number, part):
+                yield await _beside(partial(write, partial(shape.begun, late)), asked.echoed_tokens)
         elif isinstance(part, ChoicePart):
             answers.require_whole(number, part)
-
-            def write(number: int = number, part: ChoicePart = part) -> bytes:
-                choices = shape.chunk(number, part)
-                return encode_long(chunk(choices)) if choices else b""
-
             echoed = 0 if number in has_begun else asked.echoed_tokens
             has_begun.add(number)
-            if data := await _beside(write, echoed):
+            if data := await _beside(partial(write, partial(shape.chunk, number, part)), echoed):
                 yield data
     if shows_usage:
         yield encode({**shape.envelope([], is_chunk=True), "usage": _usage(answers)})

@@ -23,6 +23,8 @@ _STRICT = ConfigDict(
 
 MOST_SEQUENCES = 128
 """Most answers of one request: prompts times ``n`` or ``best_of``."""
+MOST_MESSAGES = 4_096
+"""Most turns of a conversation."""
 _MOST_INPUTS = 2_048
 """As OpenAI has it."""
 _MOST_STOPS = 4
@@ -102,6 +104,8 @@ class Body(BaseModel):
                 raise ValueError(f"has the key {json.dumps(token[:20])}, which is not a token id.")
             if type(bias) not in (int, float) or not -100 <= bias <= 100:
                 raise ValueError(f"must be a number from -100 to 100 for token {token}.")
+            if int(token) in judged:
+                raise ValueError(f"has token {int(token)} twice. Give it once.")
             judged[int(token)] = float(bias)
         return judged
 
@@ -232,10 +236,13 @@ class ChatMessage(BaseModel):
         return None
 
 
+_Talk = Annotated[list[ChatMessage], Field(min_length=1, max_length=MOST_MESSAGES)]
+
+
 class ChatBody(Body):
     """``POST /v1/chat/completions``."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=4096)]
+    messages: _Talk
     max_completion_tokens: Annotated[int, Field(ge=1, lt=_WIDEST)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
@@ -246,13 +253,29 @@ class ChatBody(Body):
     functions: Any = None
     function_call: Any = None
     modalities: Any = None
+    audio: Any = None
+    prediction: Any = None
+    reasoning_effort: Any = None
+    verbosity: Any = None
+    web_search_options: Any = None
     store: Any = None
     metadata: Any = None
     service_tier: Any = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
 
-    @field_validator("tools", "functions", "store", "metadata")
+    @field_validator(
+        "tools",
+        "functions",
+        "audio",
+        "prediction",
+        "reasoning_effort",
+        "verbosity",
+        "web_search_options",
+        "store",
+        "metadata",
+    )
     @classmethod
     def _judge_absent(cls, value: Any) -> None:
         if value:
@@ -325,7 +348,7 @@ class TokenizeBody(BaseModel):
     model_config = _STRICT
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=4096)] | None = None
+    messages: _Talk | None = None
     add_special_tokens: bool = True
     return_token_strs: bool = False
 

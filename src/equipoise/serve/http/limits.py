@@ -4,7 +4,8 @@ What it decides
     A minute's allowance refills steadily, and no more than one minute's is kept. A request pays
     its prompt when it is taken, and each token of its answers when it comes, so that nobody pays
     for what was not generated; an allowance that an answer has overdrawn must refill before the
-    next request.
+    next request. One that comes too soon is refused before its texts are cut into tokens, which
+    takes the cores of all; to cut texts alone is a request, too.
 
 Kept true (tests/unit/serve/http/test_limits.py, by Hypothesis)
     No tenant fills the queue alone. In any span of time a tenant gets at most its allowance of
@@ -88,19 +89,49 @@ class TenantLimits:
                 None,
                 "insufficient_quota",
             )
+        self._require_place(answers)
+        self._require_left(
+            (self._requests, 1, "requests"), (self._tokens, max(1, prompt_tokens), "tokens")
+        )
+        self.running += answers
+        if self._requests is not None:
+            self._requests.level -= 1
+        self.use(prompt_tokens)
+
+    def require_turn(self) -> None:
+        """Refuse, before its texts are cut into tokens, a request that comes too soon.
+
+        Raises:
+            HttpError: 429: whatever it asks for, it must wait.
+        """
+        self._require_place(1)
+        self._require_left((self._requests, 1, "requests"))
+
+    def count_request(self) -> None:
+        """Let a request in that asks for no answer.
+
+        Raises:
+            HttpError: 429 if it must wait.
+        """
+        self._require_left((self._requests, 1, "requests"))
+        if self._requests is not None:
+            self._requests.level -= 1
+
+    def _require_place(self, answers: int) -> None:
+        most = self.most_answers
         if most is not None and self.running + answers > most:
             raise self._refuse(
                 f"Tenant {self.tenant.name} has {self.running:,} answers under way and may have "
                 f"{most:,} at a time. Wait for one to end.",
                 1.0,
             )
-        waits = []
-        for bucket, amount, what in (
-            (self._requests, 1, "requests"),
-            (self._tokens, max(1, prompt_tokens), "tokens"),
-        ):
-            if bucket is not None and (wait_s := bucket.wait_s(amount)) > 0:
-                waits.append((wait_s, bucket.per_minute, what))
+
+    def _require_left(self, *wanted: tuple[Bucket | None, int, str]) -> None:
+        waits = [
+            (wait_s, bucket.per_minute, what)
+            for bucket, amount, what in wanted
+            if bucket is not None and (wait_s := bucket.wait_s(amount)) > 0
+        ]
         if waits:
             wait_s, per_minute, what = max(waits)
             raise self._refuse(
@@ -108,10 +139,6 @@ class TenantLimits:
                 f"in {math.ceil(wait_s)} s.",
                 wait_s,
             )
-        self.running += answers
-        if self._requests is not None:
-            self._requests.level -= 1
-        self.use(prompt_tokens)
 
     def use(self, tokens: int) -> None:
         """Tokens were generated."""

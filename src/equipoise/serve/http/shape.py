@@ -47,8 +47,11 @@ class Shape(Protocol):
     def begin(self, number: int) -> list[Json]:
         """Choices that come before the first token of an answer."""
 
-    def scored(self, number: int, event: PromptScored) -> list[Json]:
-        """Choices for a prompt's scores."""
+    def scored(self, number: int, event: PromptScored) -> list[int]:
+        """Keep a prompt's scores; the answers that waited for them."""
+
+    def begun(self, number: int) -> list[Json]:
+        """Choices for all that came of an answer that waited."""
 
     def chunk(self, number: int, part: ChoicePart) -> list[Json]:
         """Choices for what became certain."""
@@ -71,8 +74,12 @@ class ChatShape:
         """The role comes first."""
         return [self._choice(number, {"delta": {"role": "assistant", "content": ""}}, None, None)]
 
-    def scored(self, number: int, event: PromptScored) -> list[Json]:  # noqa: ARG002
+    def scored(self, number: int, event: PromptScored) -> list[int]:  # noqa: ARG002
         """Prompts of a conversation are not shown."""
+        return []
+
+    def begun(self, number: int) -> list[Json]:  # noqa: ARG002
+        """No answer waits."""
         return []
 
     def chunk(self, number: int, part: ChoicePart) -> list[Json]:
@@ -145,17 +152,26 @@ class CompletionShape:
         """Nothing comes before the first part: an echo comes with its scores."""
         return []
 
-    def scored(self, number: int, event: PromptScored) -> list[Json]:
-        """Keep a prompt's scores for all of its answers."""
-        self._prompt_scores[number // self._asked.each] = event.scores
-        return []
+    def scored(self, number: int, event: PromptScored) -> list[int]:
+        """Keep a prompt's scores for all of its answers; those of them that have begun."""
+        prompt, each = number // self._asked.each, self._asked.each
+        self._prompt_scores[prompt] = event.scores
+        return [at for at in range(prompt * each, prompt * each + each) if at in self._parts]
+
+    def begun(self, number: int) -> list[Json]:
+        """One choice of all parts, behind the prompt."""
+        self._has_begun.add(number)
+        return [self._choice(number, number, self._parts[number], echoes=True)]
 
     def chunk(self, number: int, part: ChoicePart) -> list[Json]:
-        """One choice, if there is anything to say."""
+        """One choice, if there is anything to say; an echo waits for its scores."""
         self._parts.setdefault(number, []).append(part)
         is_first = number not in self._has_begun
         echoes = is_first and self._asked.echo
         if not (part.text or part.scored or part.finish or echoes):
+            return []
+        has_scores = self._asked.top is None or number // self._asked.each in self._prompt_scores
+        if echoes and not has_scores:
             return []
         self._has_begun.add(number)
         return [self._choice(number, number, [part], echoes=echoes)]

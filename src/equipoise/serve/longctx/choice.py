@@ -5,7 +5,7 @@ What it decides
     two, and all ways are priced only for sizes that did not come yet.
 
     Single tokens of any number of texts go by ``GATHERED``: all tiles of a rank are one call then
-    (``gathered``), and the prices are those of tiles one by one.
+    (``gathered``), which has a price of its own.
 """
 
 import math

@@ -127,8 +127,13 @@ class ContextDecoder(PagedDecoder):
             wire = self.choice.wire
             sent = count_attention(plan.schedule, wire).forward_bytes
             if self._sink is not None:
-                layers = self.decoder.model.layers
-                fields["predicted_s"] = layers * self.choice.price.seconds(plan.schedule, wire)
+                price = self.choice.price
+                layer_s = (
+                    price.gathered.seconds(work.cached, plan.rows)
+                    if work.is_gathered
+                    else price.seconds(plan.schedule, wire)
+                )
+                fields["predicted_s"] = self.decoder.model.layers * layer_s
                 fields["measured_s"] = part.attention_s
         size = self.decoder.model.layers * int(sent.sum())
         self.moved_bytes[work.strategy] = self.moved_bytes.get(work.strategy, 0) + size

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from equipoise.base.errors import SpecError
 from equipoise.base.units import GIB
 from equipoise.cost.work import forward_flop
 from equipoise.sim.serve.curve import ServingDevice
@@ -30,10 +31,19 @@ _SHARES = (0.5, 0.95, 0.99)
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """What a tenant's requests should meet."""
+    """What a tenant's requests should meet.
+
+    Raises:
+        SpecError: a time is not above 0.
+    """
 
     ttft_s: float = float("inf")
     tpot_s: float = float("inf")
+
+    def __post_init__(self) -> None:
+        for name, value in (("ttft_s", self.ttft_s), ("tpot_s", self.tpot_s)):
+            if not value > 0:  # nor is NaN, which no request would meet
+                raise SpecError(f"{name} of an objective is {value:g}. Give seconds above 0.")
 
     def is_met(self, request: RequestRecord) -> bool:
         """Whether a request met both."""

@@ -31,7 +31,7 @@ from equipoise.cost.serving import ContextExchange, CurvePrice, Hop, StagedPrice
 from equipoise.cost.step.request import Precision
 from equipoise.cost.step.work import LayerWork, head_work, layer_work
 from equipoise.cost.work import causal_pairs
-from equipoise.schedule.batching.settings import BatchSettings
+from equipoise.schedule.batching.settings import BatchSettings, page_tokens_of
 from equipoise.sim.machine import Machine
 from equipoise.sim.serve.experts import fullest, fullest_over_mean
 from equipoise.sim.serve.layout import (
@@ -151,7 +151,8 @@ def describe_replica(
         ),
     )
     kv_bytes = capacity - tight.weights_bytes - tight.activation_bytes
-    if kv_bytes < tight.kv_token_bytes * 16:
+    page_bytes = tight.kv_token_bytes * page_tokens_of(layout.cp)
+    if kv_bytes // page_bytes < layout.pp:  # a page for each batch in flight
         raise FitError(
             f"Weights of {tight.weights_bytes / GIB:.1f} GiB and activations of "
             f"{tight.activation_bytes / GIB:.1f} GiB a device leave no room for keys and values "
@@ -339,6 +340,8 @@ class _Part:
             query_token_s=ring * byte_s * heads * of_head / ranks,
             home_s=layers * home_s,
             home_token_s=layers * home_byte_s * heads * (of_head + _LSE_BYTES),
+            gather_token_s=layers * home_byte_s * heads * of_head,
+            ranks=ranks,
         )
 
     def hop(self) -> Hop | None:

@@ -2,11 +2,17 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equipoise.balance.context.variant import VARIANTS, ContinuedPrice, choose_variant
+from equipoise.balance.context.variant import (
+    VARIANTS,
+    ContinuedPrice,
+    GatheredPrice,
+    choose_variant,
+)
 from equipoise.schedule.attention.count import Wire
 from equipoise.schedule.attention.price import LinkPrice
 
@@ -66,3 +72,11 @@ def test_a_round_and_a_tile_cost_once_each() -> None:
     assert alone.seconds(plan, WIRE) < 1e-12
     rounds = max(sum(bool(len(r.tiles) or r.sends or r.receives) for r in of) for of in plan.rounds)
     assert dataclasses.replace(alone, round_s=1.0).seconds(plan, WIRE) >= rounds
+
+
+def test_single_tokens_cost_what_the_rank_with_most_computes() -> None:
+    """Rank 0 computes its own text, which has 4 keys and a new one, and reads 3 of the other's."""
+    price = GatheredPrice(1.0, 0.1, 0.01)
+    cached, homes = [(4, 0), (3, 3)], [np.array([0]), np.array([1])]
+    assert price.seconds(cached, homes) == pytest.approx(1.0 + 2 * 0.1 + (4 + 1 + 3) * 0.01)
+    assert GatheredPrice(1.0).seconds(cached * 9, [np.arange(18), np.arange(0)]) == 1.0

@@ -147,6 +147,24 @@ def test_what_a_server_answers_becomes_a_sentence() -> None:
         assert fetch(place) == f"http://{place}/metrics answers 302 instead of metrics."
 
 
+def test_half_an_answer_is_none() -> None:
+    def chunked(handler: http.server.BaseHTTPRequestHandler) -> None:
+        head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+        handler.wfile.write(head + b"ff\r\nequipoise_requests_running 3")
+
+    def strange(handler: http.server.BaseHTTPRequestHandler) -> None:
+        handler.wfile.write(b"SSH-2.0-none\r\n")
+
+    short = reply(200, "equipoise_requests_running 3", **{"Content-Length": "99"})
+    for answer, words in (
+        (short, "its text was cut short"),
+        (chunked, "its text was cut short"),
+        (strange, "it does not speak HTTP"),
+    ):
+        with serve(answer) as place:
+            assert fetch(place) == f"http://{place}/metrics does not answer: {words}."
+
+
 def test_the_key_goes_to_the_server_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(KEY, "secret")
     seen: list[str | None] = []

@@ -1,5 +1,7 @@
 """Templates that would never end, or fill the memory, are refused."""
 
+import threading
+
 import pytest
 
 from equipoise.data.chat.template import ChatTemplate, RenderError
@@ -40,6 +42,31 @@ def test_marks_are_found_in_a_text_of_many_blocks() -> None:
     text, spans = ChatTemplate(source, {}).render_marked([{"role": "user", "content": "a"}])
     assert text == "-ab" * 99_999
     assert spans == [(at, at + 2) for at in range(1, 3 * 99_999, 3)]
+
+
+class Beside:
+    """A text in whose middle another thread writes another conversation by the same template."""
+
+    def __init__(self, template: ChatTemplate) -> None:
+        self.template, self.written = template, list[tuple[str, list[tuple[int, int]]]]()
+
+    def __str__(self) -> str:
+        def write() -> None:
+            self.written.append(self.template.render_marked([{"role": "user", "content": "b"}]))
+
+        thread = threading.Thread(target=write)
+        thread.start()
+        thread.join()
+        return "a"
+
+
+def test_two_threads_write_by_one_template() -> None:
+    source = "{% for each in messages %}{% generation %}{{ each.content }}{% endgeneration %}!"
+    template = ChatTemplate(source + "{% endfor %}", {})
+    beside = Beside(template)
+    talk = [{"role": "user", "content": each} for each in (beside, "c")]
+    assert template.render_marked(talk) == ("a!c!", [(0, 1), (2, 3)])
+    assert beside.written == [("b!", [(0, 1)])]
 
 
 def test_a_long_conversation_may_be_joined_many_times() -> None:

@@ -1,5 +1,6 @@
 """Bounds of serving: nothing simulated is ever below them."""
 
+import dataclasses
 import random
 
 import numpy as np
@@ -24,10 +25,11 @@ CURVE = ServingCurve(
     sequence_s=1e-5,
     swap_token_s=1e-7,
 )
-EXCHANGE = ContextExchange(2e-3, 1e-5, 3e-5, 1e-3, 1e-5)
+EXCHANGE = ContextExchange(2e-3, 1e-5, 3e-5, 1e-3, 1e-5, 1e-5, 4)
 PRICES = {
     "whole": CurvePrice(CURVE),
     "context": CurvePrice(CURVE, EXCHANGE),
+    "near": CurvePrice(CURVE, dataclasses.replace(EXCHANGE, home_s=1e-5)),
     "pipeline": StagedPrice([CurvePrice(CURVE), CurvePrice(CURVE, EXCHANGE)], Hop(1e-3, 1e-6)),
 }
 

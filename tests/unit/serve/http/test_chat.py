@@ -113,6 +113,11 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "'tools' is not supported by this server. Leave it out.",
     ),
     (
+        {"reasoning_effort": "low"},
+        "reasoning_effort",
+        "'reasoning_effort' is not supported by this server. Leave it out.",
+    ),
+    (
         {"response_format": {"type": "json_object"}},
         "response_format",
         '\'response_format\' must be {"type": "text"}: answers in JSON are not enforced. Ask for '

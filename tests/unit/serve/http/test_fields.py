@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import model_validator
 
 from equipoise.serve.http.body import judge
 from equipoise.serve.http.fault import HttpError
@@ -86,6 +87,12 @@ REFUSED: list[tuple[dict[str, Any], str | None, str, str]] = [
         "logit_bias",
         "invalid_value",
         "'logit_bias' must have at most 1,024 tokens; it has 1,025.",
+    ),
+    (
+        {"prompt": "a", "logit_bias": {"5": 1, "05": 2}},
+        "logit_bias",
+        "invalid_value",
+        "'logit_bias' has token 5 twice. Give it once.",
     ),
     (
         {"prompt": "a", "max_tokens": 0},
@@ -235,6 +242,30 @@ def test_whatever_the_value_it_is_read_or_refused(kind: Any, data: st.DataObject
         assert refused.message
 
 
+def test_what_asks_for_nothing_is_let_by() -> None:
+    nothing = dict.fromkeys(("audio", "prediction", "verbosity", "web_search_options", "tools"))
+    nothing |= {"metadata": {}, "store": False, "tool_choice": "none", "modalities": ["text"]}
+    talk = [{"role": "user", "content": "a"}]
+    hints = {"prompt_cache_key": "b", "prompt_cache_retention": "24h", "safety_identifier": "c"}
+    assert judge({"messages": talk, **nothing, **hints}, ChatBody).messages[0].content == "a"
+
+
+def judged_fields(value: dict[str, Any], kind: Any) -> list[int]:
+    """How many fields are judged each time."""
+    sizes = list[int]()
+
+    class Noted(kind):  # type: ignore[misc]
+        @model_validator(mode="before")
+        @classmethod
+        def _note(cls, given: Any) -> Any:
+            sizes.append(len(given))
+            return given
+
+    with pytest.raises(HttpError):
+        judge(value, Noted)
+    return sizes
+
+
 def test_thousands_of_faults_are_counted_and_the_first_described() -> None:
     strange = {f"k{at}": 1 for at in range(2_000)}
     messages = [{"role": "user", "content": "a", **strange}, *[{"role": "x"}] * 2_000]
@@ -259,6 +290,12 @@ def test_thousands_of_faults_are_counted_and_the_first_described() -> None:
         judge({"messages": messages}, ChatBody)
     assert refused.value.param == "messages[0].k0"
     assert refused.value.message.endswith("There are 5,995 more faults.")
+    assert judged_fields({"prompt": "a", **strange}, CompletionBody) == [65]
+    spread = [{"role": "user", "content": "a", "k0": 1, "k1": 1}] * 900
+    with pytest.raises(HttpError) as refused:
+        judge({"messages": spread}, ChatBody)
+    assert refused.value.param == "messages[0].k0"
+    assert refused.value.message.endswith("There are 1,795 more faults.")
     tokens = {"tokens": ["a"] * 3_000}  # the first one says enough, and the rest costs time
     with pytest.raises(HttpError) as refused:
         judge(tokens, DetokenizeBody)

@@ -123,6 +123,8 @@ BAD_BYTES: list[tuple[bytes, str]] = [
            "column 2."),
     (b"[1]", "The body must be a JSON object: {...}."),
     (b'{"prompt": "\xff"}', "The body cannot be read: it is not UTF-8 text."),
+    (b'{"prompt": "a", "n": 1, "n": 9}',
+     'The body cannot be read: an object in it has "n" twice; give it once.'),
     (b"[" * 100_000, "The body cannot be read: brackets are nested more than 64 deep."),
     (b'{"prompt": ' + b"[" * 70 + b"]" * 70 + b"}",
      "The body cannot be read: brackets are nested more than 64 deep."),
@@ -295,6 +297,17 @@ def test_limits_are_said_in_headers(server: Running) -> None:
     assert int(second.headers["retry-after-ms"]) <= 60_000
     assert error(second)["code"] == "rate_limit_exceeded"
     assert post(server, BODY, Authorization=f"Bearer {KEYS['bob']}").status == 200
+    # What would be refused for its length is refused before anybody counts its tokens.
+    long = {"model": MODEL, "prompt": "hello " * 5000}
+    for body, path in (
+        (long, "/v1/completions"),
+        ({"messages": [{"role": "user", "content": "hello " * 5000}]}, "/v1/chat/completions"),
+        ({"input": "hello " * 5000}, "/v1/embeddings"),
+        ({"prompt": "a"}, "/tokenize"),
+        ({"tokens": [70]}, "/detokenize"),
+    ):
+        assert post(server, body, path, **few).status == 429
+    assert post(server, long, Authorization=f"Bearer {KEYS['bob']}").status == 400
 
 
 def test_the_prefix_cache_is_a_tenants_own(server: Running) -> None:

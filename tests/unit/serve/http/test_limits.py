@@ -50,6 +50,30 @@ def test_requests_a_minute() -> None:
     limits.take(5, 1)
 
 
+def test_what_comes_too_soon_is_refused_before_it_costs_anything() -> None:
+    limits, clock = made(requests_per_minute=2, concurrency=1)
+    limits.require_turn()
+    limits.take(5, 1)
+    with pytest.raises(HttpError) as refused:
+        limits.require_turn()
+    assert refused.value.message == (
+        "Tenant a has 1 answers under way and may have 1 at a time. Wait for one to end."
+    )
+    limits.count_request()  # which asks for no answer
+    limits.end(1)
+    for refuse in (limits.require_turn, limits.count_request):
+        with pytest.raises(HttpError) as refused:
+            refuse()
+        assert refused.value.message == (
+            "Tenant a has used its 2 requests a minute. Try again in 30 s."
+        )
+    clock.now_s = 30
+    limits.require_turn()
+    limits.require_turn()
+    limits.count_request()
+    assert limits.headers()["x-ratelimit-remaining-requests"] == "0"
+
+
 def test_tokens_are_paid_when_they_come() -> None:
     limits, clock = made(tokens_per_minute=60)
     limits.take(50, 1)

@@ -6,6 +6,8 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +16,10 @@ import torch
 from equipoise.base.errors import SpecError
 from equipoise.schedule.batching.iteration import ServeChunk
 from equipoise.serve.engine.forward import PagedDecoder
+from equipoise.serve.engine.request import Event, GenerateRequest, TokenEvent
+from equipoise.serve.http.answers import Answers, SlowReaderError
 from equipoise.serve.http.app import make_app
+from equipoise.serve.http.asked import Asked, Prompt
 from equipoise.serve.http.server import Server, listen
 from equipoise.serve.http.server_state import ServerState
 from equipoise.serve.http.tenants import open_tenants
@@ -177,13 +182,53 @@ def test_who_does_not_read_is_given_up() -> None:
         data = json.dumps({**LONG, "stream": True, "logprobs": 20, "n": 2}).encode()
         raw.sendall(
             b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
-            b"Content-Length: " + str(len(data)).encode() + b"\r\n\r\n" + data
+            b"X-Request-Id: slow-1\r\nContent-Length: "
+            + str(len(data)).encode()
+            + b"\r\n\r\n"
+            + data
         )
         until(lambda: aborted(server) == 2)
         until(lambda: is_idle(server))
         until(lambda: any(" /v1/completions 499 " in line for line in lines))
         raw.close()
-    assert lines.count("Gave up an answer. More than 50 events waited for its client.") == 1
+    assert lines.count("Gave up slow-1. More than 50 events waited for its client.") == 1
+
+
+def test_what_comes_at_once_is_no_slow_client_s_fault() -> None:
+    """Only what waits although its reader has had a turn."""
+    delivers = list[Callable[[Event], None]]()
+    slow, aborted_ = list[int](), list[int]()
+
+    def submit(_: GenerateRequest, *, deliver: Callable[[Event], None]) -> Any:
+        delivers.append(deliver)
+        return SimpleNamespace(waited_s=0.0, abort=lambda: aborted_.append(1))
+
+    model: Any = SimpleNamespace(
+        vocabulary=SimpleNamespace(text_bytes=lambda token: bytes([token])),
+        end_ids=frozenset(),
+        engine=SimpleNamespace(submit=submit),
+    )
+    counts: Any = SimpleNamespace(count_first=lambda *_: 0, count_next=lambda *_: 0)
+    asked = Asked((Prompt((65,), "A"),), (GenerateRequest((65,)),), each=1, n=1, top=None)
+
+    async def read() -> None:
+        on_slow = partial(slow.append, 1)
+        answers = Answers(model, asked, counts, on_slow=on_slow, most_events=3)
+        for _ in range(50):
+            delivers[0](TokenEvent(66, "B"))
+        parts = answers.parts()
+        for _ in range(50):
+            await anext(parts)
+        assert (slow, aborted_) == ([], [])
+        for _ in range(2):  # four wait, and then one comes
+            for _ in range(4):
+                delivers[0](TokenEvent(66, "B"))
+            await asyncio.sleep(0)
+        assert (slow, aborted_) == ([1], [1])
+        with pytest.raises(SlowReaderError):
+            await anext(parts)
+
+    asyncio.run(read())
 
 
 def test_a_long_wait_has_a_pulse() -> None:

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from equipoise.base.errors import CheckpointError
+from equipoise.base.errors import CheckpointError, ModelError
 from equipoise.checkpoint.index import Chunk, StoredTensor, write_index
 from equipoise.checkpoint.manifest import FORMAT, Manifest
-from equipoise.nn.hf.files import GENERATION, ModelFiles, as_json, tokenizer_files
+from equipoise.nn.hf.files import CONFIG, GENERATION, ModelFiles, as_json, tokenizer_files
 from equipoise.nn.hf.read import weight_shapes
 from equipoise.serve.http.served import fingerprint, model_name
 from equipoise.serve.prompt import PromptReader
@@ -125,3 +125,29 @@ def test_an_end_that_is_not_in_the_vocabulary_ends_nothing() -> None:
     ends = as_json({"eos_token_id": [5, -1, 270, 10**9]})
     contents = {**tokenizer_files(byte_level().to_str().encode(), {}), GENERATION: ends}
     assert PromptReader(ModelFiles(contents, "small"), MODEL).end_ids == {5}
+
+
+def test_a_text_without_tokens_begins_with_one_that_the_model_has() -> None:
+    for first, begun in ((7, [7]), (-1, [5]), (10**9, [5]), (True, [5])):
+        settings = as_json({"bos_token_id": first, "eos_token_id": 5})
+        contents = {**tokenizer_files(byte_level().to_str().encode(), {}), GENERATION: settings}
+        assert PromptReader(ModelFiles(contents, "small"), MODEL).encode("") == begun
+
+
+def test_a_model_without_a_tokenizer_says_how_it_gets_one() -> None:
+    for contents, fix in (
+        (
+            {CONFIG: as_json({})},
+            "Write the model's there: "
+            "AutoTokenizer.from_pretrained(...).save_pretrained(...) does.",
+        ),
+        (
+            {},
+            "Write a folder with both: equipoise convert a.gguf FOLDER --tokenizer tokenizer.json",
+        ),
+    ):
+        with pytest.raises(ModelError) as told:
+            PromptReader(ModelFiles(contents, "a.gguf"), MODEL)
+        assert str(told.value) == (
+            f"a.gguf has no tokenizer.json, which turns text into tokens. {fix}"
+        )

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from equipoise.base.errors import EquipoiseError
+from equipoise.base.errors import EquipoiseError, FitError, SpecError
 from equipoise.cost.serving import read_points
 from equipoise.cost.step.request import Precision
-from equipoise.schedule.batching.settings import BatchSettings
+from equipoise.schedule.batching.settings import BatchSettings, page_tokens_of
 from equipoise.sim.machine import Machine
 from equipoise.sim.serve.answer import Objective
 from equipoise.sim.serve.curve import ServingDevice, describe_replica
@@ -60,6 +60,24 @@ def test_a_curve_rises_and_neither_peak_nor_memory_is_beaten(model: str, layout:
     assert curve.kv_token_s > 0.5 * replica.kv_token_bytes / machine.device.memory_bytes_per_s
 
 
+def test_what_fits_has_a_page_for_each_batch_in_flight() -> None:
+    """The largest iterations that fit leave hardly any room for keys and values."""
+    model, machine = read_model("llama3-8b"), Machine(read_cluster("h100-sxm:24"))
+    layout = read_layout("pp=8,cp=3").layout
+    fits: ServingDevice | None = None
+    low, high = 8192, 1 << 24
+    while high - low > 1:
+        tokens = (low + high) // 2
+        limits = BatchSettings(pages=1, iteration_tokens=tokens)
+        try:
+            fits = describe_replica(model, machine, layout, "bf16", limits=limits)
+            low = tokens
+        except FitError:
+            high = tokens
+    assert fits is not None
+    assert 1 <= fits.pages(page_tokens_of(3)) < 4
+
+
 def test_fp8_products_are_faster_and_attention_is_not() -> None:
     wide, narrow = described("llama3-8b"), described("llama3-8b", precision="fp8")
     assert read_points(narrow.curve.tokens, 8192) < read_points(wide.curve.tokens, 8192)
@@ -97,6 +115,13 @@ def test_the_answer_adds_up() -> None:
     low = (device.idle_power_w + device.host_power_w) * 4 * row["makespan_s"]
     high = (device.power_w + device.host_power_w) * 4 * row["makespan_s"]
     assert low < row["energy_j"] < high
+
+
+def test_an_objective_that_no_request_could_meet_is_refused() -> None:
+    for name, value, shown in (("ttft_s", float("nan"), "nan"), ("tpot_s", 0.0, "0")):
+        with pytest.raises(SpecError) as refused:
+            Objective(**{name: value})
+        assert str(refused.value) == f"{name} of an objective is {shown}. Give seconds above 0."
 
 
 def test_the_scheduler_s_limits_are_those_given() -> None:

@@ -28,6 +28,7 @@ Sources
     UWFQ, arXiv:2510.15485.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -38,6 +39,8 @@ from equipoise.schedule.batching.fair.queue import QueuedPolicy, WaitingQueue
 
 _ROUNDING = 1e-9
 """Share of a job's work by which sums of its parts may differ from it."""
+_LOST = 1e-3
+"""A sum of weights that has fallen to this share has lost digits, and is added up anew."""
 
 
 @dataclass(slots=True)
@@ -64,6 +67,8 @@ class Uwfq(QueuedPolicy):
         self._active: dict[str, UserChain] = {}
         self._weight = 0.0
         """Sum over active users."""
+        self._most_weight = 0.0
+        """The largest it was since it was added up."""
         self._ends: list[tuple[float, str]] = []
         """(last deadline, user), also outdated ones."""
         self._queue = WaitingQueue(lambda _, head: self._deadline(head))
@@ -135,12 +140,16 @@ class Uwfq(QueuedPolicy):
             if chain.name not in self._active:
                 self._active[chain.name] = chain
                 self._weight += chain.weight
+                self._most_weight = max(self._most_weight, self._weight)
         elif chain.name in self._active:
             self._rest(chain)
 
     def _rest(self, chain: UserChain) -> None:
         del self._active[chain.name]
-        self._weight = self._weight - chain.weight if self._active else 0.0
+        self._weight -= chain.weight
+        if self._weight < _LOST * self._most_weight:
+            self._weight = math.fsum(each.weight for each in self._active.values())
+            self._most_weight = self._weight
         chain.advance(self._now)
         chain.rest()
 

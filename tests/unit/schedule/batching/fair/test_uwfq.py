@@ -100,6 +100,21 @@ def test_what_is_charged_moves_the_fluid_device_by_as_much() -> None:
     assert policy._now == pytest.approx(4.0)
 
 
+def test_the_least_weight_counts_after_the_largest_have_gone() -> None:
+    large = [f"a{at}" for at in range(60)]
+    policy = Uwfq({"b": 1e-6} | {name: 1e6 / (3 + at) for at, name in enumerate(large)}, 0.0)
+    policy.arrive(FairJob("b", "b", 0.0, 4.0), 0.0)
+    for name in large:
+        policy.arrive(FairJob(name, name, 0.0, 1.0), 0.0)
+    for name in large:
+        policy.take(name, 1.0)
+        policy.finish(name, 0.0)  # nothing was done
+    begin = policy._now
+    policy.take("b", 4.0)
+    policy.charge("b", 1.0)
+    assert policy._now - begin == pytest.approx(1e6)  # 1 over the weight of b
+
+
 def test_an_aborted_job_is_given_back() -> None:
     policy = Uwfq({}, 0.0)
     for name in ("a1", "a2"):
