@@ -20,7 +20,7 @@ from equipoise.base.errors import SpecError
 from equipoise.base.nearest import nearest
 from equipoise.cost.curve import counted_curve
 from equipoise.cost.step.request import StepOptions
-from equipoise.cost.work import causal_pairs, useful_flop
+from equipoise.cost.work import layer_pairs, useful_flop
 from equipoise.data.stream import DocumentStream, tell_apart
 from equipoise.sim.divided import DividedStep
 from equipoise.sim.step import Documents
@@ -52,7 +52,7 @@ def middle_step(model: ModelSpec, steps: Sequence[PackedStep]) -> PackedStep:
     work = []
     for step in steps:
         lengths = np.concatenate([batch.doc_tokens for batch in step])
-        work.append(useful_flop(model, int(lengths.sum()), int(causal_pairs(lengths).sum())))
+        work.append(useful_flop(model, int(lengths.sum()), layer_pairs(model, lengths)))
     return steps[int(np.argsort(work, kind="stable")[len(work) // 2])]
 
 

@@ -30,7 +30,7 @@ from equipoise.base.errors import LayoutError
 from equipoise.cost.offload import copies_share, require_host
 from equipoise.cost.step.request import TERMS, StepOptions, StepPrice
 from equipoise.cost.step.work import published_flop
-from equipoise.cost.work import causal_pairs, useful_flop
+from equipoise.cost.work import layer_pairs, useful_flop
 from equipoise.sim.divided import DividedStep, keys_bytes, run_divided
 from equipoise.sim.divided import Documents as Documents
 from equipoise.sim.here import measured_parts
@@ -192,7 +192,7 @@ def add_up(
     else:
         copies = layout.dp if len(rows) == 1 else 1
         flat = np.concatenate([np.asarray(batch, np.int64) for row in rows for batch in row])
-    tokens_all, pairs = int(flat.sum()) * copies, int(causal_pairs(flat).sum()) * copies
+    tokens_all, pairs = int(flat.sum()) * copies, layer_pairs(model, flat) * copies
     times = _sum_times(slowest, replayed.ends, options, layout)
     price = StepPrice(
         step_s=times.step_s,

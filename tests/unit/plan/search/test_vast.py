@@ -17,6 +17,7 @@ from equipoise.plan.space.listing import list_lattice
 from equipoise.sim.machine import Machine
 from equipoise.sim.step import price_step
 from equipoise.spec.cluster.spec import ClusterSpec, find_cluster
+from equipoise.spec.layout import Layout
 from equipoise.spec.words import read_model
 from support.drawn_batches import packer_of
 
@@ -133,6 +134,22 @@ def test_an_answer_is_there_before_the_compiler_is(has_recipe: bool, monkeypatch
         choice = lattice.choice(row)
         price = price_step(SPARSE, machine, choice.layout, choice.options)
         assert found.fitting[0].step_s <= price.step_s and price.fits
+
+
+def test_the_first_answer_shares_gradients_where_whole_ones_do_not_fit(monkeypatch) -> None:
+    base, whole = StepOptions(4096, 8), Machine(cluster(40.0))
+    one, two = (
+        price_step(DENSE, whole, Layout(dp=8, zero=zero), base).needs_bytes for zero in (1, 2)
+    )
+    machine, lattice = Machine(cluster((one + two) / 2**31)), list_lattice(DENSE, 8, base)
+
+    def stop(_: object) -> None:
+        raise TimeOver
+
+    monkeypatch.setattr(vast, "compile_loop", stop)
+    found = VastSearch(DENSE, machine, lattice).run(seconds=60.0)
+    best = lattice.choice(found.fitting[0].row)
+    assert (best.layout.dp, best.layout.zero, best.options.recompute) == (8, 2, "none")
 
 
 def test_a_stopped_search_is_no_slower_than_a_published_recipe() -> None:
