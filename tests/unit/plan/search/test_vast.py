@@ -18,6 +18,7 @@ from equipoise.sim.machine import Machine
 from equipoise.sim.step import price_step
 from equipoise.spec.cluster.spec import ClusterSpec, find_cluster
 from equipoise.spec.layout import Layout
+from equipoise.spec.model.presets import WindowSpec
 from equipoise.spec.words import read_model
 from support.drawn_batches import packer_of
 
@@ -25,6 +26,7 @@ DENSE = read_model("layers=8,hidden=2048,heads=16,kv_heads=4,vocab=32000")
 SPARSE = read_model(
     "layers=6,hidden=1024,heads=16,vocab=32000,experts=8,top_k=2,expert_ffn=2048,dense_layers=1"
 )
+WINDOWED = dataclasses.replace(DENSE, window=WindowSpec(1024, 0.5))
 BASE = StepOptions(4096, 16)
 
 
@@ -50,7 +52,7 @@ def prices(model, machine: Machine, lattice: Lattice) -> dict[int, tuple[float, 
 
 CASES = [
     (DENSE, 12.0, {"micro_batch": 2, "zero": 1, "recompute": "none"}),
-    (DENSE, 12.0, {"cp": 2, "pp": 1, "micro_batch": 1, "zero": 3, "recompute": "full"}),
+    (WINDOWED, 12.0, {"cp": 2, "pp": 1, "micro_batch": 1, "zero": 3, "recompute": "full"}),
     (SPARSE, 9.0, {"tp": 2, "micro_batch": 1, "zero": 1, "schedule": "1f1b", "order": "pp-dp"}),
 ]
 
