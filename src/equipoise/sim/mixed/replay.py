@@ -35,7 +35,6 @@ from equipoise.sim.mixed.sites import (
 )
 from equipoise.sim.parameters import (
     Held,
-    between_s,
     gather_s,
     held_by_ends,
     held_by_layer,
@@ -50,7 +49,7 @@ from equipoise.sim.step import (
     Replayed,
     StepRun,
     add_up,
-    exposed_s,
+    rank_ends_s,
     run_step,
     typical,
     uniform_documents,
@@ -228,7 +227,7 @@ class _Step:
 def _ends(step: _Step, run: PipelineRun, held: list[list[int]]) -> Ends:
     """Gradients and parameters that travel once a step, each strategy's by itself."""
     model, layout, options = step.model, step.layout, step.options
-    slow, overlaps = options.residuals.traffic, options.stack.data_overlap
+    slow = options.residuals.traffic
     width, nothing = element_bytes(options.precision), Held(0.0, 0.0)
     before, after, optimizer = np.zeros((3, layout.pp))
     for rank, (mine, machine) in enumerate(zip(held, step.sites, strict=True)):
@@ -256,9 +255,13 @@ def _ends(step: _Step, run: PipelineRun, held: list[list[int]]) -> Ends:
             for own, weights in travels.items()
             if own.zero == 2
         )
-        before[rank], after[rank] = exposed_s(
-            run, rank, slow * gather, slow * reduce, layers=len(mine), overlaps=overlaps
+        before[rank], after[rank] = rank_ends_s(
+            run,
+            rank,
+            options.stack,
+            slow * gather,
+            slow * reduce,
+            each_s=slow * again,
+            layers=len(mine),
         )
-        one = between_s(slow * again, float(run.last_backward_s[rank]), overlaps=overlaps)
-        after[rank] += (len(run.tokens) - 1) * one
     return Ends(before, after, optimizer, copies=copies_share(step.machine.device, options))

@@ -33,6 +33,7 @@ def own(layout: Layout, asked: StepOptions, **changes: Any) -> LayerStrategy:
         (MODEL, Layout(dp=2, cp=2, pp=2, zero=1), {"recompute": "full"}),
         (MODEL, Layout(dp=2, pp=4, zero=2), {"schedule": "zb-h1"}),
         (MODEL, Layout(pp=4, tp=2), {"schedule": "interleaved", "virtual": 2}),
+        (MODEL, Layout(dp=4, pp=2, zero=2), {"stack": stack(stage_overlap=True)}),
         (MODEL, Layout(dp=2, pp=4), {"schedule": "zb-v", "virtual": 2}),
         (dataclasses.replace(MODEL, tied=True), Layout(dp=4, pp=2, zero=3), {}),
         (SPARSE, Layout(dp=8, ep=4, zero=1), {"expert_skew": 1.5}),
