@@ -102,6 +102,21 @@ def test_groups_stand_where_their_ranks_do() -> None:
     assert apart.step_s < crossing.step_s
 
 
+def test_rows_of_experts_cross_what_joins_the_classes() -> None:
+    cluster = mixed("h100-sxm", "h100-sxm")
+    narrow = dataclasses.replace(cluster, trunk_bytes_per_s=2e9)
+    nodes = ClusterSpec("one", (dataclasses.replace(cluster.classes[0], nodes=2),))
+    rates = []
+    for each in (nodes, cluster, narrow):
+        routes = Machine(each).expert_routes(tuple(range(16)), lambda count: count)
+        assert routes is not None and routes.nodes == 2
+        rates.append(routes.far_bytes_per_s)
+    # Eight network cards a node, one port of 25 Gb/s, and a pipe that eight devices share.
+    assert rates == [25e9, 3.125e9 / 8, 2e9 / 8]
+    within = Machine(cluster).expert_routes(tuple(range(8)), lambda count: count)
+    assert within is not None and (within.nodes, within.far_bytes_per_s) == (1, 0.0)
+
+
 def test_without_stages_the_slowest_class_sets_the_pace() -> None:
     machine, layout = Machine(mixed("a100-80", "h100-sxm")), Layout(dp=16)
     asked = options()
