@@ -143,12 +143,7 @@ def run_step(
     options.require()
     require_host(machine.device, options.offload)
     layout.require_model(model)
-    # Embedding and head may be stages of their own.
-    if layout.pp * options.virtual > model.layers + 2 * (layout.pp > 1):
-        raise LayoutError(
-            f"{model.layers} layers cannot fill {layout.pp} x {options.virtual} stages. Give "
-            f"virtual = {max(1, model.layers // layout.pp)} or less, or fewer stages."
-        )
+    require_stages(model, layout, options)
     rows = uniform_documents(layout, options) if documents is None else documents
     here = measured_parts(model, machine, layout, options)
     if here is not None and isinstance(rows, DividedStep):
@@ -180,6 +175,19 @@ def run_step(
         ends = Ends(*here.ends(held))
     replayed = Replayed(rows, slowest, memory, ends, tuple(split.layers.tolist()))
     return add_up(model, machine, layout, options, replayed)
+
+
+def require_stages(model: ModelSpec, layout: Layout, options: StepOptions) -> None:
+    """Refuse more stages than layers, embedding and head can fill.
+
+    Raises:
+        LayoutError: says how many they can.
+    """
+    if layout.pp * options.virtual > model.layers + 2 * (layout.pp > 1):
+        raise LayoutError(
+            f"{model.layers} layers cannot fill {layout.pp} x {options.virtual} stages. Give "
+            f"virtual = {max(1, model.layers // layout.pp)} or less, or fewer stages."
+        )
 
 
 def add_up(

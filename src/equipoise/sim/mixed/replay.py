@@ -50,6 +50,7 @@ from equipoise.sim.step import (
     StepRun,
     add_up,
     rank_ends_s,
+    require_stages,
     run_step,
     typical,
     uniform_documents,
@@ -123,6 +124,7 @@ def run_layered(
     """
     options.require()
     require_host(machine.device, options.offload)
+    require_stages(model, layout, options)
     rows = uniform_documents(layout, options) if documents is None else require_whole(documents)
     for strategy in dict.fromkeys(layers):
         require_strategy(model, layout, options, strategy, has_documents=documents is not None)
@@ -140,11 +142,13 @@ def run_layered(
         runs.append(run_pipeline(batches, split, layout, options, tokens=tokens))
     slowest = max(runs, key=lambda run: run.timeline.makespan_ns)
     held = layers_of_ranks(split, layout, options)
-    memory = layered_memory(model, layout, options, layers, split, runs)
+    capacities = np.array([site.device.usable_bytes for site in step.sites], dtype=np.float64)
+    memory = layered_memory(model, layout, options, layers, split, runs, capacities)
     ends = _ends(step, slowest, held)
     replayed = Replayed(rows, slowest, memory, ends, tuple(split.layers.tolist()))
     run = add_up(model, machine, layout, options, replayed)
-    return dataclasses.replace(run, sites=_sites(machine, layout))
+    price = dataclasses.replace(run.price, capacities_bytes=capacities)
+    return dataclasses.replace(run, price=price, sites=_sites(machine, layout))
 
 
 def _sites(machine: Machine, layout: Layout) -> tuple[str, ...]:
