@@ -14,10 +14,13 @@ Kept true (tests/unit/sim/test_request.py, tests/unit/cli/simulate)
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, get_args
+
+import numpy as np
 
 from equipoise.base.errors import LayoutError, SpecError
 from equipoise.base.nearest import nearest
@@ -317,14 +320,32 @@ def _documents_of(
         raise SpecError(
             "documents are packed already, and lengths are still to be packed. Give one of them."
         )
+    _require_documents(request.documents)
     if len(request.documents) not in (1, layout.dp):
         raise LayoutError(
             f"documents has micro-batches of {len(request.documents)} ranks for dp = {layout.dp}. "
             f"Give a row for each data-parallel rank, or one that stands for all."
         )
-    if not all(row and all(batch for batch in row) for row in request.documents):
-        raise SpecError("documents has a rank or a micro-batch with nothing in it. Fill it.")
     return request.documents
+
+
+def _require_documents(documents: Documents) -> None:
+    """Refuse what is not lengths of documents in micro-batches of ranks."""
+    try:
+        batches = [list(batch) for row in documents for batch in list(row) or [[]]]
+    except TypeError:
+        raise SpecError(
+            "documents is not a list of ranks, of micro-batches, of lengths. Give all three levels, "
+            "as [[[4096, 100]]]."
+        ) from None
+    if not batches or not all(batches):
+        raise SpecError("documents has a rank or a micro-batch with nothing in it. Fill it.")
+    for size in itertools.chain(*batches):
+        if not isinstance(size, int | np.integer) or not 1 <= size <= _MOST_TOKENS:
+            raise SpecError(
+                f"documents has a length of {shown(size)}. Give whole numbers of 1 to "
+                f"{_MOST_TOKENS:,}."
+            )
 
 
 def _require_numbers(request: StepRequest, machine: Machine) -> None:
