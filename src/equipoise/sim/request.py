@@ -14,13 +14,10 @@ Kept true (tests/unit/sim/test_request.py, tests/unit/cli/simulate)
 """
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, get_args
-
-import numpy as np
 
 from equipoise.base.errors import LayoutError, SpecError
 from equipoise.base.nearest import nearest
@@ -28,7 +25,7 @@ from equipoise.base.shown import shown
 from equipoise.cost.step.request import Precision, StepOptions, residuals_of
 from equipoise.sim.answer import StepAnswer, fitting_changes
 from equipoise.sim.divided import DividedStep
-from equipoise.sim.drawn import step_packer
+from equipoise.sim.drawn import MOST_TOKENS, require_documents, step_packer
 from equipoise.sim.faults import (
     FaultOptions,
     FaultRun,
@@ -54,9 +51,6 @@ from equipoise.spec.program.file import read_program
 from equipoise.spec.program.spec import DEFAULT, ProgramSpec
 from equipoise.spec.recompute import read_recompute, require_modules
 from equipoise.spec.words import LayoutWords, read_layout, read_model
-
-_MOST_TOKENS = 2**31 - 1
-"""Attention kernels count a document's tokens in int32."""
 
 _MOST_SEQUENCES = 1 << 20
 """Each micro-batch of a step is replayed."""
@@ -320,7 +314,7 @@ def _documents_of(
         raise SpecError(
             "documents are packed already, and lengths are still to be packed. Give one of them."
         )
-    _require_documents(request.documents)
+    require_documents(request.documents)
     if len(request.documents) not in (1, layout.dp):
         raise LayoutError(
             f"documents has micro-batches of {len(request.documents)} ranks for dp = {layout.dp}. "
@@ -329,28 +323,9 @@ def _documents_of(
     return request.documents
 
 
-def _require_documents(documents: Documents) -> None:
-    """Refuse what is not lengths of documents in micro-batches of ranks."""
-    try:
-        batches = [list(batch) for row in documents for batch in list(row) or [[]]]
-    except TypeError:
-        raise SpecError(
-            "documents is not a list of ranks, of micro-batches, of lengths. Give all three levels, "
-            "as [[[4096, 100]]]."
-        ) from None
-    if not batches or not all(batches):
-        raise SpecError("documents has a rank or a micro-batch with nothing in it. Fill it.")
-    for size in itertools.chain(*batches):
-        if not isinstance(size, int | np.integer) or not 1 <= size <= _MOST_TOKENS:
-            raise SpecError(
-                f"documents has a length of {shown(size)}. Give whole numbers of 1 to "
-                f"{_MOST_TOKENS:,}."
-            )
-
-
 def _require_numbers(request: StepRequest, machine: Machine) -> None:
     for name, most in (
-        ("context_tokens", _MOST_TOKENS),
+        ("context_tokens", MOST_TOKENS),
         ("step_sequences", _MOST_SEQUENCES),
         ("micro_batch", _MOST_SEQUENCES),
         ("virtual", _MOST_SEQUENCES),

@@ -162,8 +162,8 @@ def test_packed_documents_are_priced_as_they_are_given() -> None:
         (
             {"documents": [[4096]] * 4},
             SpecError,
-            "documents is not a list of ranks, of micro-batches, of lengths. Give all three levels, "
-            "as [[[4096, 100]]].",
+            "documents is not a list of ranks, of micro-batches, of lengths. Give all three, as "
+            "in [[[4096, 100]]].",
         ),
         (
             {"documents": [[[4096, -1]]] * 4},
