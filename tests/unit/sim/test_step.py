@@ -58,7 +58,7 @@ def test_layers_with_a_window_attend_to_it_alone(layout: Layout) -> None:
         price_step(dataclasses.replace(MODEL, window=window), h100(8), layout, asked)
         for window in (None, WindowSpec(512, 0.75), WindowSpec(tokens, 0.75))
     )
-    assert 0.42 < some.terms["attention"] / every.terms["attention"] < 0.8
+    assert 0.3 < some.terms["attention"] / every.terms["attention"] < 0.8
     assert some.step_s < every.step_s
     pairs = tokens * (tokens + 1) // 2 - (512 * 513 // 2 + (tokens - 512) * 512)
     less = 0.75 * 3 * pair_flop(MODEL) * 16 * pairs

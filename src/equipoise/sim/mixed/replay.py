@@ -55,7 +55,7 @@ from equipoise.sim.step import (
     typical,
     uniform_documents,
 )
-from equipoise.sim.turns import slowest_turns
+from equipoise.sim.turns import fullest_turns, slowest_turns
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.recompute import layer_recompute
@@ -135,10 +135,10 @@ def run_layered(
     known = prices or SiteParts(model, machine)
     step = _Step(model, machine, layout, options, tuple(layers), documents is None, known)
     split = step.split(typical(rows))
-    runs = []
+    runs, fullest = [], fullest_turns(layout, rows)
     for row in slowest_turns(model, layout, rows):
         batches = [step.price(np.asarray(batch), split) for batch in row]
-        tokens = [int(sum(batch)) for batch in row]
+        tokens = fullest or [int(sum(batch)) for batch in row]
         runs.append(run_pipeline(batches, split, layout, options, tokens=tokens))
     slowest = max(runs, key=lambda run: run.timeline.makespan_ns)
     held = layers_of_ranks(split, layout, options)
