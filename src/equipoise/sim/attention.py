@@ -270,7 +270,7 @@ class AttentionCore:
         if window is None:
             return whole
         windowed = self._windowed_s(window, lengths, backward=backward, pack_tokens=pack_tokens)
-        return np.asarray(whole + window.share * (windowed - whole))
+        return np.asarray(whole + window.share * (np.minimum(windowed, whole) - whole))
 
     def _windowed_s(
         self, window: WindowSpec, lengths: Floats, *, backward: bool, pack_tokens: Floats | None
@@ -377,7 +377,7 @@ class AttentionCore:
         tokens = lengths.astype(np.float64)
         windowed = self._windowed_s(window, tokens, backward=False, pack_tokens=None)
         mine = float(windowed.sum()) * float(split.tokens.max()) / float(tokens.sum())
-        return causal_s + window.share * (mine - causal_s)
+        return causal_s + window.share * (min(mine, causal_s) - causal_s)
 
     def _travel_s(self, schedule: AttentionSchedule) -> tuple[float, float]:
         """What travels in each pass if nothing is computed beside it [s]."""
