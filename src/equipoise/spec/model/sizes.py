@@ -18,7 +18,7 @@ Sources
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from equipoise.base.errors import SpecError
 
@@ -297,6 +297,20 @@ class ModelSpec:
             expert_ffn=_narrow(self.expert_ffn, hidden, self.hidden),
             shared_ffn=_narrow(self.shared_ffn, hidden, self.hidden),
         )
+
+
+def timed_sizes(model: ModelSpec) -> dict[str, Any]:
+    """Sizes of a model by which what was timed of it is known.
+
+    Without those of models that are only forecast: what was timed before there were any keeps its
+    name.
+
+    >>> from equipoise.spec.model.presets import preset
+    >>> timed_sizes(preset("2m")).keys() & {"hidden", "window", "has_sinks"}
+    {'hidden'}
+    """
+    sizes = {each.name: getattr(model, each.name) for each in dataclasses.fields(model)}
+    return {name: size for name, size in sizes.items() if name not in ("window", "has_sinks")}
 
 
 def _narrow(width: int, hidden: int, before: int) -> int:
