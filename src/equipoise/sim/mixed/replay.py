@@ -30,6 +30,7 @@ from equipoise.sim.mixed.sites import (
     SiteParts,
     name_sites,
     rank_of_stages,
+    room_bytes,
     slowest_hop_s,
     split_by_speed,
 )
@@ -142,7 +143,7 @@ def run_layered(
         runs.append(run_pipeline(batches, split, layout, options, tokens=tokens))
     slowest = max(runs, key=lambda run: run.timeline.makespan_ns)
     held = layers_of_ranks(split, layout, options)
-    capacities = np.array([site.device.usable_bytes for site in step.sites], dtype=np.float64)
+    capacities = room_bytes(machine.cluster, layout)
     memory = layered_memory(model, layout, options, layers, split, runs, capacities)
     ends = _ends(step, slowest, held)
     replayed = Replayed(rows, slowest, memory, ends, tuple(split.layers.tolist()))

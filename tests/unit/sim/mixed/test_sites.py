@@ -11,11 +11,18 @@ from equipoise.base.errors import LayoutError
 from equipoise.sim.answer import step_row
 from equipoise.sim.machine import Machine
 from equipoise.sim.mixed.replay import run_sites
-from equipoise.sim.mixed.sites import find_sites, name_sites, rank_of_stages, split_by_speed
+from equipoise.sim.mixed.sites import (
+    find_sites,
+    name_sites,
+    rank_of_stages,
+    room_bytes,
+    split_by_speed,
+)
 from equipoise.sim.parts import StepParts
 from equipoise.sim.step import run_step
 from equipoise.spec.cluster.link import find_link
 from equipoise.spec.cluster.spec import ClusterSpec, node_class
+from equipoise.spec.device.by_name import find_device
 from equipoise.spec.layout import Layout
 from support.machines import MODEL, h100, options
 
@@ -118,6 +125,9 @@ def test_each_stage_has_the_memory_of_its_own_devices() -> None:
         assert sum(row["memory"].values()) == pytest.approx(row["memory_gib_max"])
         fitting.append(price.fits and price.memory_bytes.max() > rooms.min())
     assert any(fitting)
+    # A stage that stands in both has that of the smaller device, whichever is faster.
+    both = room_bytes(mixed("h20", "h100-sxm"), Layout(pp=1, dp=16))
+    assert both.tolist() == [find_device("h100-sxm").usable_bytes]
 
 
 def test_more_stages_than_layers_are_refused_or_empty_on_every_cluster() -> None:
