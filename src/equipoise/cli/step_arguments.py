@@ -173,10 +173,10 @@ def add_sources_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def say_forecast(args: argparse.Namespace) -> None:
-    """Say on standard error what a forecast of the model leaves out, unless asked to be quiet."""
+    """Say on standard error how a forecast of the model is to be read, unless asked to be quiet."""
     from equipoise.spec.words import forecast_note
 
-    if (note := forecast_note(args.model)) and not args.quiet:
+    if (note := forecast_note(args.model, args.context_tokens)) and not args.quiet:
         sys.stderr.write(f"{note}\n")
 
 

@@ -6,9 +6,9 @@ Why
 
 Convention
     *Useful* FLOP of training are ``6 x matmul weights x tokens`` plus three forwards of
-    attention over its exact pairs; of experts only a token's own weights count. What kernels
-    spend beyond that (flash attention's own recomputation, activation recomputation, masked
-    tiles) is not useful.
+    attention over its exact pairs; of experts only a token's own weights count. Where some layers
+    have a window, pairs are the mean layer's. What kernels spend beyond that (flash attention's own
+    recomputation, activation recomputation, masked tiles) is not useful.
 
 Kept true (tests/unit/cost/test_work.py, by Hypothesis)
     Pairs of any slice under any mask equal those of the explicit mask; slices of a document add
@@ -19,11 +19,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from equipoise.base.arrays import Ints
+from equipoise.base.arrays import Floats, Ints
 from equipoise.base.errors import SpecError
 from equipoise.spec.mask import CAUSAL as CAUSAL
 from equipoise.spec.mask import Mask as Mask
-from equipoise.spec.model.presets import ModelSpec
+from equipoise.spec.model.presets import ModelSpec, WindowSpec
 
 
 def pairs_before(at: Ints, doc_tokens: Ints, mask: Mask = CAUSAL) -> Ints:
@@ -82,6 +82,37 @@ def causal_pairs(doc_tokens: Ints) -> Ints:
     return pairs
 
 
+def windowed_pairs(window: WindowSpec, doc_tokens: Floats) -> Floats:
+    """Causal pairs inside each document that a layer with a window reads [pairs].
+
+    >>> windowed_pairs(WindowSpec(2, 1.0), np.array([1.0, 2.0, 5.0])).tolist()
+    [1.0, 3.0, 9.0]
+    >>> windowed_pairs(WindowSpec(2, 1.0, is_chunk=True), np.array([1.0, 2.0, 5.0])).tolist()
+    [1.0, 3.0, 7.0]
+    """
+    most = float(window.tokens)
+    near = doc_tokens % most if window.is_chunk else np.minimum(doc_tokens, most)
+    rest = doc_tokens - near
+    each = (most + 1.0) / 2.0 if window.is_chunk else most
+    return np.asarray(near * (near + 1.0) / 2.0 + rest * each)
+
+
+def layer_pairs(model: ModelSpec, doc_tokens: Ints) -> int:
+    """Causal pairs inside documents that the mean layer reads, rounded [pairs].
+
+    >>> from equipoise.spec.model.presets import PLANNED
+    >>> layer_pairs(PLANNED["llama3-8b"], np.array([1, 1000]))  # all
+    500501
+    >>> layer_pairs(PLANNED["gpt-oss-120b"], np.array([1, 1000]))  # 128 keys in half of the layers
+    310187
+    """
+    whole = int(causal_pairs(doc_tokens).sum())
+    if model.window is None:
+        return whole
+    windowed = float(windowed_pairs(model.window, doc_tokens.astype(np.float64)).sum())
+    return round(whole + model.window.share * (windowed - whole))
+
+
 def pair_flop(model: ModelSpec) -> int:
     """Forward FLOP of one query-key pair over all heads and layers: QK and PV, 2 each."""
     return 2 * model.layers * model.heads * (model.score_width + model.head_width)
@@ -102,6 +133,9 @@ def forward_flop(model: ModelSpec, start: int, tokens: int, logits: int) -> int:
     """
     head = model.hidden * model.vocab
     pairs = tokens * start + tokens * (tokens + 1) // 2
+    if model.window is not None:
+        ends = (layer_pairs(model, np.array([end])) for end in (start + tokens, start))
+        pairs = next(ends) - next(ends)
     products = (model.matmul_params - head) * tokens + head * logits
     return 2 * products + pair_flop(model) * pairs
 

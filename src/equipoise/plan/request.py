@@ -163,7 +163,7 @@ def plan(
     _require_some(seconds, inputs, outcome, due)
     finalists = inputs.finalists(outcome, due)
     if not finalists[0].run.price.fits:
-        least = min(float(each.run.price.memory_bytes.max()) for each in finalists)
+        least = min(each.run.price.needs_bytes for each in finalists)
         raise _too_large(inputs, outcome.listed, least, due)
     lock = decide(inputs, outcome, finalists, due)
     return PlanAnswer(

@@ -76,7 +76,7 @@ def fitting_changes(
     for change, other, asked in changed:
         tried = price(other, asked).price
         if tried.fits:
-            gib = float(tried.memory_bytes.max()) / GIB
+            gib = float(tried.memory_bytes[tried.fullest]) / GIB
             fitting.append(FittingChange(change, gib, tried.step_s))
     return tuple(sorted(fitting, key=lambda each: each.step_s))
 
@@ -260,9 +260,9 @@ def step_row(run: StepRun, machine: Machine, options: StepOptions) -> dict[str, 
         "mfu": rate / peak,
         "useful_tflops_per_device": useful / 1e12,
         "useful_mfu": useful / peak,
-        "memory_gib_max": float(price.memory_bytes.max()) / GIB,
+        "memory_gib_max": float(price.memory_bytes[price.fullest]) / GIB,
         "memory_gib": (price.memory_bytes / GIB).tolist(),
-        "capacity_gib": price.capacity_bytes / GIB,
+        "capacity_gib": price.fullest_capacity_bytes / GIB,
         "host_memory_gib_max": float(price.host_bytes.max()) / GIB,
         "host_capacity_gib": price.host_capacity_bytes / GIB,
         "fits": price.fits,

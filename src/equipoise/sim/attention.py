@@ -7,6 +7,11 @@ What it decides
     context ranks the first few are replayed; of the others the shares are made, and waiting is what
     the replayed ones waited for each second of computing.
 
+    Where some layers have a window, every layer takes what the mean layer does. A document there
+    takes what causal documents of one length take that have as many tokens and pairs. What travels
+    between context ranks, and what ranks that share documents compute, is that of layers that read
+    all.
+
 Kept true (tests/unit/sim/test_parts.py)
     One context rank pays no traffic; two packs of equal tokens and other documents differ;
     several ranks are never faster than their share of one.
@@ -23,6 +28,7 @@ from equipoise.balance.context.split import ContextSplit
 from equipoise.base.arrays import Floats, Ints
 from equipoise.cost.step.layer import Rates
 from equipoise.cost.step.request import StepOptions, element_bytes
+from equipoise.cost.work import windowed_pairs
 from equipoise.schedule.attention.count import Wire
 from equipoise.schedule.attention.price import (
     BACKWARD_OVER_FORWARD,
@@ -35,7 +41,7 @@ from equipoise.schedule.attention.schedule import AttentionSchedule
 from equipoise.schedule.attention.strategies import write_attention
 from equipoise.sim.gangs import GangCore, TurnGang, make_core
 from equipoise.spec.layout import Layout
-from equipoise.spec.model.presets import ModelSpec
+from equipoise.spec.model.presets import ModelSpec, WindowSpec
 
 _MOST_REPLAYED = 8
 """Distinct micro-batches of a step whose messages are replayed."""
@@ -203,7 +209,7 @@ class AttentionCore:
         """
         alike = np.sqrt(2.0 * np.maximum(pairs, 0.5))
         together = np.bincount(rounds, alike)[rounds].astype(np.float64)
-        return 1e9 * self._documents_s(alike, backward=backward, pack_tokens=together)
+        return 1e9 * self._causal_s(alike, backward=backward, pack_tokens=together)
 
     @property
     def _wire(self) -> Wire:
@@ -256,6 +262,27 @@ class AttentionCore:
         return forward, backward
 
     def _documents_s(
+        self, lengths: Floats, *, backward: bool = False, pack_tokens: Floats | None = None
+    ) -> Floats:
+        """Whole documents in the mean layer, this rank's heads [s]."""
+        whole = self._causal_s(lengths, backward=backward, pack_tokens=pack_tokens)
+        window = self._model.window
+        if window is None:
+            return whole
+        windowed = self._windowed_s(window, lengths, backward=backward, pack_tokens=pack_tokens)
+        return np.asarray(whole + window.share * (np.minimum(windowed, whole) - whole))
+
+    def _windowed_s(
+        self, window: WindowSpec, lengths: Floats, *, backward: bool, pack_tokens: Floats | None
+    ) -> Floats:
+        """Documents in a layer with a window, as causal ones of as many tokens and pairs [s]."""
+        tokens = np.maximum(lengths, 1.0)
+        alike = np.maximum(2.0 * windowed_pairs(window, tokens) / tokens - 1.0, 1.0)
+        together = np.full(len(tokens), tokens.sum()) if pack_tokens is None else pack_tokens
+        each = self._causal_s(alike, backward=backward, pack_tokens=together)
+        return np.asarray(tokens / alike * each)
+
+    def _causal_s(
         self, lengths: Floats, *, backward: bool = False, pack_tokens: Floats | None = None
     ) -> Floats:
         """Whole causal documents, this rank's heads [s]."""
@@ -318,6 +345,7 @@ class AttentionCore:
             ranks_per_node=self._links.ranks_per_node,
         )
         compute = float(priced.compute_ns.max()) / (1 + BACKWARD_OVER_FORWARD) * 1e-9
+        own = self._mean_layer_s(compute, lengths, split)
         forward, backward = float(priced.forward_ns.max()), float(priced.backward_ns.max())
         waits = (
             max(0.0, forward * 1e-9 - compute),
@@ -335,11 +363,21 @@ class AttentionCore:
         )
         return CoreTimes(
             float(split.tokens.max()),
-            compute,
-            self._backward_ratio(lengths) * compute,
+            own,
+            self._backward_ratio(lengths) * own,
             waits[0] + merges[0],
             waits[1] + merges[1],
         )
+
+    def _mean_layer_s(self, causal_s: float, lengths: Ints, split: ContextSplit) -> float:
+        """The mean layer on the context rank that has most, of causal ones' seconds [s]."""
+        window = self._model.window
+        if window is None:
+            return causal_s
+        tokens = lengths.astype(np.float64)
+        windowed = self._windowed_s(window, tokens, backward=False, pack_tokens=None)
+        mine = float(windowed.sum()) * float(split.tokens.max()) / float(tokens.sum())
+        return causal_s + window.share * (min(mine, causal_s) - causal_s)
 
     def _travel_s(self, schedule: AttentionSchedule) -> tuple[float, float]:
         """What travels in each pass if nothing is computed beside it [s]."""

@@ -8,6 +8,7 @@ Kept true (tests/unit/cli/plan/test_policy.py, tests/unit/sim/test_request.py)
     The same lengths and seed give the same packs for any order of layouts.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -18,9 +19,10 @@ from equipoise.balance.packing.pack import make_packer
 from equipoise.balance.packing.turns import require_policy
 from equipoise.base.errors import SpecError
 from equipoise.base.nearest import nearest
+from equipoise.base.shown import shown
 from equipoise.cost.curve import counted_curve
 from equipoise.cost.step.request import StepOptions
-from equipoise.cost.work import causal_pairs, useful_flop
+from equipoise.cost.work import layer_pairs, useful_flop
 from equipoise.data.stream import DocumentStream, tell_apart
 from equipoise.sim.divided import DividedStep
 from equipoise.sim.step import Documents
@@ -35,6 +37,9 @@ from equipoise.spec.workload import (
     listed_lengths,
     read_lengths,
 )
+
+MOST_TOKENS = 2**31 - 1
+"""Attention kernels count a document's tokens in int32."""
 
 STEPS = 9
 """Steps among which the one of median work stands for all; odd, so that one is the median."""
@@ -52,7 +57,7 @@ def middle_step(model: ModelSpec, steps: Sequence[PackedStep]) -> PackedStep:
     work = []
     for step in steps:
         lengths = np.concatenate([batch.doc_tokens for batch in step])
-        work.append(useful_flop(model, int(lengths.sum()), int(causal_pairs(lengths).sum())))
+        work.append(useful_flop(model, int(lengths.sum()), layer_pairs(model, lengths)))
     return steps[int(np.argsort(work, kind="stable")[len(work) // 2])]
 
 
@@ -105,6 +110,29 @@ def step_packer(model: ModelSpec, lengths: str | ArrayLike, options: StepOptions
         return [[batch.doc_tokens.tolist() for batch in rank] for rank in packed.ranks]
 
     return pack
+
+
+def require_documents(documents: Documents) -> None:
+    """Refuse what is not lengths of documents, in micro-batches of ranks.
+
+    Raises:
+        SpecError: says what is wrong.
+    """
+    try:
+        batches = [list(batch) for row in documents for batch in list(row) or [[]]]
+    except TypeError:
+        raise SpecError(
+            "documents is not a list of ranks, of micro-batches, of lengths. Give all three, as "
+            "in [[[4096, 100]]]."
+        ) from None
+    if not batches or not all(batches):
+        raise SpecError("documents has a rank or a micro-batch with nothing in it. Fill it.")
+    for size in itertools.chain(*batches):
+        if not isinstance(size, int | np.integer) or not 1 <= size <= MOST_TOKENS:
+            raise SpecError(
+                f"documents has a length of {shown(size)}. Give whole numbers of 1 to "
+                f"{MOST_TOKENS:,}."
+            )
 
 
 def read_documents(

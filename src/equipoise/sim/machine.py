@@ -178,7 +178,9 @@ class Machine:
         stand = self.stand(ranks)
         nodes = len(np.unique(self.cluster.node_of(stand)))
         touched = [self.cluster.classes[at] for at in np.unique(self.cluster.class_of(stand))]
-        far = min(each.nic_bytes_per_s for each in touched) if nodes > 1 else 0.0
+        inside = {tier.devices for each in touched for tier in each.tiers}
+        beyond = group_of(self.cluster, stand).levels[len(inside) :]
+        far = min((level.bytes_per_s for level in beyond), default=0.0)
         near = min((each.tiers[-1].link for each in touched), key=lambda link: link.bytes_per_s)
         carried = carried_bytes_per_s(near.name)
         most = most_nodes(nodes)

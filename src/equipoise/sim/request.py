@@ -25,7 +25,7 @@ from equipoise.base.shown import shown
 from equipoise.cost.step.request import Precision, StepOptions, residuals_of
 from equipoise.sim.answer import StepAnswer, fitting_changes
 from equipoise.sim.divided import DividedStep
-from equipoise.sim.drawn import step_packer
+from equipoise.sim.drawn import MOST_TOKENS, require_documents, step_packer
 from equipoise.sim.faults import (
     FaultOptions,
     FaultRun,
@@ -51,9 +51,6 @@ from equipoise.spec.program.file import read_program
 from equipoise.spec.program.spec import DEFAULT, ProgramSpec
 from equipoise.spec.recompute import read_recompute, require_modules
 from equipoise.spec.words import LayoutWords, read_layout, read_model
-
-_MOST_TOKENS = 2**31 - 1
-"""Attention kernels count a document's tokens in int32."""
 
 _MOST_SEQUENCES = 1 << 20
 """Each micro-batch of a step is replayed."""
@@ -317,19 +314,18 @@ def _documents_of(
         raise SpecError(
             "documents are packed already, and lengths are still to be packed. Give one of them."
         )
+    require_documents(request.documents)
     if len(request.documents) not in (1, layout.dp):
         raise LayoutError(
             f"documents has micro-batches of {len(request.documents)} ranks for dp = {layout.dp}. "
             f"Give a row for each data-parallel rank, or one that stands for all."
         )
-    if not all(row and all(batch for batch in row) for row in request.documents):
-        raise SpecError("documents has a rank or a micro-batch with nothing in it. Fill it.")
     return request.documents
 
 
 def _require_numbers(request: StepRequest, machine: Machine) -> None:
     for name, most in (
-        ("context_tokens", _MOST_TOKENS),
+        ("context_tokens", MOST_TOKENS),
         ("step_sequences", _MOST_SEQUENCES),
         ("micro_batch", _MOST_SEQUENCES),
         ("virtual", _MOST_SEQUENCES),

@@ -28,9 +28,9 @@ import numpy as np
 from equipoise.base.arrays import Floats
 from equipoise.base.errors import LayoutError
 from equipoise.cost.offload import copies_share, require_host
-from equipoise.cost.step.request import TERMS, StepOptions, StepPrice
+from equipoise.cost.step.request import TERMS, Stack, StepOptions, StepPrice
 from equipoise.cost.step.work import published_flop
-from equipoise.cost.work import causal_pairs, useful_flop
+from equipoise.cost.work import layer_pairs, useful_flop
 from equipoise.sim.divided import DividedStep, keys_bytes, run_divided
 from equipoise.sim.divided import Documents as Documents
 from equipoise.sim.here import measured_parts
@@ -143,12 +143,7 @@ def run_step(
     options.require()
     require_host(machine.device, options.offload)
     layout.require_model(model)
-    # Embedding and head may be stages of their own.
-    if layout.pp * options.virtual > model.layers + 2 * (layout.pp > 1):
-        raise LayoutError(
-            f"{model.layers} layers cannot fill {layout.pp} x {options.virtual} stages. Give "
-            f"virtual = {max(1, model.layers // layout.pp)} or less, or fewer stages."
-        )
+    require_stages(model, layout, options)
     rows = uniform_documents(layout, options) if documents is None else documents
     here = measured_parts(model, machine, layout, options)
     if here is not None and isinstance(rows, DividedStep):
@@ -182,6 +177,19 @@ def run_step(
     return add_up(model, machine, layout, options, replayed)
 
 
+def require_stages(model: ModelSpec, layout: Layout, options: StepOptions) -> None:
+    """Refuse more stages than layers, embedding and head can fill.
+
+    Raises:
+        LayoutError: says how many they can.
+    """
+    if layout.pp * options.virtual > model.layers + 2 * (layout.pp > 1):
+        raise LayoutError(
+            f"{model.layers} layers cannot fill {layout.pp} x {options.virtual} stages. Give "
+            f"virtual = {max(1, model.layers // layout.pp)} or less, or fewer stages."
+        )
+
+
 def add_up(
     model: ModelSpec, machine: Machine, layout: Layout, options: StepOptions, replayed: Replayed
 ) -> StepRun:
@@ -192,7 +200,7 @@ def add_up(
     else:
         copies = layout.dp if len(rows) == 1 else 1
         flat = np.concatenate([np.asarray(batch, np.int64) for row in rows for batch in row])
-    tokens_all, pairs = int(flat.sum()) * copies, int(causal_pairs(flat).sum()) * copies
+    tokens_all, pairs = int(flat.sum()) * copies, layer_pairs(model, flat) * copies
     times = _sum_times(slowest, replayed.ends, options, layout)
     price = StepPrice(
         step_s=times.step_s,
@@ -235,31 +243,49 @@ def _ends(
     travel = travel_of(model, machine, layout, options, layers)
     before, after = np.zeros((2, layout.pp))
     for rank, mine in enumerate(layers):
-        if options.stack.stage_overlap and options.stack.data_overlap:
-            before[rank], after[rank] = exposed_by_stage_s(
-                run.timeline,
-                rank,
-                float(travel.gather_s[rank]),
-                float(travel.reduce_s[rank]),
-                layers=len(mine),
-            )
-            continue
-        before[rank], after[rank] = exposed_s(
+        reduce = float(travel.reduce_s[rank])
+        before[rank], after[rank] = rank_ends_s(
             run,
             rank,
+            options.stack,
             float(travel.gather_s[rank]),
-            float(travel.reduce_s[rank]),
+            reduce,
+            each_s=reduce if layout.zero == 2 else 0.0,
             layers=len(mine),
-            overlaps=options.stack.data_overlap,
         )
-        if layout.zero == 2:
-            backward = float(run.last_backward_s[rank])
-            one = between_s(
-                float(travel.reduce_s[rank]), backward, overlaps=options.stack.data_overlap
-            )
-            after[rank] += (len(run.tokens) - 1) * one
     copies = copies_share(machine.device, options)
     return Ends(before, after, travel.optimizer_s, copies=copies)
+
+
+def rank_ends_s(
+    run: PipelineRun,
+    rank: int,
+    stack: Stack,
+    gather_s: float,
+    reduce_s: float,
+    *,
+    each_s: float,
+    layers: int,
+) -> tuple[float, float]:
+    """What a rank waits for parameters before its pipeline, and for gradients in it and after [s].
+
+    Args:
+        run: The rank's pipeline.
+        rank: Which rank of the pipeline.
+        stack: What hides what travels.
+        gather_s: What gathering all its parameters takes.
+        reduce_s: What reducing all its gradients takes.
+        each_s: The part of that which is reduced in every micro-batch, as of ZeRO 2.
+        layers: How many it holds.
+    """
+    overlaps = stack.data_overlap
+    if stack.stage_overlap and overlaps:
+        travel = run.timeline, rank, gather_s, reduce_s
+        before, after = exposed_by_stage_s(*travel, layers=layers)
+    else:
+        before, after = exposed_s(run, rank, gather_s, reduce_s, layers=layers, overlaps=overlaps)
+    one = between_s(each_s, float(run.last_backward_s[rank]), overlaps=overlaps)
+    return before, after + (len(run.tokens) - 1) * one
 
 
 def exposed_s(

@@ -20,7 +20,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from equipoise.cost.work import causal_pairs, useful_flop
+from equipoise.cost.work import layer_pairs, useful_flop
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
 
@@ -61,7 +61,7 @@ def slowest_turns(model: ModelSpec, layout: Layout, rows: Rows) -> Rows:
 
     def work(batch: Sequence[int]) -> int:
         lengths = np.asarray(batch, dtype=np.int64)
-        return useful_flop(model, int(lengths.sum()), int(causal_pairs(lengths).sum()))
+        return useful_flop(model, int(lengths.sum()), layer_pairs(model, lengths))
 
     return [heaviest_turns(rows, work)]
 

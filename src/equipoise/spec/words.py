@@ -204,22 +204,39 @@ def read_model(text: str) -> ModelSpec:
     return _require_layers(model)
 
 
-def forecast_note(text: str) -> str:
-    """What a forecast of this model should be read with; empty of a model that trains here.
+def forecast_note(text: str, context_tokens: int | None = None) -> str:
+    """What a forecast of this model should be read with; empty where there is nothing to say.
 
     Args:
         text: As ``read_model`` takes it; of what that refuses there is nothing to say.
+        context_tokens: Window that is forecast [tokens].
     """
     file = Path(text) / "config.json" if text and Path(text).is_dir() else Path(text)
     if text in PLANNED or "=" in text or file.suffix != ".json":
         return ""
     try:
-        kind = _forecast_kind(read_json(file))
+        config = read_json(file)
     except (OSError, ValueError):
         return ""
-    return (
-        "" if kind is None else f"{kind} is forecast, and cannot be trained here: {FORECAST[kind]}."
-    )
+    kind, notes = _forecast_kind(config), list[str]()
+    if kind is not None:
+        notes.append(f"{kind} is forecast, and cannot be trained here: {FORECAST[kind]}.")
+    most = _longest(config)
+    if most is not None and context_tokens is not None and context_tokens > most:
+        notes.append(
+            f"{file.name}: max_position_embeddings is {most:,}, and a window has "
+            f"{context_tokens:,} tokens. The price holds, but the model was not made for them."
+        )
+    return " ".join(notes)
+
+
+def _longest(config: object) -> int | None:
+    """Tokens for which a config.json's text decoder was made; None where it does not say."""
+    if not isinstance(config, dict):
+        return None
+    text = config.get("text_config")
+    most = (text if isinstance(text, dict) else config).get("max_position_embeddings")
+    return most if type(most) is int and most > 0 else None
 
 
 def _forecast_kind(config: object) -> str | None:

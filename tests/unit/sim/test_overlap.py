@@ -39,6 +39,17 @@ def test_more_stages_expose_less() -> None:
         assert staged[0] < beside[0] and staged[1] < beside[1]
 
 
+def test_gradients_of_every_micro_batch_are_paid_for_all_the_same() -> None:
+    for beside in (False, True):
+        options = StepOptions(8192, 64, stack=Stack(stage_overlap=beside))
+        one, two = (
+            run_step(MODEL, MACHINE, Layout(dp=8, pp=4, zero=zero), options).price
+            for zero in (1, 2)
+        )
+        assert two.terms["data traffic"] > 2 * one.terms["data traffic"]
+        assert two.step_s > one.step_s
+
+
 def test_a_step_never_takes_longer_for_it() -> None:
     without = Stack()
     beside = dataclasses.replace(without, stage_overlap=True)

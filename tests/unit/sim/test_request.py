@@ -160,6 +160,22 @@ def test_packed_documents_are_priced_as_they_are_given() -> None:
             "documents has a rank or a micro-batch with nothing in it. Fill it.",
         ),
         (
+            {"documents": [[4096]] * 4},
+            SpecError,
+            "documents is not a list of ranks, of micro-batches, of lengths. Give all three, as "
+            "in [[[4096, 100]]].",
+        ),
+        (
+            {"documents": [[[4096, -1]]] * 4},
+            SpecError,
+            "documents has a length of -1. Give whole numbers of 1 to 2,147,483,647.",
+        ),
+        (
+            {"documents": [[[4096, 1.5]]] * 4},
+            SpecError,
+            "documents has a length of 1.5. Give whole numbers of 1 to 2,147,483,647.",
+        ),
+        (
             {"documents": [[[4096]]] * 4, "lengths": "wikipedia"},
             SpecError,
             "documents are packed already, and lengths are still to be packed. Give one of them.",

@@ -7,11 +7,13 @@ import pytest
 
 from equipoise.base.errors import LayoutError, SpecError
 from equipoise.cost.step.request import Residuals
+from equipoise.cost.work import pair_flop
 from equipoise.sim.machine import Machine
 from equipoise.sim.step import price_step, run_step
 from equipoise.spec.cluster.link import find_link
 from equipoise.spec.cluster.spec import find_cluster
 from equipoise.spec.layout import Layout
+from equipoise.spec.model.presets import WindowSpec
 from support.machines import MODEL, SPARSE, h100, options, stack
 
 LAYOUTS = [
@@ -47,6 +49,25 @@ def test_recomputation_takes_longer_and_holds_less() -> None:
     assert prices["full"].step_s > prices["every-2"].step_s > prices["attention"].step_s
     held = {name: price.memory_bytes.max() for name, price in prices.items()}
     assert held["full"] < held["selective"] < held["every-2"] < held["attention"] < held["none"]
+
+
+@pytest.mark.parametrize("layout", [Layout(dp=8), Layout(dp=4, pp=2), Layout(dp=2, cp=4)])
+def test_layers_with_a_window_attend_to_it_alone(layout: Layout) -> None:
+    asked, tokens = options(), 4096
+    every, some, none = (
+        price_step(dataclasses.replace(MODEL, window=window), h100(8), layout, asked)
+        for window in (None, WindowSpec(512, 0.75), WindowSpec(tokens, 0.75))
+    )
+    assert 0.3 < some.terms["attention"] / every.terms["attention"] < 0.8
+    assert some.step_s < every.step_s
+    pairs = tokens * (tokens + 1) // 2 - (512 * 513 // 2 + (tokens - 512) * 512)
+    less = 0.75 * 3 * pair_flop(MODEL) * 16 * pairs
+    assert every.useful_flop - some.useful_flop == pytest.approx(less)
+    assert some.useful_flop < some.published_flop < every.published_flop
+    # A window as long as the text is not one.
+    assert none.useful_flop == every.useful_flop and none.published_flop == every.published_flop
+    if layout.cp == 1:
+        assert none.step_s == pytest.approx(every.step_s, rel=1e-9)
 
 
 def test_documents_of_other_lengths_and_equal_tokens_take_another_time() -> None:

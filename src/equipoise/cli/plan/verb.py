@@ -207,6 +207,7 @@ def _serve(args: argparse.Namespace) -> int:
         **serving_of(args),
         seconds=SECONDS if args.seconds is None else args.seconds,
     )
+    say_forecast(args)
     answer = plan_serving(request, progress=make_progress(args.quiet or args.json))
     if args.json:
         sys.stdout.write(json.dumps(answer.as_row(), indent=1) + "\n")

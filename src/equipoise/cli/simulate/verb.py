@@ -346,6 +346,7 @@ def _serve(args: argparse.Namespace) -> int:
         with writing("plot", args.plot):
             plot_tenants(args.plot, answer)
     nano = forecast_nano(request, answer)
+    say_forecast(args)
     if args.json:
         row = {**answer.as_row(), "nano": nano and nano.as_row()}
         sys.stdout.write(json.dumps(row, indent=1) + "\n")

@@ -244,7 +244,7 @@ class StepPrice:
     memory_bytes: Floats
     """Peak memory of each stage, float64 [pp]."""
     capacity_bytes: int
-    """Device memory that tensors may fill."""
+    """Device memory that tensors may fill; of several kinds of device, the smallest's."""
     host_bytes: Floats
     """Host memory used by each stage's rank, float64 [pp]."""
     host_capacity_bytes: int
@@ -257,6 +257,22 @@ class StepPrice:
     """FLOP with every pair of a window, as Megatron-LM counts."""
     extrapolated: tuple[str, ...]
     """Curves read beyond their measured sizes."""
+    capacities_bytes: Floats | None = None
+    """Device memory that each stage may fill, float64 [pp]; None where all are alike."""
+
+    @property
+    def fullest(self) -> int:
+        """The stage whose device is fullest."""
+        if self.capacities_bytes is None:
+            return int(self.memory_bytes.argmax())
+        return int((self.memory_bytes / self.capacities_bytes).argmax())
+
+    @property
+    def fullest_capacity_bytes(self) -> float:
+        """What its device may fill."""
+        if self.capacities_bytes is None:
+            return self.capacity_bytes
+        return float(self.capacities_bytes[self.fullest])
 
     @property
     def fits(self) -> bool:
@@ -270,8 +286,14 @@ class StepPrice:
 
     @property
     def needs_bytes(self) -> float:
-        """Device memory with which the step would fit; infinite if the host is full."""
-        return float(self.memory_bytes.max()) if self.fits_host else float("inf")
+        """Device memory with which the step would fit; infinite if the host is full.
+
+        Of several kinds of device that of the smallest, if all grow alike.
+        """
+        if not self.fits_host:
+            return float("inf")
+        held = float(self.memory_bytes[self.fullest])
+        return held * (self.capacity_bytes / self.fullest_capacity_bytes)
 
 
 def kernel_key(layout: Layout, options: StepOptions) -> tuple[object, ...]:

@@ -14,7 +14,8 @@ What it decides
 
     =========== ==================================================================
     useful      forward and backward once, each causal pair once: ``cost.work``
-    published   as Megatron-LM counts: every pair of a window, masked ones too
+    published   as Megatron-LM counts: every pair of a text, masked ones too; of a layer with a
+                window, as many keys as it has for every query
     =========== ==================================================================
 
 Kept true (tests/unit/cost/step/test_work.py)
@@ -223,7 +224,8 @@ def head_work(model: ModelSpec, layout: Layout, tokens: float) -> Product:
 def published_flop(model: ModelSpec, doc_tokens: Ints) -> float:
     """Forward and backward FLOP as Megatron-LM and NVIDIA's recipes count them.
 
-    Every pair of a document counts, masked ones included; recomputation does not.
+    Every pair of a document counts, masked ones included, but in layers with a window those beyond
+    it; recomputation does not.
 
     Args:
         model: Sizes.
@@ -235,4 +237,7 @@ def published_flop(model: ModelSpec, doc_tokens: Ints) -> float:
     """
     lengths = np.asarray(doc_tokens, dtype=np.float64)
     pairs = float((lengths**2).sum())
+    if model.window is not None:
+        windowed = float((lengths * np.minimum(lengths, model.window.tokens)).sum())
+        pairs += model.window.share * (windowed - pairs)
     return 6.0 * model.matmul_params * float(lengths.sum()) + 3.0 * pair_flop(model) * pairs

@@ -24,6 +24,7 @@ Sources
     arXiv:2006.09503. What rounding lost is added to the next step: 1-bit Adam, arXiv:2102.02888.
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -105,7 +106,7 @@ def step_of_sites(
     if len(sites) == 1 or rate == 0.0 or any(share % 1 for share in shares):
         return None
     kinds = {
-        (site.device.name, site.devices): (site, int(share))
+        dataclasses.replace(site.classes[0], name=""): (site, int(share))
         for site, share in zip(sites, shares, strict=True)
     }
     alone: list[tuple[float, str]] = []

@@ -17,7 +17,7 @@ from equipoise.base.errors import EquipoiseError
 from equipoise.base.units import GIB
 from equipoise.plan.space.choice import Choice
 from equipoise.sim.machine import Machine
-from equipoise.sim.step import price_step
+from equipoise.sim.mixed.replay import run_sites
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.plan import Flip, Wall
 
@@ -95,13 +95,14 @@ def _wall(
         middle = (low + high) // 2
         model, choice = grown(sizes[middle])
         try:
-            price = price_step(model, machine, choice.layout, choice.options)
+            price = run_sites(model, machine, choice.layout, choice.options).price
         except EquipoiseError:  # not of this layout at all
             return None
         if price.fits:
             low = middle
         else:
-            high, full = middle, (price.needs_bytes / GIB, price.capacity_bytes / GIB, False)
+            held, room = float(price.memory_bytes[price.fullest]), price.fullest_capacity_bytes
+            high, full = middle, (held / GIB, room / GIB, False)
             if not price.fits_host:
                 host = float(price.host_bytes.max())
                 full = host / GIB, price.host_capacity_bytes / GIB, True

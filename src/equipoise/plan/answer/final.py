@@ -20,7 +20,7 @@ import numpy as np
 from equipoise.base.errors import EquipoiseError
 from equipoise.cost.step.request import StepOptions
 from equipoise.cost.step.work import published_flop
-from equipoise.cost.work import causal_pairs, useful_flop
+from equipoise.cost.work import layer_pairs, useful_flop
 from equipoise.plan.bounds.roofline import needed_bytes
 from equipoise.plan.layers.search import plan_layers
 from equipoise.plan.search.deadline import NEVER, Deadline
@@ -145,7 +145,7 @@ def _of_all(search: Search, documents: Documents | DividedStep, run: StepRun) ->
         every = documents.doc_tokens
     else:
         every = np.array([length for row in documents for batch in row for length in batch])
-    tokens, pairs = int(every.sum()), int(causal_pairs(every).sum())
+    tokens, pairs = int(every.sum()), layer_pairs(search.model, every)
     price = dataclasses.replace(
         run.price,
         tokens=tokens,

@@ -35,7 +35,7 @@ from equipoise.cost.memory.device import (
 )
 from equipoise.cost.step.modules import module_counts
 from equipoise.cost.step.request import StepOptions, element_bytes
-from equipoise.cost.work import causal_pairs, pair_flop
+from equipoise.cost.work import layer_pairs, pair_flop
 from equipoise.plan.space.columns import (
     RECOMPUTES,
     SCHEDULES,
@@ -287,7 +287,7 @@ def peak_bound_s(
 def _flops(model: ModelSpec, base: StepOptions, *, has_documents: bool) -> Floats:
     """FLOP of a step under each setting of recomputation, float64 [RECOMPUTES]."""
     tokens = base.context_tokens * base.step_sequences
-    pairs = 0 if has_documents else int(causal_pairs(np.array([base.context_tokens]))[0])
+    pairs = 0 if has_documents else layer_pairs(model, np.array([base.context_tokens]))
     pairs *= base.step_sequences
     layers, head = model.layers, model.hidden * model.vocab
     linear = 2.0 * (model.matmul_params - head) * tokens

@@ -36,6 +36,11 @@ def megatron_model(model: ModelSpec, context_tokens: int) -> list[str]:
             "Megatron-LM has no experts that read what attention of their layer reads. Export a "
             "model without shortcut."
         )
+    if model.window is not None or model.has_sinks:
+        raise SpecError(
+            "Flags of layers with a window and of attention with sinks are not known here, and "
+            "without them Megatron-LM would train another model. Export a model without both."
+        )
     flags = [
         f"--num-layers {model.layers}",
         f"--hidden-size {model.hidden}",

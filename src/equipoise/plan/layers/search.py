@@ -213,7 +213,7 @@ def plan_base(search: Search, base: int) -> LayeredPlan | None:
         )
         if run.price.fits:
             return LayeredPlan(choice, layers, run)
-        short += float(run.price.memory_bytes.max()) - run.price.capacity_bytes
+        short += run.price.needs_bytes - run.price.capacity_bytes
     return None
 
 

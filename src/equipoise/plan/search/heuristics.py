@@ -20,8 +20,9 @@ What it decides
     by the bound of memory; where that does not fit when it is priced, the next. Experts lie on as
     few ranks as hold them, or on as many as can.
 
-    Of a lattice of millions (``plan.search.vast``) both look at ``RECIPES`` alone: the same rules,
-    with every degree and every micro-batch.
+    Of a lattice of millions (``plan.search.vast``) both look at ``recipe_rows`` alone: the same
+    rules, with every degree and every micro-batch, and with gradients shared (ZeRO 2) where there
+    are no stages: what holds whole weights, but not their gradients, too, needs nothing else.
 
 Kept true (tests/unit/plan/search/test_search.py, tests/unit/plan/search/test_heuristics.py)
     Every row is of the space; the local search ends; within each recipe the ranks that share the
@@ -41,6 +42,7 @@ import numpy as np
 from equipoise.base.arrays import Flags, Floats, Ints
 from equipoise.plan.bounds.roofline import needed_bytes, peak_bound_s
 from equipoise.plan.space.columns import COLUMNS, NAMED, RECOMPUTES, Space, schedules_with
+from equipoise.plan.space.lattice import Lattice
 from equipoise.sim.machine import Machine
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.recompute import MODULE_SETS
@@ -168,9 +170,14 @@ def guess_s(space: Space, peak: Floats) -> Floats:
     traffic = 1.0 + 0.04 * np.log2(space["tp"]) + 0.5 * (space["tp"] > 8)
     traffic = traffic + 0.06 * np.log2(space["cp"])
     traffic = traffic + np.where((space["zero"] == 3) & (space["pp"] > 1), 1.0, 0.0)
-    traffic = traffic + np.where(space["zero"] == 0, 0.05, 0.0)
+    traffic = traffic + np.where((space["zero"] == 0) | sums_each(space), 0.05, 0.0)
     small = np.maximum(0.0, np.log2(4096 / (space["micro_batch"] * space.base.context_tokens)))
     return np.asarray(peak * waiting(space) * traffic * (1.0 + 0.05 * small))
+
+
+def sums_each(space: Space) -> Flags:
+    """Whether gradients are summed over ranks in each of several micro-batches."""
+    return np.asarray((space["zero"] == 2) & (space.micro_batches > 1))
 
 
 def waiting(space: Space) -> Floats:
@@ -217,6 +224,17 @@ RECIPES = {
     "context_strategy": (NAMED["context_strategy"].index("needed-kv"),),
 }
 """Columns of recipes, as ``plan.space.lattice.Lattice.find`` takes them."""
+
+
+def recipe_rows(lattice: Lattice) -> Ints:
+    """Numbers of the choices that recipes differ in, ascending, int64 [n].
+
+    Cost: about 0.1 us a number.
+    """
+    some, alike = lattice.find(RECIPES), lattice.find(RECIPES | {"zero": (2,), "pp": (1,)})
+    space = lattice.keep(alike)
+    shares = (space["zero"] == 2) & (space["pp"] == 1)
+    return np.union1d(some, alike[shares])
 
 
 def find_seeds(

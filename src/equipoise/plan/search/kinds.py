@@ -7,7 +7,7 @@ Kept true (tests/unit/cli/plan/test_verb.py, tests/unit/plan/test_request.py)
 import numpy as np
 
 from equipoise.plan.export.program import Program
-from equipoise.plan.search.heuristics import RECIPES
+from equipoise.plan.search.heuristics import recipe_rows
 from equipoise.plan.search.mixed import ClassSearch
 from equipoise.plan.search.search import Search
 from equipoise.plan.search.vast import VAST, VastSearch, least_peak_s
@@ -47,7 +47,7 @@ def make_search(
         search = VastSearch(model, machine, lattice, packer=packer, published=published)
         return search, float(np.inf)
     else:
-        space = lattice.keep(lattice.find(RECIPES))
+        space = lattice.keep(recipe_rows(lattice))
         unlisted_s = least_peak_s(model, machine, lattice, packs=packer is not None)
     kind = Search if is_uniform else ClassSearch
     return kind(model, machine, space, packer=packer), float(unlisted_s)

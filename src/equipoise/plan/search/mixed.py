@@ -79,7 +79,8 @@ class ClassSearch(Search):
 
     def _run(self, best: Incumbent, reached: Reached, due: Deadline) -> None:
         """Search until nothing can be ``gap`` faster, or the time is over."""
-        capacity = self.machine.capacity_bytes
+        # Which stage is fullest is not known: it may stand on the largest device.
+        capacity = max(each.device.usable_bytes for each in self.machine.cluster.classes)
         looks_due, climb_due = (due.part(share) for share in (_LOOK_SHARE, _CLIMB_SHARE))
         of_all = self.model, self.machine, self.listed
         needs = needed_bytes(*of_all, has_documents=self.packer is not None)

@@ -28,7 +28,7 @@ import numpy as np
 from equipoise.base.arrays import Flags, Ints
 from equipoise.plan.bounds.roofline import memory_bound_bytes, needed_bytes, peak_bound_s
 from equipoise.plan.search.deadline import Deadline
-from equipoise.plan.search.heuristics import RECIPES
+from equipoise.plan.search.heuristics import recipe_rows
 from equipoise.plan.search.incumbent import Outcome, Priced, SearchProgress
 from equipoise.plan.search.search import Search
 from equipoise.plan.search.vast import least_peak_s
@@ -108,7 +108,7 @@ def _list_offloaded(
     model, machine, every = search.model, search.machine, search.space
     capacity = machine.capacity_bytes
     packs = search.packer is not None
-    numbers = np.arange(len(every)) if isinstance(every, Space) else every.find(RECIPES)
+    numbers = np.arange(len(every)) if isinstance(every, Space) else recipe_rows(every)
     space = every.keep(numbers)
     is_large = memory_bound_bytes(model, space, has_documents=packs) > capacity
     tried = [each.row for each in search.known.values() if each.memory_bytes > capacity]

@@ -34,7 +34,14 @@ from equipoise.base.arrays import Floats, Ints
 from equipoise.plan.bounds.roofline import memory_guess_bytes, needed_bytes, peak_bound_s
 from equipoise.plan.search.deadline import Deadline
 from equipoise.plan.search.evaluate import Estimates
-from equipoise.plan.search.heuristics import RECIPES, climb, guess_s, scattered, waiting
+from equipoise.plan.search.heuristics import (
+    climb,
+    guess_s,
+    recipe_rows,
+    scattered,
+    sums_each,
+    waiting,
+)
 from equipoise.plan.search.incumbent import Incumbent, Node, Reached
 from equipoise.plan.search.near import likeliest, near_rows
 from equipoise.plan.search.search import FAMILY, KERNELS, OWN, ROW, SPLIT, Search
@@ -221,7 +228,7 @@ class VastSearch(Search):
             near = likeliest(moves, likely.rows, likely.space, likely.guess)
             ranked = [start, *near.tolist()]
         else:
-            rows = self.lattice.find(RECIPES)
+            rows = recipe_rows(self.lattice)
             rows = rows[:: -(-len(rows) // _SAMPLE)]
             likely = self._likely(team, best, rows, looks=_FIRST_LOOKS)
             first = next(_differing(likely, _MOST_FIRST, _MOST_FIRST), [])
@@ -237,7 +244,7 @@ class VastSearch(Search):
         price(list(self.published))
         if best.fitting:
             self._climb_near(team, best, price, _part(due, _NEAR_SHARE, _NEAR_S))
-        rows = lattice.find(RECIPES)
+        rows = recipe_rows(lattice)
         common = self._likely(team, best, rows[:: -(-len(rows) // _COMMON)])
         start_due = _part(due, _SEED_SHARE, _SEED_S)
         climb_due = _part(due, _SEED_SHARE + _CLIMB_SHARE, _SEED_S + _CLIMB_S)
@@ -300,6 +307,7 @@ class VastSearch(Search):
         least = float(peak.min(initial=np.inf))
         guess = known[group] * peak / least * waiting(space) * far
         guess *= np.where((space["zero"] == 3) & (space["pp"] > 1), 2.0, 1.0)
+        guess *= np.where(sums_each(space), 1.05, 1.0)
         slower = np.nanmedian(guess / rough) if np.isfinite(guess).any() else 1.0
         guess = np.where(np.isfinite(guess), guess, rough * slower)
         return _Likely(space, rows, memory, guess * _doubt(memory))

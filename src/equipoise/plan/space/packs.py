@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from equipoise.base.arrays import Floats, Ints
-from equipoise.cost.work import useful_flop
+from equipoise.cost.work import useful_flop, windowed_pairs
 from equipoise.plan.space.choice import Choice
 from equipoise.sim.divided import DividedStep, SlicedBatch, typical_slices
 from equipoise.sim.step import Documents, typical
@@ -236,8 +236,10 @@ class Packs:
 def _by_work(model: ModelSpec, packed: Documents) -> list[int]:
     lengths = np.array([x for rank in packed for batch in rank for x in batch], np.float64)
     rank = np.repeat(np.arange(len(packed)), [sum(map(len, batches)) for batches in packed])
-    each = useful_flop(model, 1, 0) * lengths
-    each += useful_flop(model, 0, 1) * lengths * (lengths + 1.0) / 2.0
+    each, pairs = useful_flop(model, 1, 0) * lengths, lengths * (lengths + 1.0) / 2.0
+    if model.window is not None:
+        pairs += model.window.share * (windowed_pairs(model.window, lengths) - pairs)
+    each += useful_flop(model, 0, 1) * pairs
     work = np.bincount(rank, each, len(packed))
     order: list[int] = np.argsort(-work, kind="stable").tolist()
     return order

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from equipoise.balance.stage import StageSplit
+from equipoise.base.arrays import Floats
 from equipoise.cost.memory.device import kept_bytes, rank_memory, resident_bytes
 from equipoise.cost.memory.share import StageShare
 from equipoise.cost.step.request import StepOptions
@@ -88,6 +89,7 @@ def layered_memory(
     layers: Sequence[LayerStrategy],
     split: StageSplit,
     runs: Sequence[PipelineRun],
+    capacities: Floats,
 ) -> StageMemory:
     """Peaks of every pipeline rank.
 
@@ -98,6 +100,7 @@ def layered_memory(
         layers: Of every layer of the model.
         split: Layers to stages.
         runs: Replayed pipelines, one a data-parallel rank.
+        capacities: What each pipeline rank's device may fill, float64 [pp] [bytes].
     """
     most = max(max(run.tokens) for run in runs)
     own = {strategy: strategy.options(layout, options) for strategy in dict.fromkeys(layers)}
@@ -125,7 +128,8 @@ def layered_memory(
         terms["activations"] += here
         terms["allocator"] += options.stack.slack_share * here
         flight.append((1 + options.stack.slack_share) * here)
-        passing = max((each[layer].passing for layer in mine), key=lambda one: sum(one.values()))
+        every = (each[layer].passing for layer in mine)
+        passing = max(every, key=lambda one: sum(one.values()), default={})
         for more in (passing, *(each[layer].stays for layer in mine)):
             for name, value in more.items():
                 terms[name] += value
@@ -133,5 +137,5 @@ def layered_memory(
     totals = np.array([sum(terms.values()) for terms in by_rank])
     shares = stage_shares(held, batches, in_flight)
     host = host_of_ranks(model, layout, options, shares, most)
-    units, fullest = in_flight.astype(np.float64), by_rank[int(totals.argmax())]
+    units, fullest = in_flight.astype(np.float64), by_rank[int((totals / capacities).argmax())]
     return StageMemory(totals, fullest, host, np.array(flight), units, kept / most, shares)

@@ -30,12 +30,12 @@ from equipoise.sim.mixed.sites import (
     SiteParts,
     name_sites,
     rank_of_stages,
+    room_bytes,
     slowest_hop_s,
     split_by_speed,
 )
 from equipoise.sim.parameters import (
     Held,
-    between_s,
     gather_s,
     held_by_ends,
     held_by_layer,
@@ -50,12 +50,13 @@ from equipoise.sim.step import (
     Replayed,
     StepRun,
     add_up,
-    exposed_s,
+    rank_ends_s,
+    require_stages,
     run_step,
     typical,
     uniform_documents,
 )
-from equipoise.sim.turns import slowest_turns
+from equipoise.sim.turns import fullest_turns, slowest_turns
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.recompute import layer_recompute
@@ -124,6 +125,7 @@ def run_layered(
     """
     options.require()
     require_host(machine.device, options.offload)
+    require_stages(model, layout, options)
     rows = uniform_documents(layout, options) if documents is None else require_whole(documents)
     for strategy in dict.fromkeys(layers):
         require_strategy(model, layout, options, strategy, has_documents=documents is not None)
@@ -134,18 +136,20 @@ def run_layered(
     known = prices or SiteParts(model, machine)
     step = _Step(model, machine, layout, options, tuple(layers), documents is None, known)
     split = step.split(typical(rows))
-    runs = []
+    runs, fullest = [], fullest_turns(layout, rows)
     for row in slowest_turns(model, layout, rows):
         batches = [step.price(np.asarray(batch), split) for batch in row]
-        tokens = [int(sum(batch)) for batch in row]
+        tokens = fullest or [int(sum(batch)) for batch in row]
         runs.append(run_pipeline(batches, split, layout, options, tokens=tokens))
     slowest = max(runs, key=lambda run: run.timeline.makespan_ns)
     held = layers_of_ranks(split, layout, options)
-    memory = layered_memory(model, layout, options, layers, split, runs)
+    capacities = room_bytes(machine.cluster, layout)
+    memory = layered_memory(model, layout, options, layers, split, runs, capacities)
     ends = _ends(step, slowest, held)
     replayed = Replayed(rows, slowest, memory, ends, tuple(split.layers.tolist()))
     run = add_up(model, machine, layout, options, replayed)
-    return dataclasses.replace(run, sites=_sites(machine, layout))
+    price = dataclasses.replace(run.price, capacities_bytes=capacities)
+    return dataclasses.replace(run, price=price, sites=_sites(machine, layout))
 
 
 def _sites(machine: Machine, layout: Layout) -> tuple[str, ...]:
@@ -228,7 +232,7 @@ class _Step:
 def _ends(step: _Step, run: PipelineRun, held: list[list[int]]) -> Ends:
     """Gradients and parameters that travel once a step, each strategy's by itself."""
     model, layout, options = step.model, step.layout, step.options
-    slow, overlaps = options.residuals.traffic, options.stack.data_overlap
+    slow = options.residuals.traffic
     width, nothing = element_bytes(options.precision), Held(0.0, 0.0)
     before, after, optimizer = np.zeros((3, layout.pp))
     for rank, (mine, machine) in enumerate(zip(held, step.sites, strict=True)):
@@ -256,9 +260,13 @@ def _ends(step: _Step, run: PipelineRun, held: list[list[int]]) -> Ends:
             for own, weights in travels.items()
             if own.zero == 2
         )
-        before[rank], after[rank] = exposed_s(
-            run, rank, slow * gather, slow * reduce, layers=len(mine), overlaps=overlaps
+        before[rank], after[rank] = rank_ends_s(
+            run,
+            rank,
+            options.stack,
+            slow * gather,
+            slow * reduce,
+            each_s=slow * again,
+            layers=len(mine),
         )
-        one = between_s(slow * again, float(run.last_backward_s[rank]), overlaps=overlaps)
-        after[rank] += (len(run.tokens) - 1) * one
     return Ends(before, after, optimizer, copies=copies_share(step.machine.device, options))

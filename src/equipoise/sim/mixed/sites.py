@@ -28,7 +28,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from equipoise.balance.stage import StageSplit, split_stages
-from equipoise.base.arrays import Ints
+from equipoise.base.arrays import Floats, Ints
 from equipoise.cost.offload import loads_without_copies
 from equipoise.cost.step.request import Precision, StepOptions, kernel_key
 from equipoise.schedule.pipeline.strategies import place_stages
@@ -48,7 +48,7 @@ class Site(Machine):
     def __init__(
         self, cluster: ClusterSpec, layout: Layout, rank: int, precision: Precision = "bf16"
     ) -> None:
-        classes = [cluster.classes[each] for each in _classes(cluster, layout, rank)]
+        classes = [cluster.classes[each] for each in _classes(cluster, layout)[rank]]
         slowest = min((each.device for each in classes), key=lambda each: each.peaks[0][1])
         super().__init__(cluster, precision, slowest)
         grid = layout.grid("pp", "dp", "cp", "tp")
@@ -71,10 +71,23 @@ class Site(Machine):
         return places
 
 
-def _classes(cluster: ClusterSpec, layout: Layout, rank: int) -> tuple[int, ...]:
-    """Numbers of the classes that a stage's ranks stand in."""
-    ranks = layout.grid("pp", "dp", "cp", "tp")[rank].ravel()
-    return tuple(np.unique(cluster.class_of(ranks)).tolist())
+def _classes(cluster: ClusterSpec, layout: Layout) -> list[tuple[int, ...]]:
+    """Numbers of the classes that each stage's ranks stand in."""
+    kinds = cluster.class_of(layout.grid("pp", "dp", "cp", "tp").reshape(layout.pp, -1))
+    return [tuple(np.unique(row).tolist()) for row in kinds]
+
+
+def room_bytes(cluster: ClusterSpec, layout: Layout) -> Floats:
+    """What the smallest device of each pipeline rank's stage may fill, float64 [pp] [bytes].
+
+    >>> from equipoise.spec.cluster.spec import find_cluster
+    >>> (room_bytes(find_cluster("h100-sxm:16"), Layout(pp=2, dp=8)) / 2**30).round(1).tolist()
+    [78.7, 78.7]
+    """
+    usable = np.array([each.device.usable_bytes for each in cluster.classes], dtype=np.float64)
+    if len(usable) == 1:
+        return np.repeat(usable, layout.pp)
+    return np.array([usable[list(kinds)].min() for kinds in _classes(cluster, layout)])
 
 
 def name_sites(cluster: ClusterSpec, layout: Layout) -> list[str]:
@@ -85,8 +98,8 @@ def name_sites(cluster: ClusterSpec, layout: Layout) -> list[str]:
     ['h100-sxm', 'h100-sxm']
     """
     return [
-        "+".join(cluster.classes[each].name for each in _classes(cluster, layout, rank))
-        for rank in range(layout.pp)
+        "+".join(cluster.classes[each].name for each in kinds)
+        for kinds in _classes(cluster, layout)
     ]
 
 
@@ -97,8 +110,7 @@ def find_sites(machine: Machine, layout: Layout) -> list[Machine]:
         return [machine] * layout.pp
     known: dict[tuple[int, ...], Machine] = {}
     sites = []
-    for rank in range(layout.pp):
-        classes = _classes(cluster, layout, rank)
+    for rank, classes in enumerate(_classes(cluster, layout)):
         if classes not in known:
             known[classes] = Site(cluster, layout, rank)
             known[classes].extrapolated = machine.extrapolated

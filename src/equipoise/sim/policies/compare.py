@@ -36,7 +36,7 @@ from equipoise.base.errors import SpecError
 from equipoise.base.units import GIB
 from equipoise.cost.curve import LoadCurve, counted_curve
 from equipoise.cost.step.request import StepPrice
-from equipoise.cost.work import causal_pairs, useful_flop
+from equipoise.cost.work import layer_pairs, useful_flop
 from equipoise.data.stream import DocumentStream, tell_apart
 from equipoise.sim.divided import DividedStep, Documents, whole_tokens
 from equipoise.sim.drawn import read_documents
@@ -331,7 +331,7 @@ def _row(run: _PricedRun, plain_s: float, bounds: PolicyBounds, content: _Conten
         for each in sizes
     )
     every = np.concatenate(sizes)
-    tokens, pairs = int(every.sum()), int(causal_pairs(every).sum())
+    tokens, pairs = int(every.sum()), layer_pairs(bounds.model, every)
     mean, most = _delays(content, run.packed) if traits.lets_wait else (0.0, 0)
     terms: dict[str, float] = defaultdict(float)
     for price in run.prices:

@@ -6,8 +6,8 @@ What it decides
     those that n tokens are expected to meet are read, on the rank where that is most.
     Attention is linear: in pairs at the rate of a document of 4,096 tokens, in rows of keys and
     values at that of 32 such sequences that decode. Ranks that share sequences have equal parts of
-    every iteration's tokens and of what attention reads. Time of the host, between iterations, is
-    not in it.
+    every iteration's tokens and of what attention reads. In layers with a short window each new
+    token reads a whole one. Time of the host, between iterations, is not in it.
 
     Keys and values get nine tenths of the device's memory, less weights and activations, on the
     stage with the least room.
@@ -41,7 +41,7 @@ from equipoise.sim.serve.layout import (
     served_layout,
     split_layers,
 )
-from equipoise.sim.serve.memory import MEMORY_SHARE, stage_memory
+from equipoise.sim.serve.memory import MEMORY_SHARE, stage_memory, windowed_layers
 from equipoise.spec.device.serving import MeasuredServing, ServingCurve
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
@@ -78,6 +78,8 @@ class ServingDevice:
     """What ranks that share sequences send each other, in each stage."""
     hop: Hop | None = None
     """What goes from one stage to the next."""
+    window_bytes: float = 0.0
+    """The part of ``kv_bytes`` that layers with a window keep of the most sequences."""
 
     @property
     def curve(self) -> ServingCurve:
@@ -97,7 +99,8 @@ class ServingDevice:
 
     def pages(self, page_tokens: int) -> int:
         """Pages of each batch in flight: its share of the replica's pool."""
-        return int(self.kv_bytes // (self.kv_token_bytes * page_tokens)) // self.stages
+        room = self.kv_bytes - self.window_bytes
+        return int(room // (self.kv_token_bytes * page_tokens)) // self.stages
 
 
 def describe_replica(
@@ -144,15 +147,13 @@ def describe_replica(
         )
         for layers in stages
     ]
-    tight = min(
-        held,
-        key=lambda each: (
-            (capacity - each.weights_bytes - each.activation_bytes) / each.kv_token_bytes
-        ),
+    rooms = [capacity - each.weights_bytes - each.activation_bytes for each in held]
+    kv_bytes, tight = min(
+        zip(rooms, held, strict=True),
+        key=lambda each: (each[0] - each[1].window_bytes) / each[1].kv_token_bytes,
     )
-    kv_bytes = capacity - tight.weights_bytes - tight.activation_bytes
     page_bytes = tight.kv_token_bytes * page_tokens_of(layout.cp)
-    if kv_bytes // page_bytes < layout.pp:  # a page for each batch in flight
+    if (kv_bytes - tight.window_bytes) // page_bytes < layout.pp:  # a page for each batch in flight
         raise FitError(
             f"Weights of {tight.weights_bytes / GIB:.1f} GiB and activations of "
             f"{tight.activation_bytes / GIB:.1f} GiB a device leave no room for keys and values "
@@ -174,6 +175,7 @@ def describe_replica(
         tight.activation_bytes,
         part.exchange(len(stages[0])),
         part.hop(),
+        tight.window_bytes,
     )
 
 
@@ -231,19 +233,23 @@ class _Part:
             if count
         ]
         rows = (*_ROWS, *_MANY_ROWS)
+        pair_s, kv_token_s = self._attention()
+        windowed = windowed_layers(model, len(layers))
+        read_all = len(layers) - windowed
+        window_pairs = windowed * model.window.tokens if model.window is not None else 0.0
         tokens = [
             sum(count * self._layer_s(-(-each // cp), is_sparse) for is_sparse, count in kinds)
+            + window_pairs * pair_s * each / cp
             for each in rows
         ]
         is_last = layers.stop == model.layers
         logits = [self._head_s(-(-each // cp)) if is_last else 0.0 for each in rows]
-        pair_s, kv_token_s = self._attention()
         return ServingCurve(
             tokens=rising_points(zip(rows, tokens, strict=True)),
             logits=rising_points(zip(rows, logits, strict=True)),
-            pair_s=len(layers) * pair_s / cp,
-            kv_token_s=len(layers) * kv_token_s / cp,
-            sequence_s=0.0,
+            pair_s=read_all * pair_s / cp,
+            kv_token_s=read_all * kv_token_s / cp,
+            sequence_s=window_pairs * kv_token_s / cp,
             swap_token_s=swap_token_s,
         )
 

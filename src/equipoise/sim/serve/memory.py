@@ -6,6 +6,10 @@ What it decides
     feed-forward's widths; behind the last layer fp32 logits, and as much again for sampling. Both
     are never live at once.
 
+    A layer whose window is short keeps that many tokens of each sequence that may run at once, and
+    no more of longer ones. Where windows are as long as usual sequences, layers count as if they
+    kept and read all.
+
 Kept true (tests/unit/sim/serve/test_memory.py)
     Weights of all devices of a replica add up to the model's; each axis divides what it says.
 
@@ -21,6 +25,9 @@ from equipoise.spec.model.presets import ModelSpec
 MEMORY_SHARE = 0.9
 """The share of a device's memory that is filled."""
 
+_LONG_TOKENS = 4096
+"""Windows from which on layers count as if they kept and read all."""
+
 
 @dataclass(frozen=True, slots=True)
 class ServingMemory:
@@ -29,7 +36,21 @@ class ServingMemory:
     weights_bytes: float
     activation_bytes: float
     kv_token_bytes: float
-    """Keys and values of one token of a sequence."""
+    """Keys and values of one token of a sequence, in layers that keep all."""
+    window_bytes: float = 0.0
+    """Keys and values in layers with a window, of the most sequences."""
+
+
+def windowed_layers(model: ModelSpec, layers: int) -> float:
+    """Of so many layers of the mean kind, those that keep and read a window of each sequence.
+
+    >>> from equipoise.spec.model.presets import PLANNED
+    >>> windowed_layers(PLANNED["gpt-oss-120b"], 9), windowed_layers(PLANNED["llama3-8b"], 9)
+    (4.5, 0.0)
+    """
+    if model.window is None or model.window.tokens >= _LONG_TOKENS:
+        return 0.0
+    return min(layers - 1, layers * model.window.share)  # what fills the pool grows with tokens
 
 
 def stage_memory(
@@ -64,11 +85,14 @@ def stage_memory(
     is_first, is_last = layers.start == 0, layers.stop == model.layers
     tables = is_first + is_last - (is_first and is_last and model.tied)
     weights += tables * model.hidden * model.vocab / tp
-    kv_heads = max(1.0, model.kv_heads / tp)
+    token = 2.0 * max(1.0, model.kv_heads / tp) * model.head_width * width / layout.cp
+    windowed = windowed_layers(model, len(layers))
+    kept = sequences * model.window.tokens if model.window is not None else 0
     return ServingMemory(
         weights * weight_width,
         _activation_bytes(model, layout, layers, iteration_tokens, sequences, width),
-        2.0 * len(layers) * kv_heads * model.head_width * width / layout.cp,
+        token * (len(layers) - windowed),
+        token * windowed * kept,
     )
 
 

@@ -32,6 +32,7 @@ from equipoise.sim.serve.curve import (
     measured_replica,
 )
 from equipoise.sim.serve.layout import line_of
+from equipoise.sim.serve.memory import windowed_layers
 from equipoise.sim.serve.run import Pool, run_apart, run_trace
 from equipoise.spec.cluster.file import read_cluster
 from equipoise.spec.cluster.spec import ClusterSpec
@@ -140,7 +141,9 @@ class ServingSite:
         """
         model, machine = self.model, self.machine
         width = 4 if self.precision == "fp32" else 2
-        token_bytes = 2.0 * model.layers * model.kv_heads * model.head_width * width
+        layer_bytes = 2.0 * model.kv_heads * model.head_width * width
+        windowed = windowed_layers(model, model.layers)
+        window = model.window.tokens if model.window is not None else 0
         streams = min(prompts.devices, outputs.devices)
         ends = {first, machine.cluster.devices - 1}
         lines = [
@@ -148,7 +151,12 @@ class ServingSite:
             for end in ends
         ]
         latency_s, byte_s = max(lines, key=lambda line: line[1])
-        return lambda tokens: latency_s + byte_s * token_bytes * tokens / streams
+
+        def seconds(tokens: int) -> float:
+            kept = (model.layers - windowed) * tokens + windowed * min(window, tokens)
+            return latency_s + byte_s * layer_bytes * kept / streams
+
+        return seconds
 
     def _measured(self, layout: Layout) -> ServingDevice:
         for axis, meaning in (("pp", "pipelines"), ("ep", "shared experts")):

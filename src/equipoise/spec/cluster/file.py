@@ -211,6 +211,8 @@ def _trunk(file: _File, between: LinkSpec | None, faults: _Faults) -> float | No
 
 
 def _own_link(name: str, given: _Link, base: LinkSpec) -> LinkSpec:
+    # A curve has an efficiency and a latency of its own, and is read in place of any given here.
+    is_measured = given.efficiency is None and given.latency_us is None
     return dataclasses.replace(
         base,
         name=name,
@@ -218,6 +220,7 @@ def _own_link(name: str, given: _Link, base: LinkSpec) -> LinkSpec:
         latency_s=base.latency_s if given.latency_us is None else given.latency_us * 1e-6,
         efficiency=base.efficiency if given.efficiency is None else given.efficiency,
         source=f"the cluster file; what it leaves out as {base.name}: {base.source}",
+        curve=base.curve if is_measured else None,
     )
 
 
@@ -240,7 +243,8 @@ def _node_class(
         unknown = f'there is no device "{nodes.device}". Nearest: {meant}'
         faults.add((*at, "device"), str(error) if is_device(nodes.device) else unknown)
         return None
-    shipped = node_class(nodes.device, nodes.devices_per_node or node_size(device))
+    wanted = nodes.devices_per_node or node_size(device)
+    shipped = node_class(nodes.device, wanted if device.is_here else min(wanted, node_size(device)))
     tiers = shipped.tiers
     if nodes.devices_per_node is not None or nodes.inside is not None:
         size = nodes.devices_per_node or shipped.devices_per_node

@@ -23,6 +23,7 @@ from equipoise.spec.device.spec import Dtype
 from equipoise.spec.layout import Layout
 from equipoise.spec.modality.encoder import EncoderSpec
 from equipoise.spec.model.presets import ModelSpec
+from equipoise.spec.model.sizes import timed_sizes
 
 Way = Literal["zero-0", "zero-1", "zero-2", "zero-3", "tensor", "pipeline"]
 """How all ranks share a step: tokens at a ZeRO stage, weights, or layers."""
@@ -176,7 +177,7 @@ def parts_name(model: ModelSpec) -> str:
     >>> parts_name(preset("2m")) == parts_name(preset("7m"))
     False
     """
-    return digest(dataclasses.replace(model, layers=1))
+    return digest(timed_sizes(dataclasses.replace(model, layers=1)))
 
 
 def way_of(layout: Layout) -> Way | None:

@@ -27,6 +27,7 @@ from equipoise.base.read import read_json, reason
 from equipoise.spec.device.here import cpu_model
 from equipoise.spec.device.spec import Dtype
 from equipoise.spec.model.presets import ModelSpec
+from equipoise.spec.model.sizes import timed_sizes
 
 FORM = 1
 
@@ -87,7 +88,7 @@ def serving_name(model: ModelSpec) -> str:
     >>> serving_name(preset("2m")) == serving_name(preset("7m"))
     False
     """
-    return digest(dataclasses.replace(model, rope_theta=1.0, rope_scaling=None))
+    return digest(timed_sizes(dataclasses.replace(model, rope_theta=1.0, rope_scaling=None)))
 
 
 def read_serving(file: Path) -> tuple[MeasuredServing, ...]:

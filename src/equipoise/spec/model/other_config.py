@@ -6,8 +6,8 @@ Why
 
 What it decides
     Sizes are for prices alone: nothing is built from them, and what an architecture computes beside
-    them (windows, scales, biases) changes no decision. A size that no known key gives is refused,
-    because a guess would be a wrong price.
+    them (scales, biases) changes no decision. Windows are read of models that are only forecast.
+    A size that no known key gives is refused, because a guess would be a wrong price.
 
 Kept true (tests/oracle/test_engine_models.py)
     With these sizes every family there computes what transformers computes.
@@ -16,13 +16,14 @@ Sources
     transformers 5.23, ``models/*/configuration_*.py``.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 from equipoise.base.errors import ModelError
 from equipoise.base.shown import shown
 from equipoise.spec.limits import MOST_EXPERTS, MOST_LAYERS, MOST_SIZE
-from equipoise.spec.model.sizes import LatentSpec, ModelSpec
+from equipoise.spec.model.sizes import LatentSpec, ModelSpec, WindowSpec
 
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _HIDDEN = ("hidden_size", "n_embd", "d_model", "dim")
@@ -57,11 +58,15 @@ _STATED = {
 FORECAST = {
     "deepseek_v3": "multi-token prediction is left out",
     "glm4_moe": "multi-token prediction is left out",
-    "gpt_oss": "layers with a window of 128 tokens are priced as if they read all",
-    "llama4_text": "layers that attend in chunks are priced as if they read all",
-    "llama4": "its text decoder alone, and layers that attend in chunks as if they read all",
+    "gpt_oss": "each layer is priced as the mean of those with a window and those without",
+    "llama4_text": "each layer is priced as the mean of those that attend in chunks and the others",
+    "llama4": "its text decoder alone, each layer as the mean of those in chunks and the others",
 }
 """Model types that are priced and not trained here, and what their price leaves out."""
+
+_WINDOWS = {"gpt_oss": ("sliding_window", 128, 2), "llama4_text": ("attention_chunk_size", 8192, 4)}
+"""The key of a window's tokens, transformers' default, and which layers, from 1, have none: those
+whose number is a multiple of the last."""
 
 
 def forecast_config(config: Mapping[str, Any]) -> ModelSpec:
@@ -71,9 +76,36 @@ def forecast_config(config: Mapping[str, Any]) -> ModelSpec:
         ModelError: as ``model_from_other_config``.
     """
     kind, text = config.get("model_type"), config.get("text_config")
-    if kind != "llama4" or not isinstance(text, Mapping):
-        return model_from_other_config(config)
-    return model_from_other_config({"model_type": "llama4_text", **text})
+    if kind == "llama4" and isinstance(text, Mapping):
+        return forecast_config({"model_type": "llama4_text", **text})
+    model, window = model_from_other_config(config), _window(config)
+    return dataclasses.replace(model, window=window, has_sinks=kind == "gpt_oss")
+
+
+def _window(config: Mapping[str, Any]) -> WindowSpec | None:
+    """Layers that read a part of the text; None where all read all."""
+    kind = config.get("model_type")
+    if kind not in _WINDOWS:
+        return None
+    name, usual, every = _WINDOWS[kind]
+    if config.get(name, usual) is None:
+        return None
+    layers = _size(config, _LAYERS)
+    read_all = layers // every
+    # Of transformers' two spellings, the second has a 0 where a layer reads all.
+    for key, whole in (("layer_types", "full_attention"), ("no_rope_layers", 0)):
+        kinds = config.get(key)
+        if isinstance(kinds, list) and kinds:
+            if len(kinds) != layers:
+                raise ModelError(
+                    f"config.json: {key} describes {len(kinds):,} layers of {layers:,}. Give each "
+                    f"layer its own."
+                )
+            read_all = kinds.count(whole)
+            break
+    tokens = _size(config, (name,), default=usual)
+    is_chunk = name == "attention_chunk_size"
+    return WindowSpec(tokens, 1.0 - read_all / layers, is_chunk) if read_all < layers else None
 
 
 def model_from_other_config(config: Mapping[str, Any]) -> ModelSpec:

@@ -2,7 +2,7 @@
 
 What it decides
     ``PRESETS`` can be trained here. ``PLANNED`` adds models that can only be planned, priced and
-    simulated: feed-forwards without a gate, latent attention.
+    simulated: feed-forwards without a gate, latent attention, windows.
 
 Kept true (tests/unit/spec/model/test_presets.py)
     Sizes are the published ones.
@@ -13,7 +13,7 @@ Sources
     model. Mixtral: arXiv:2401.04088, table 1, and the 8x22B's config.json. SmolLM2: its
     config.json. GPT-3: arXiv:2005.14165, table 2.1, with the vocabulary of Megatron-LM's
     recipes. DeepSeek-V3: arXiv:2412.19437, section 4.2; its multi-token prediction, one more
-    layer of training, is left out. GPT-like small presets are ours.
+    layer of training, is left out. GPT-OSS: its config.json. GPT-like small presets are ours.
 """
 
 import dataclasses
@@ -24,6 +24,7 @@ from equipoise.spec.model.sizes import Balance as Balance
 from equipoise.spec.model.sizes import LatentSpec as LatentSpec
 from equipoise.spec.model.sizes import ModelSpec as ModelSpec
 from equipoise.spec.model.sizes import RopeScaling as RopeScaling
+from equipoise.spec.model.sizes import WindowSpec as WindowSpec
 
 
 def _llama3(
@@ -182,6 +183,8 @@ PLANNED: dict[str, ModelSpec] = {
         experts=128,
         top_k=4,
         expert_ffn=2880,
+        window=WindowSpec(128, 0.5),
+        has_sinks=True,
     ),
 }
 """Every model that can be planned and simulated."""

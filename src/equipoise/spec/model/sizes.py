@@ -18,7 +18,7 @@ Sources
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from equipoise.base.errors import SpecError
 
@@ -49,6 +49,19 @@ class LatentSpec:
     rope: int
     """Width of the rotated part of each query, and of the one shared key; added to
     ``head_width``, which is also the width of values."""
+
+
+@dataclass(frozen=True, slots=True)
+class WindowSpec:
+    """Layers in which a query reads some of the tokens before it, not all."""
+
+    tokens: int
+    """Most keys that a query reads, itself included."""
+    share: float
+    """Share of all layers that are like this [0 to 1]."""
+    is_chunk: bool = False
+    """Whether texts are cut in chunks of so many tokens, and a query reads its own chunk; otherwise
+    it reads the last ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +123,11 @@ class ModelSpec:
     """Whether feed-forwards have a gate (SwiGLU, three products) or not (two products)."""
     latent: LatentSpec | None = None
     """Latent attention; None for separate keys and values."""
+    window: WindowSpec | None = None
+    """Layers that read a part of the text; None where all read all. Not trained here."""
+    has_sinks: bool = False
+    """Whether each head has a sink, and attention's output, router and experts have biases. Not
+    trained here."""
 
     def most_nodes(self, nodes: int) -> int:
         """Nodes that a token's experts are on at most, of ``nodes`` that hold equal shares.
@@ -203,7 +221,14 @@ class ModelSpec:
         biases = self.head_width * (self.heads + 2 * self.kv_heads) if self.qkv_bias else 0
         norms = 2 * self.hidden + (2 * self.head_width if self.qk_norm else 0)
         latents = self.latent.query + self.latent.key_value if self.latent else 0
-        return biases + norms + latents
+        return biases + norms + latents + (self.heads + self.hidden if self.has_sinks else 0)
+
+    def _expert_vectors(self, *, active: bool) -> int:
+        """Biases of one sparse layer's router and experts."""
+        if not self.has_sinks:
+            return 0
+        each = (self.products - 1) * self.expert_ffn + self.hidden
+        return self.choices + (self.top_k if active else self.experts) * each
 
     @property
     def matmul_params(self) -> int:
@@ -219,7 +244,10 @@ class ModelSpec:
     def layer_params(self) -> int:
         """All weights of the largest kind of layer."""
         kinds = {self.is_sparse(layer) for layer in range(self.layers)} or {False}
-        return self._layer_vectors + max(self.count_layer(sparse=k, active=False) for k in kinds)
+        return self._layer_vectors + max(
+            self.count_layer(sparse=k, active=False) + k * self._expert_vectors(active=False)
+            for k in kinds
+        )
 
     @property
     def params(self) -> int:
@@ -234,6 +262,7 @@ class ModelSpec:
     def _count_all(self, *, active: bool) -> int:
         tables = self.hidden * self.vocab * (1 if self.tied else 2)
         layers = self._count_layers(active=active) + self.layers * self._layer_vectors
+        layers += self.sparse_layers * self._expert_vectors(active=active)
         return layers + tables + self.hidden
 
     @property
@@ -268,6 +297,20 @@ class ModelSpec:
             expert_ffn=_narrow(self.expert_ffn, hidden, self.hidden),
             shared_ffn=_narrow(self.shared_ffn, hidden, self.hidden),
         )
+
+
+def timed_sizes(model: ModelSpec) -> dict[str, Any]:
+    """Sizes of a model by which what was timed of it is known.
+
+    Without those of models that are only forecast: what was timed before there were any keeps its
+    name.
+
+    >>> from equipoise.spec.model.presets import preset
+    >>> timed_sizes(preset("2m")).keys() & {"hidden", "window", "has_sinks"}
+    {'hidden'}
+    """
+    sizes = {each.name: getattr(model, each.name) for each in dataclasses.fields(model)}
+    return {name: size for name, size in sizes.items() if name not in ("window", "has_sinks")}
 
 
 def _narrow(width: int, hidden: int, before: int) -> int:

@@ -53,6 +53,10 @@ def test_each_site_trains_its_share_alone() -> None:
 
     assert step_of_sites(SITES, 64, MODEL.params, counted, NEVER) == step
     assert made == ["b"]  # alike, so searched once, with all the time
+    slower = dataclasses.replace(SITES.classes[1], nic=find_link("ib-edr"))
+    apart = dataclasses.replace(SITES, classes=(SITES.classes[0], slower))
+    assert step_of_sites(apart, 64, MODEL.params, counted, NEVER) is not None
+    assert made == ["b", "a", "b"]
     uneven = step_of_sites(SITES, 63, MODEL.params, search_site, NEVER)
     one = step_of_sites(ClusterSpec("a", SITES.classes[:1]), 64, MODEL.params, search_site, NEVER)
     assert uneven is one is None

@@ -217,6 +217,15 @@ def test_every_stage_keeps_its_layers(stages: list[int]) -> None:
     ]
 
 
+def test_windows_and_sinks_have_no_flags() -> None:
+    with pytest.raises(SpecError) as refused:
+        megatron_model(PLANNED["gpt-oss-120b"], 4096)
+    assert str(refused.value) == (
+        "Flags of layers with a window and of attention with sinks are not known here, and without "
+        "them Megatron-LM would train another model. Export a model without both."
+    )
+
+
 @pytest.mark.parametrize(
     ("export", "options", "message"),
     [

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from equipoise.cost.step.request import StepOptions
-from equipoise.plan.search.heuristics import RECIPES, find_seeds, scattered
+from equipoise.plan.search.heuristics import RECIPES, find_seeds, recipe_rows, scattered
 from equipoise.plan.search.incumbent import Priced
 from equipoise.plan.search.mixed import ClassSearch
 from equipoise.plan.search.search import Search
@@ -72,12 +72,15 @@ def test_what_is_fixed_is_kept_where_no_recipe_has_it() -> None:
 def test_the_list_of_recipes_is_part_of_the_list_of_all() -> None:
     model, base = read_model("mixtral-8x7b"), StepOptions(4096, 32)
     every = list_lattice(model, 32, base)
-    some = every.find(RECIPES)
+    some = recipe_rows(every)
     assert 0 < len(some) < 0.3 * len(every)
     space = every.keep(some)
-    assert all(set(space[name].tolist()) <= set(places) for name, places in RECIPES.items())
+    places = RECIPES | {"zero": (1, 2, 3)}
+    assert all(set(space[name].tolist()) <= set(known) for name, known in places.items())
+    # Gradients are shared alone where there are no stages.
+    assert set(space["pp"][space["zero"] == 2].tolist()) == {1} < set(space["pp"].tolist())
     lattice = list_lattice(model, 32, base, fixed={"tp": 16, "zero": 0})
-    fixed = lattice.keep(lattice.find(RECIPES))
+    fixed = lattice.keep(recipe_rows(lattice))
     assert {*zip(fixed["tp"].tolist(), fixed["zero"].tolist(), strict=True)} == {(16, 0)}
 
 

@@ -17,6 +17,8 @@ from equipoise.plan.space.listing import list_lattice
 from equipoise.sim.machine import Machine
 from equipoise.sim.step import price_step
 from equipoise.spec.cluster.spec import ClusterSpec, find_cluster
+from equipoise.spec.layout import Layout
+from equipoise.spec.model.presets import WindowSpec
 from equipoise.spec.words import read_model
 from support.drawn_batches import packer_of
 
@@ -24,6 +26,7 @@ DENSE = read_model("layers=8,hidden=2048,heads=16,kv_heads=4,vocab=32000")
 SPARSE = read_model(
     "layers=6,hidden=1024,heads=16,vocab=32000,experts=8,top_k=2,expert_ffn=2048,dense_layers=1"
 )
+WINDOWED = dataclasses.replace(DENSE, window=WindowSpec(1024, 0.5))
 BASE = StepOptions(4096, 16)
 
 
@@ -49,7 +52,7 @@ def prices(model, machine: Machine, lattice: Lattice) -> dict[int, tuple[float, 
 
 CASES = [
     (DENSE, 12.0, {"micro_batch": 2, "zero": 1, "recompute": "none"}),
-    (DENSE, 12.0, {"cp": 2, "pp": 1, "micro_batch": 1, "zero": 3, "recompute": "full"}),
+    (WINDOWED, 12.0, {"cp": 2, "pp": 1, "micro_batch": 1, "zero": 3, "recompute": "full"}),
     (SPARSE, 9.0, {"tp": 2, "micro_batch": 1, "zero": 1, "schedule": "1f1b", "order": "pp-dp"}),
 ]
 
@@ -133,6 +136,22 @@ def test_an_answer_is_there_before_the_compiler_is(has_recipe: bool, monkeypatch
         choice = lattice.choice(row)
         price = price_step(SPARSE, machine, choice.layout, choice.options)
         assert found.fitting[0].step_s <= price.step_s and price.fits
+
+
+def test_the_first_answer_shares_gradients_where_whole_ones_do_not_fit(monkeypatch) -> None:
+    base, whole = StepOptions(4096, 8), Machine(cluster(40.0))
+    one, two = (
+        price_step(DENSE, whole, Layout(dp=8, zero=zero), base).needs_bytes for zero in (1, 2)
+    )
+    machine, lattice = Machine(cluster((one + two) / 2**31)), list_lattice(DENSE, 8, base)
+
+    def stop(_: object) -> None:
+        raise TimeOver
+
+    monkeypatch.setattr(vast, "compile_loop", stop)
+    found = VastSearch(DENSE, machine, lattice).run(seconds=60.0)
+    best = lattice.choice(found.fitting[0].row)
+    assert (best.layout.dp, best.layout.zero, best.options.recompute) == (8, 2, "none")
 
 
 def test_a_stopped_search_is_no_slower_than_a_published_recipe() -> None:

@@ -1,7 +1,7 @@
 """Layers with strategies of their own: alike they price as one, apart they pay for what moves."""
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -33,6 +33,7 @@ def own(layout: Layout, asked: StepOptions, **changes: Any) -> LayerStrategy:
         (MODEL, Layout(dp=2, cp=2, pp=2, zero=1), {"recompute": "full"}),
         (MODEL, Layout(dp=2, pp=4, zero=2), {"schedule": "zb-h1"}),
         (MODEL, Layout(pp=4, tp=2), {"schedule": "interleaved", "virtual": 2}),
+        (MODEL, Layout(dp=4, pp=2, zero=2), {"stack": stack(stage_overlap=True)}),
         (MODEL, Layout(dp=2, pp=4), {"schedule": "zb-v", "virtual": 2}),
         (dataclasses.replace(MODEL, tied=True), Layout(dp=4, pp=2, zero=3), {}),
         (SPARSE, Layout(dp=8, ep=4, zero=1), {"expert_skew": 1.5}),
@@ -57,13 +58,18 @@ def test_layers_that_are_alike_price_as_one_step(
     assert found.tokens == whole.tokens
 
 
-def test_documents_price_as_in_one_step() -> None:
-    layout, asked, machine = Layout(dp=2, tp=2, pp=2), options(), h100(8)
-    rows = [[[4096], [1000, 3096]] * 4, [[2048, 2048]] * 8]
+@pytest.mark.parametrize(
+    ("zero", "first"),
+    [(1, [[4096], [1000, 3096]]), (3, [[4050], [4050]])],  # more work, and fewer tokens
+)
+def test_documents_price_as_in_one_step(zero: Literal[1, 3], first: list[list[int]]) -> None:
+    layout, asked, machine = Layout(dp=2, tp=2, pp=2, zero=zero), options(), h100(8)
+    rows = [first * 4, [[2048, 2048]] * 8]
     whole = run_step(MODEL, machine, layout, asked, documents=rows).price
     layers = [own(layout, asked)] * MODEL.layers
     found = run_layered(MODEL, machine, layout, asked, layers, documents=rows).price
     assert found.step_s == pytest.approx(whole.step_s)
+    assert found.memory_bytes == pytest.approx(whole.memory_bytes, rel=1e-6)
     assert found.useful_flop == whole.useful_flop
 
 

@@ -7,13 +7,22 @@ from typing import Any
 import numpy as np
 import pytest
 
+from equipoise.base.errors import LayoutError
+from equipoise.sim.answer import step_row
 from equipoise.sim.machine import Machine
 from equipoise.sim.mixed.replay import run_sites
-from equipoise.sim.mixed.sites import find_sites, name_sites, rank_of_stages, split_by_speed
+from equipoise.sim.mixed.sites import (
+    find_sites,
+    name_sites,
+    rank_of_stages,
+    room_bytes,
+    split_by_speed,
+)
 from equipoise.sim.parts import StepParts
 from equipoise.sim.step import run_step
 from equipoise.spec.cluster.link import find_link
 from equipoise.spec.cluster.spec import ClusterSpec, node_class
+from equipoise.spec.device.by_name import find_device
 from equipoise.spec.layout import Layout
 from support.machines import MODEL, h100, options
 
@@ -100,6 +109,52 @@ def test_groups_stand_where_their_ranks_do() -> None:
     crossing = run_sites(DEEP, machine, across, asked).price
     assert apart.terms.get("data traffic", 0.0) < 0.1 * crossing.terms["data traffic"]
     assert apart.step_s < crossing.step_s
+
+
+def test_each_stage_has_the_memory_of_its_own_devices() -> None:
+    model, layout = dataclasses.replace(DEEP, vocab=32_000), Layout(pp=2, dp=8, order=PP_DP)
+    machine = Machine(mixed("h100-sxm", "a100-40"))
+    rooms = np.array([each.device.usable_bytes for each in machine.cluster.classes])
+    fitting = []
+    for size in (1, 2, 4, 8):
+        asked = options(step_sequences=64, micro_batch=size)
+        run = run_sites(model, machine, layout, asked)
+        price, row = run.price, step_row(run, machine, asked)
+        assert price.fits == bool((price.memory_bytes <= rooms).all())
+        assert price.fits == (row["memory_gib_max"] <= row["capacity_gib"])
+        assert sum(row["memory"].values()) == pytest.approx(row["memory_gib_max"])
+        fitting.append(price.fits and price.memory_bytes.max() > rooms.min())
+    assert any(fitting)
+    # A stage that stands in both has that of the smaller device, whichever is faster.
+    both = room_bytes(mixed("h20", "h100-sxm"), Layout(pp=1, dp=16))
+    assert both.tolist() == [find_device("h100-sxm").usable_bytes]
+
+
+def test_more_stages_than_layers_are_refused_or_empty_on_every_cluster() -> None:
+    machine = Machine(mixed("h100-sxm", "a100-80"))
+    few = dataclasses.replace(DEEP, layers=2)
+    run = run_sites(few, machine, Layout(pp=4, dp=4, order=PP_DP), options())
+    assert run.layers == (0, 1, 1, 0)
+    with pytest.raises(LayoutError) as refused:
+        run_sites(few, machine, Layout(pp=8, dp=2, order=PP_DP), options())
+    assert str(refused.value) == (
+        "2 layers cannot fill 8 x 1 stages. Give virtual = 1 or less, or fewer stages."
+    )
+
+
+def test_rows_of_experts_cross_what_joins_the_classes() -> None:
+    cluster = mixed("h100-sxm", "h100-sxm")
+    narrow = dataclasses.replace(cluster, trunk_bytes_per_s=2e9)
+    nodes = ClusterSpec("one", (dataclasses.replace(cluster.classes[0], nodes=2),))
+    rates = []
+    for each in (nodes, cluster, narrow):
+        routes = Machine(each).expert_routes(tuple(range(16)), lambda count: count)
+        assert routes is not None and routes.nodes == 2
+        rates.append(routes.far_bytes_per_s)
+    # Eight network cards a node, one port of 25 Gb/s, and a pipe that eight devices share.
+    assert rates == [25e9, 3.125e9 / 8, 2e9 / 8]
+    within = Machine(cluster).expert_routes(tuple(range(8)), lambda count: count)
+    assert within is not None and (within.nodes, within.far_bytes_per_s) == (1, 0.0)
 
 
 def test_without_stages_the_slowest_class_sets_the_pace() -> None:

@@ -1,5 +1,6 @@
 """Memory of serving devices, and their fullest ranks of experts."""
 
+import dataclasses
 import random
 
 import pytest
@@ -8,7 +9,7 @@ from equipoise.sim.serve.experts import fullest, fullest_over_mean
 from equipoise.sim.serve.layout import split_layers
 from equipoise.sim.serve.memory import ServingMemory, stage_memory
 from equipoise.spec.layout import Layout
-from equipoise.spec.model.presets import ModelSpec, preset
+from equipoise.spec.model.presets import PLANNED, ModelSpec, WindowSpec, preset
 
 
 def held(model: ModelSpec, layout: Layout) -> list[ServingMemory]:
@@ -42,6 +43,19 @@ def test_weights_of_all_devices_are_the_model_s(name: str, layout: Layout) -> No
     total = sum(each.weights_bytes for each in stages) * layout.tp
     # Norms have a copy on every rank, and biases are not counted.
     assert total == pytest.approx(2 * model.params, rel=1e-3)
+
+
+def test_layers_with_a_short_window_keep_no_more_of_a_sequence() -> None:
+    model = PLANNED["gpt-oss-120b"]
+    plain = dataclasses.replace(model, window=None)
+    long = dataclasses.replace(model, window=WindowSpec(8192, 0.75, is_chunk=True))
+    [own], [all_] = held(model, Layout(tp=4)), held(plain, Layout(tp=4))
+    assert own.kv_token_bytes == all_.kv_token_bytes / 2
+    # 18 layers, 2 of 8 key/value heads of 64, keys and values in 2 bytes; 256 sequences.
+    assert own.window_bytes == 18 * 128 * 256 * (2 * 2 * 64 * 2)
+    assert held(long, Layout(tp=4)) == held(plain, Layout(tp=4)) == [all_]
+    [*single] = held(model, Layout(pp=36))  # of a stage's layers one keeps all
+    assert {each.kv_token_bytes for each in single} == {2.0 * 8 * 64 * 2}
 
 
 def test_each_axis_divides_what_it_says() -> None:

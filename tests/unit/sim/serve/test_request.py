@@ -23,7 +23,8 @@ from equipoise.spec.device.serving import (
     serving_name,
     write_serving,
 )
-from equipoise.spec.model.presets import ModelSpec, preset
+from equipoise.spec.layout import Layout
+from equipoise.spec.model.presets import PLANNED, ModelSpec, preset
 from equipoise.spec.request_trace import TracedRequest
 from equipoise.spec.words import read_layout, read_model
 
@@ -84,6 +85,21 @@ def test_fp8_products_are_faster_and_attention_is_not() -> None:
     assert narrow.curve.pair_s == wide.curve.pair_s
     assert narrow.kv_token_bytes == wide.kv_token_bytes
     assert narrow.weights_bytes == wide.weights_bytes / 2
+
+
+def test_layers_with_a_short_window_read_it_alone() -> None:
+    model, machine = PLANNED["gpt-oss-120b"], Machine(read_cluster("h100-sxm:8"))
+    own, all_ = (
+        describe_replica(each, machine, Layout(tp=4), "bf16")
+        for each in (model, dataclasses.replace(model, window=None))
+    )
+    assert own.curve.pair_s == all_.curve.pair_s / 2
+    assert own.curve.kv_token_s == all_.curve.kv_token_s / 2
+    # A window's keys of each token in half of the layers, which are no longer those of its context.
+    assert own.curve.sequence_s == pytest.approx(128 * own.curve.kv_token_s)
+    more_s = read_points(own.curve.tokens, 8192) - read_points(all_.curve.tokens, 8192)
+    assert more_s == pytest.approx(8192 * 128 * own.curve.pair_s)
+    assert own.pages(16) > 1.8 * all_.pages(16)
 
 
 def test_few_tokens_meet_few_experts() -> None:

@@ -104,6 +104,29 @@ def test_every_fault_of_meaning_at_once(tmp_path: Path) -> None:
     )
 
 
+def test_what_is_given_of_a_link_counts_where_another_is_measured(tmp_path: Path) -> None:
+    def took_s(*lines: str) -> float:
+        text = 'name = "x"\n[[nodes]]\ndevice = "h100-sxm"\nnodes = 1\ninside = "lab"\n'
+        file = tmp_path / "cluster.toml"
+        file.write_text("\n".join([text, "[links.lab]", 'like = "nvlink4"', *lines]))
+        group = group_of(read_cluster(str(file)), range(8))
+        return float(collective_s("all_reduce", 1 << 30, group).s)
+
+    node = group_of(find_cluster("h100-sxm:8"), range(8))
+    assert took_s() == float(collective_s("all_reduce", 1 << 30, node).s)
+    half, quarter = took_s("efficiency = 0.5"), took_s("efficiency = 0.25")
+    assert quarter == pytest.approx(2 * half, rel=0.01)
+    assert took_s("efficiency = 0.5", "latency_us = 1000") > half + 4e-3
+
+
+def test_nodes_may_hold_more_devices_than_those_shipped(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.toml"
+    file.write_text('name = "x"\n[[nodes]]\ndevice = "l40s"\nnodes = 2\ndevices_per_node = 10\n')
+    [nodes] = read_cluster(str(file)).classes
+    assert (nodes.devices_per_node, nodes.devices, nodes.nics) == (10, 20, 4)
+    assert nodes.nic_bytes_per_s == find_cluster("l40s:16").classes[0].nic_bytes_per_s * 8 / 10
+
+
 def test_a_matrix_with_a_missing_link_or_of_another_shape(tmp_path: Path) -> None:
     nodes = '[[nodes]]\ndevice = "h100-sxm"\nnodes = 2\n'
     _refused(

@@ -10,7 +10,7 @@ from equipoise.base.errors import ModelError
 from equipoise.cost.step.work import _attention_products
 from equipoise.spec.model.hf_config import MODEL_TYPES
 from equipoise.spec.model.other_config import FORECAST, forecast_config
-from equipoise.spec.model.presets import PLANNED, LatentSpec
+from equipoise.spec.model.presets import PLANNED, LatentSpec, WindowSpec
 from equipoise.spec.words import forecast_note, read_model
 from support.verbs import run
 
@@ -145,7 +145,43 @@ def test_biases_and_norms_are_counted() -> None:
     config = CONFIGS["glm4_moe"][0] | {"attention_bias": True, "use_qk_norm": True}
     plain, full = forecast_config(CONFIGS["glm4_moe"][0]), forecast_config(config)
     assert full.params - plain.params == 92 * 128 * (96 + 2 * 8 + 2)
-    assert forecast_config(CONFIGS["gpt_oss"][0]).qkv_bias
+    published = forecast_config(CONFIGS["gpt_oss"][0])
+    assert published.qkv_bias and published.has_sinks
+    # What transformers 5.23 builds, and what the weights' index sums to.
+    assert published.params == PLANNED["gpt-oss-120b"].params == 116_829_156_672
+
+
+def test_layers_with_windows_are_counted() -> None:
+    config = CONFIGS["gpt_oss"][0]
+    assert forecast_config(config).window == PLANNED["gpt-oss-120b"].window == WindowSpec(128, 0.5)
+    types = ["sliding_attention"] * 35 + ["full_attention"]
+    spec = forecast_config(config | {"layer_types": types, "sliding_window": 64}).window
+    assert spec is not None and (spec.tokens, round(36 * spec.share)) == (64, 35)
+    assert forecast_config(config | {"sliding_window": None}).window is None
+    assert forecast_config(config | {"layer_types": ["full_attention"] * 36}).window is None
+    assert forecast_config(SCOUT).window == WindowSpec(8192, 0.75, is_chunk=True)
+    short = SCOUT | {"attention_chunk_size": 4096, "no_rope_layers": [1, 0] * 24}
+    assert forecast_config(short).window == WindowSpec(4096, 0.5, is_chunk=True)
+    assert forecast_config(CONFIGS["glm4_moe"][0]).window is None
+    with pytest.raises(ModelError) as refused:
+        forecast_config(config | {"layer_types": types[1:]})
+    assert str(refused.value) == (
+        "config.json: layer_types describes 35 layers of 36. Give each layer its own."
+    )
+
+
+def test_windows_beyond_what_a_model_was_made_for_are_remarked_on(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    for config in (
+        CONFIGS["qwen3_moe"][0] | {"max_position_embeddings": 40_960},
+        {"model_type": "llama4", "text_config": SCOUT | {"max_position_embeddings": 40_960}},
+    ):
+        file.write_text(json.dumps(config))
+        assert "max_position" not in forecast_note(str(file), 40_960)
+        assert forecast_note(str(file), 65_536).endswith(
+            "config.json: max_position_embeddings is 40,960, and a window has 65,536 tokens. The "
+            "price holds, but the model was not made for them."
+        )
 
 
 @pytest.mark.parametrize(
