@@ -39,6 +39,18 @@ def real_path(path: Path) -> Path:
     return Path(os.path.realpath(path))
 
 
+def user_path(text: str) -> Path:
+    """A path as a person writes it: ``~`` and ``~name`` are homes, where there is such a user.
+
+    ``Path.expanduser`` raises a RuntimeError at a file that is called ``~$cat.png``.
+    """
+    path = Path(text)
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        return path
+
+
 def require_file(path: Path) -> None:
     """Refuse what is not a regular file, such as a folder, an idle pipe or an endless device.
 

@@ -23,7 +23,7 @@ from typing import BinaryIO
 from equipoise.base.disk import explain_refusal
 from equipoise.base.durable import sync
 from equipoise.base.errors import SpecError
-from equipoise.base.read import real_path
+from equipoise.base.read import real_path, user_path
 from equipoise.base.shown import shorten
 from equipoise.checkpoint.manifest import (
     drop_older,
@@ -59,7 +59,7 @@ def take_second(path: str, base: Path, run: Path) -> str:
     if not path:
         return ""
     try:
-        second = real_path(base / Path(path).expanduser())
+        second = real_path(base / user_path(path))
     except RuntimeError as error:
         raise SpecError(
             f"--checkpoint.second_path {path}: there is no such user. Write the whole path of the "

@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.base.read import parse_json, parse_toml, read_bytes, read_json, read_text
+from equipoise.base.read import (
+    parse_json,
+    parse_toml,
+    read_bytes,
+    read_json,
+    read_text,
+    user_path,
+)
 
 DEEP = "brackets are nested more than 64 deep"
 LONG = "a whole number has more digits than 64 bits hold"
@@ -76,6 +83,11 @@ def test_what_is_no_file(tmp_path: Path) -> None:
     }
     for path, reason in reasons.items():
         assert reason_of(lambda path=path: read_bytes(path)) == reason
+
+
+def test_homes_and_names_that_only_look_like_them() -> None:
+    assert user_path("~/a") == Path.home() / "a"
+    assert user_path("~$cat.png") == Path("~$cat.png")
 
 
 def test_the_pipe_of_a_shell_is_read() -> None:

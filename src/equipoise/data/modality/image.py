@@ -22,6 +22,7 @@ import numpy as np
 
 from equipoise.base.errors import DataError
 from equipoise.base.grid import Grid, in_blocks
+from equipoise.base.read import read_bytes, reason
 from equipoise.spec.modality.items import Patches
 from equipoise.spec.modality.sections import CHANNELS, VisionSpec
 
@@ -78,7 +79,7 @@ def image_size(data: bytes) -> tuple[int, int]:
         width, height = image.size
         try:
             image.load()
-        except (OSError, ValueError, SyntaxError) as error:
+        except Exception as error:  # each of Pillow's 40 readers raises what its format brings
             raise ItemError(f"is a damaged image ({_words(error)}). Replace it.") from None
         return height, width
 
@@ -109,7 +110,7 @@ def read_image(data: bytes, grid: Grid, vision: VisionSpec) -> Patches:
             small = image.convert("RGB").resize(
                 (grid[1] * patch, grid[0] * patch), Image.Resampling.BICUBIC
             )
-        except (OSError, ValueError, SyntaxError) as error:
+        except Exception as error:  # as in image_size
             raise ItemError(f"is a damaged image ({_words(error)}). Replace it.") from None
     pixels = np.asarray(small, dtype=np.float32) / 127.5 - 1
     tiles = pixels.reshape(grid[0], patch, grid[1], patch, CHANNELS).swapaxes(1, 2)
@@ -129,7 +130,7 @@ def _open(data: bytes) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             image = Image.open(BytesIO(data))
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+    except Exception:  # as in image_size
         raise ItemError(
             "is not an image that Pillow reads. Save it as PNG or JPEG, or remove the row."
         ) from None
@@ -158,7 +159,6 @@ def item_file(path: Path) -> bytes:
         ItemError: it cannot be read.
     """
     try:
-        return path.read_bytes()
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or _words(error)
-        raise ItemError(f"cannot be read ({reason.lower()}). Correct the path.") from None
+        return read_bytes(path)
+    except OSError as error:
+        raise ItemError(f"cannot be read ({reason(error)}). Correct the path.") from None

@@ -1,5 +1,6 @@
 """Images as patches: sizes, order, transparency, and files that are not images."""
 
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from equipoise.base.grid import places_of
+from equipoise.data.modality import image
 from equipoise.data.modality.image import ItemError, fit_image, image_size, read_image
 from equipoise.spec.modality.sections import VisionSpec
 
@@ -90,6 +92,32 @@ def test_a_larger_image_is_reduced(picture: Callable[..., Path]) -> None:
     assert top < bottom  # its red grows downwards
 
 
+@pytest.mark.filterwarnings("ignore")  # Pillow's, of what it can still read
+@pytest.mark.parametrize(
+    "kind", ["png", "jpeg", "gif", "tiff", "bmp", "webp", "dds", "tga", "pcx", "ppm", "psd"]
+)
+def test_files_with_flipped_bytes_are_read_or_refused(
+    picture: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(image, "MOST_PIXELS", 1 << 12)  # a header of gigabytes takes seconds
+    if kind == "psd":  # which Pillow reads alone
+        head = b"8BPS\0\1" + bytes(6) + struct.pack(">HIIHH", 3, 12, 16, 8, 3)
+        whole = head + bytes(12) + bytes(2) + bytes(3 * 12 * 16)
+    else:
+        whole = picture(f"a.{kind}", 16, 12).read_bytes()
+    assert image_size(whole) == (12, 16)
+    draw = np.random.default_rng(0)
+    for _ in range(40):
+        data = bytearray(whole)
+        for at in draw.integers(min(len(whole), 160), size=3):
+            data[at] = draw.integers(256)
+        for read in (image_size, lambda data: read_image(data, (4, 4), VISION)):
+            try:
+                read(bytes(data))
+            except ItemError as error:
+                assert str(error).endswith(".")
+
+
 def test_files_that_are_no_images_are_refused(picture: Callable[..., Path]) -> None:
     with pytest.raises(ItemError) as refused:
         image_size(b"GIF89a, but not really")
@@ -103,6 +131,13 @@ def test_files_that_are_no_images_are_refused(picture: Callable[..., Path]) -> N
             read(half)
         assert str(refused.value).startswith("is a damaged image (")
         assert str(refused.value).endswith("). Replace it.")
+    data = bytearray(picture("a.dds", 40, 40).read_bytes())
+    data[80:88] = (4).to_bytes(4, "little") + b"ABCD"  # pixels compressed in no known way
+    with pytest.raises(ItemError) as refused:
+        image_size(bytes(data))
+    assert str(refused.value) == (
+        "is not an image that Pillow reads. Save it as PNG or JPEG, or remove the row."
+    )
     with pytest.raises(ItemError) as refused:
         fit_image(3, 900, VISION)
     assert str(refused.value) == (
