@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageOps
 
 from equipoise.base.grid import places_of
 from equipoise.data.modality import image
@@ -90,6 +90,28 @@ def test_a_larger_image_is_reduced(picture: Callable[..., Path]) -> None:
     patches = read_image(data, grid, VISION)
     top, bottom = patches[:4].mean(), patches[-4:].mean()
     assert top < bottom  # its red grows downwards
+
+
+@pytest.mark.parametrize("orientation", range(1, 10))  # 9 is not one
+def test_a_camera_held_sideways_takes_upright_images(tmp_path: Path, orientation: int) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (16, 24, 3), dtype=np.uint8)
+    lying = Image.fromarray(pixels)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    lying.save(tmp_path / "lying.png", exif=exif)
+    ImageOps.exif_transpose(Image.open(tmp_path / "lying.png")).save(tmp_path / "upright.png")
+    lies, stands = ((tmp_path / name).read_bytes() for name in ("lying.png", "upright.png"))
+    size = image_size(lies)
+    assert size == image_size(stands) == ((24, 16) if 5 <= orientation <= 8 else (16, 24))
+    grid = fit_image(*size, VISION)
+    np.testing.assert_array_equal(read_image(lies, grid, VISION), read_image(stands, grid, VISION))
+    if size == (24, 16):
+        with pytest.raises(ItemError) as refused:
+            read_image(lies, (4, 6), VISION)
+        assert str(refused.value) == (
+            "is 16 x 24 pixels upright, but its corpus was tokenized for it as it lies, by an "
+            "earlier version. Delete data.cache; the next run makes it again."
+        )
 
 
 @pytest.mark.filterwarnings("ignore")  # Pillow's, of what it can still read
