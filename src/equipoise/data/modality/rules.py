@@ -11,7 +11,6 @@ from equipoise.spec.modality.encoder import KINDS, EncoderSpec, ItemKind
 from equipoise.spec.modality.sections import AudioSpec, VisionSpec
 from equipoise.spec.run.spec import RunSpec
 
-
 _READ = "upright"
 """How images are read: another word where that changes how large they are."""
 
