@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.base.damage import plain_words
+from equipoise.base.errors import SpecError
 
 _DEEPEST = 64
 """Most levels of brackets; equipoise itself writes 6."""
@@ -43,12 +44,20 @@ def user_path(text: str) -> Path:
     """A path as a person writes it: ``~`` and ``~name`` are homes, where there is such a user.
 
     ``Path.expanduser`` raises a RuntimeError at a file that is called ``~$cat.png``.
+
+    Raises:
+        SpecError: it begins in the home of a user who has none.
     """
     path = Path(text)
     try:
         return path.expanduser()
     except RuntimeError:
-        return path
+        if path.parts[0] != "~":
+            return path
+    raise SpecError(
+        f"{text} begins in a home folder, and this system knows none for user {os.getuid()}. Set "
+        f"HOME, or give a path without ~."
+    )
 
 
 def require_file(path: Path) -> None:
