@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.base.damage import plain_words
+from equipoise.base.errors import SpecError
 
 _DEEPEST = 64
 """Most levels of brackets; equipoise itself writes 6."""
@@ -41,22 +42,24 @@ def real_path(path: Path) -> Path:
     return Path(os.path.realpath(path))
 
 
-def expand_user(path: str) -> Path:
-    """A path with a home folder in place of its ``~``.
+def user_path(text: str) -> Path:
+    """A path as a person writes it: ``~`` and ``~name`` are homes, where there is such a user.
 
-    ``Path.expanduser`` raises a RuntimeError where there is none.
+    ``Path.expanduser`` raises a RuntimeError at a file that is called ``~$cat.png``.
 
     Raises:
-        OSError: there is no such user, or this one has no home folder.
-
-    >>> expand_user("~nobody-of-this-name/corpus")
-    Traceback (most recent call last):
-    FileNotFoundError: [Errno 2] There is no such user: '~nobody-of-this-name/corpus'
+        SpecError: it begins in the home of a user who has none.
     """
+    path = Path(text)
     try:
-        return Path(path).expanduser()
+        return path.expanduser()
     except RuntimeError:
-        raise FileNotFoundError(errno.ENOENT, "There is no such user", path) from None
+        if path.parts[0] != "~":
+            return path
+    raise SpecError(
+        f"{text} begins in a home folder, and this system knows none for user {os.getuid()}. Set "
+        f"HOME, or give a path without ~."
+    )
 
 
 def require_file(path: Path) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 
 from equipoise.base.arrays import Ints
 from equipoise.base.errors import DataError
-from equipoise.base.read import parse_json
+from equipoise.base.read import parse_json, user_path
 from equipoise.base.shown import listed
 from equipoise.data.cache.store import prepare
 from equipoise.data.chat.encode import Recipe
@@ -111,7 +111,7 @@ def measure(spec: DataSpec, base: Path, progress: Progress) -> Lengths:
         runs = store.learned
         learned = tokens if runs is None else int((runs.runs[:, 1] - runs.runs[:, 0]).sum())
         return Lengths(store.doc_tokens, tokens, store.documents, learned / tokens, True)
-    encoder = Recipe(base / Path(spec.tokenizer).expanduser(), spec.format, spec.loss).load()
+    encoder = Recipe(base / user_path(spec.tokenizer), spec.format, spec.loss).load()
     shards = source.shards()
     picked = shards[:: max(1, len(shards) // _SAMPLED_SHARDS)]
     lengths: list[int] = []

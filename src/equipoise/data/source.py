@@ -28,6 +28,7 @@ from typing import Any
 
 from equipoise.base.digest import digest
 from equipoise.base.errors import DataError
+from equipoise.base.read import user_path
 from equipoise.data.cache.shard import Part, Shard
 from equipoise.data.chat.rows import columns_of, read_columns
 from equipoise.data.columns import ArrowFile, check_rows, field_of, open_parquet
@@ -154,7 +155,7 @@ def open_source(spec: DataSpec, base: Path) -> Source:
                 f'data.source = "{spec.source}" needs data.path, but it is empty. Set data.path '
                 "to a file or folder; a relative one starts at the folder of run.toml."
             )
-        root = base / Path(spec.path).expanduser()
+        root = base / user_path(spec.path)
         name = f"{spec.source}:{root.name}"
     _require_readable(root, base)
     if spec.source == "datasets":

@@ -25,6 +25,7 @@ from torch import Tensor
 from equipoise.base.arrays import Ints
 from equipoise.base.errors import DataError
 from equipoise.base.nearest import nearest
+from equipoise.base.read import user_path
 from equipoise.base.shown import counted, listed, shown
 from equipoise.recsys.columns import (
     ML_100K,
@@ -127,7 +128,7 @@ def read_samples(spec: ColumnsSpec, base: Path) -> Samples:
     if spec.source == ML_100K:
         columns, label = read_ml_100k(), "ml-100k"
     else:
-        path = base / Path(spec.path).expanduser()
+        path = base / user_path(spec.path)
         columns, label = read_columns(path), path.name
     return make_samples(columns, spec, label)
 

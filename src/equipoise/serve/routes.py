@@ -40,6 +40,7 @@ from equipoise.base.errors import DataError, ModelError, SpecError
 from equipoise.data.cache.store import TokenStore, open_store
 from equipoise.data.held_out import cut_documents, draw_documents, find_trained
 from equipoise.data.progress import Progress
+from equipoise.data.text.tokenizer import load_tokenizer
 from equipoise.nn.decoder import Decoder
 from equipoise.nn.hf.files import ModelFiles
 from equipoise.nn.moe.layer import Router
@@ -138,7 +139,8 @@ def cluster_model(
     finally:
         progress.finish()
     clusters = cluster_experts(seen_routes.counts(model.experts), ranks)
-    table = fit_table(seen_routes, clusters.ranks_LX, ranks, model.vocab)
+    tokenizer = load_tokenizer(store.tokenizer_file).tokens_digest
+    table = fit_table(seen_routes, clusters.ranks_LX, ranks, model.vocab, tokenizer=tokenizer)
     rates = measure_rates(held_routes, table, clusters.ranks_LX, window)
     state = renumber_experts(trained.state, model, renumbering(clusters.ranks_LX))
     files = ModelFiles({**trained.files.contents, ROUTES: table.to_bytes()}, trained.files.where)

@@ -22,10 +22,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from equipoise.balance.expert.routes import find_table
+from equipoise.balance.expert.table import find_table, require_same_tokens
 from equipoise.base.disk import run_unwritten, why_unwritable, writing_run
 from equipoise.base.errors import FitError, ModelError, SpecError
-from equipoise.base.read import real_path
+from equipoise.base.read import real_path, user_path
 from equipoise.base.shown import shown
 from equipoise.base.units import format_bytes
 from equipoise.checkpoint.manifest import find_checkpoints
@@ -37,6 +37,7 @@ from equipoise.data.modality.rules import ItemRules
 from equipoise.data.model_files import files_to_keep
 from equipoise.data.progress import Progress, SilentProgress
 from equipoise.data.reading import cut_sentence, describe_reading, read_sources
+from equipoise.data.text.tokenizer import load_tokenizer
 from equipoise.fault.recover import run_recovering, with_fewer
 from equipoise.launch.doctor.folder import room_row
 from equipoise.launch.doctor.gather import read_folder, read_machine
@@ -249,7 +250,7 @@ def _prepare(
         _require_fit(spec, model, ranks, folder)
     wanted_sinks(spec.journal)
     folder_of_init = init_folder(resolved)
-    routes = find_table(spec, resolved.base, folder_of_init, vocab=model.vocab)
+    routes = find_table(spec, resolved.base, folder_of_init, model)
     if spec.train.freeze or spec.lora.rank:
         from equipoise.train.trained import require_trained  # which imports torch
 
@@ -261,6 +262,8 @@ def _prepare(
     rules = ItemRules.of(spec)
     store = open_store(spec.data, resolved.base, progress=progress, rules=rules)
     check_vocabulary(store, model.vocab)
+    if routes:
+        require_same_tokens(routes, load_tokenizer(store.tokenizer_file).tokens_digest)
     if store.left_out and not is_quiet:
         sys.stdout.write(f"{store.source_name}: {store.left_out}.\n")
     if (cut := cut_sentence(spec, store)) and not is_quiet:
@@ -316,7 +319,7 @@ def init_folder(resolved: ResolvedRun) -> str:
         )
     if model.init == "random":
         return ""
-    return str(real_path(resolved.base / Path(model.init.removeprefix("hf:")).expanduser()))
+    return str(real_path(resolved.base / user_path(model.init.removeprefix("hf:"))))
 
 
 def _require_few(ranks: int) -> None:

@@ -93,11 +93,19 @@ def require_trained(spec: RunSpec, model: ModelSpec, folder: Path) -> None:
         folder: Of its first weights, where transformers builds the model.
 
     Raises:
-        SpecError: as ``frozen_names``, or a target is the name of no layer.
+        SpecError: as ``frozen_names``, a target is the name of no layer, or experts in a file are
+            frozen.
         ModelError: transformers cannot build the model.
     """
     if spec.model.engine == "equipoise":
-        frozen_names(spec.train.freeze, list(weight_shapes(model)))
+        frozen = frozen_names(spec.train.freeze, list(weight_shapes(model)))
+        held = [name for name in sorted(frozen) if ".experts." in name]
+        if spec.experts.memory_mib and held:
+            raise SpecError(
+                f"experts.memory_mib = {spec.experts.memory_mib:g} holds experts that are trained, "
+                f"and train.freeze leaves {len(held)} of their weights as they are, the first "
+                f"{held[0]}. Remove one of the two."
+            )
     elif spec.train.freeze or spec.lora.rank:
         # It takes seconds to import, and is an extra.
         from equipoise.parallel.theirs.build import build_random, read_theirs_config

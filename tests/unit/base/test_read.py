@@ -2,6 +2,7 @@
 
 import json
 import os
+import pwd
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.base.read import parse_json, parse_toml, read_bytes, read_json, read_text
+from equipoise.base.errors import SpecError
+from equipoise.base.read import (
+    parse_json,
+    parse_toml,
+    read_bytes,
+    read_json,
+    read_text,
+    user_path,
+)
 
 DEEP = "brackets are nested more than 64 deep"
 LONG = "a whole number has more digits than 64 bits hold"
@@ -86,6 +95,21 @@ def test_what_is_no_file(tmp_path: Path) -> None:
     }
     for path, reason in reasons.items():
         assert reason_of(lambda path=path: read_bytes(path)) == reason
+
+
+def test_homes_and_names_that_only_look_like_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert user_path("~/a") == Path.home() / "a"
+    assert user_path("~$cat.png") == Path("~$cat.png")
+    assert user_path("a/~/b") == Path("a/~/b")
+    assert user_path("") == Path()
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)  # a container's user without a name
+    with pytest.raises(SpecError) as caught:
+        user_path("~/a")
+    assert str(caught.value) == (
+        f"~/a begins in a home folder, and this system knows none for user {os.getuid()}. Set "
+        f"HOME, or give a path without ~."
+    )
 
 
 def test_the_pipe_of_a_shell_is_read() -> None:

@@ -7,10 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from equipoise.balance.packing.pack import pack_step
 from equipoise.base.errors import DataError
+from equipoise.cost.curve import counted_curve
 from equipoise.data.mixture import MixedStream, Mixture, open_stream
 from equipoise.data.stream import DocumentStream
+from equipoise.spec.model.presets import preset
+from equipoise.spec.run.spec import PackSpec
 
+BATCHES = (512, 256, 128, 128)
+CURVE = counted_curve(preset("2m"))
 LENGTHS = st.lists(st.integers(1, 30), min_size=1, max_size=8)
 SOURCES = st.lists(
     st.tuples(LENGTHS, st.sampled_from([0.1, 0.25, 1.0, 1.5, 7.0, 1e-4])), min_size=1, max_size=4
@@ -91,6 +97,30 @@ def test_sources_stand_side_by_side_within_a_step() -> None:
     is_second = pieces[:, 0] >= 60
     assert is_second.sum() == 10
     assert np.diff(np.flatnonzero(is_second)).tolist() == [4] * 9
+
+
+@pytest.mark.parametrize("ranks", [3, 4, 8])
+def test_uneven_sources_are_even_work(ranks: int) -> None:
+    """Uneven tasks of SE-MoE (arXiv:2205.10034, UFO): batches of 512, 256, 128 and 128.
+
+    A node for each task is 2.0 times the mean for the first; packers divide it, and the small
+    ones share ranks, with no task bound to any.
+    """
+    drawn = np.random.default_rng(0)
+    sources = [(drawn.integers(16, 600, 200).tolist(), float(batch)) for batch in BATCHES]
+    pieces = make(sources, context=512).step(0, sum(BATCHES) * 64)
+    pack = PackSpec(policy="by-work", context_tokens=512, step_tokens=sum(BATCHES) * 64)
+    packed = pack_step(pieces, pack, ranks, CURVE)
+    work = np.zeros((ranks, len(BATCHES)))
+    for rank, batches in enumerate(packed.ranks):
+        for batch in batches:
+            ns = CURVE.slice_ns(batch.history_tokens, batch.history_tokens + batch.doc_tokens)
+            np.add.at(work[rank], batch.pieces[:, 0] // 200, ns)
+    of_source, of_rank = work.sum(axis=0), work.sum(axis=1)
+    assert of_source.max() / of_source.mean() == pytest.approx(2.0, abs=0.1)
+    assert of_rank.max() / of_rank.mean() < 1.02
+    assert (work[:, 0] > 0).sum() == ranks and (work[:, 0] < of_source[0] / 2).all()
+    assert ((work[:, 2] > 0) & (work[:, 3] > 0)).any()
 
 
 def test_equal_sources_have_orders_of_their_own() -> None:

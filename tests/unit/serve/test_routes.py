@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from equipoise.balance.expert.routes import ROUTES, find_table, read_table
+from equipoise.balance.expert.routes import ROUTES, read_table
+from equipoise.balance.expert.table import find_table, require_same_tokens
 from equipoise.base.errors import EquipoiseError
 from equipoise.cli.convert.experts import describe, facts
 from equipoise.cli.main import main
-from equipoise.data.cache.store import TokenStore, prepare
+from equipoise.data.cache.store import TokenStore, open_store, prepare
 from equipoise.data.progress import SilentProgress
+from equipoise.data.text.tokenizer import load_tokenizer
 from equipoise.nn.decoder import Decoder, initialize
 from equipoise.nn.hf.files import ModelFiles
 from equipoise.serve.convert import write_folder
@@ -20,7 +22,7 @@ from equipoise.serve.generate import build_decoder
 from equipoise.serve.routes import cluster_model
 from equipoise.serve.source import TrainedModel
 from equipoise.spec.model.presets import ModelSpec
-from equipoise.spec.run.resolved import ResolvedFile, write_resolved
+from equipoise.spec.run.resolved import ResolvedFile, read_resolved, write_resolved
 from equipoise.spec.run.spec import DataSpec, ExpertsSpec, LayoutSpec, PackSpec, RunSpec
 
 TEXT = "the rank that owns an expert keeps all others waiting until its rows are done"
@@ -82,18 +84,38 @@ def test_the_model_is_the_same_and_a_run_finds_its_table(
     assert "2 held-out documents left out: also trained." in text
     write_folder(clustered.trained, tmp_path / "hf")
     table = read_table(tmp_path / "hf" / ROUTES)
-    assert (table.ranks, table.vocab) == (2, 300)
+    assert (table.ranks, table.vocab, table.made_from) == (2, 300, (6, 2, 2))
     spec = RunSpec(experts=ExpertsSpec("speculative"), layout=LayoutSpec(tp=2, ep=2))
-    found = find_table(spec, tmp_path, str(tmp_path / "hf"), vocab=300)
+    model = trained.model
+    found = find_table(spec, tmp_path, str(tmp_path / "hf"), model)
     assert found == str((tmp_path / "hf" / ROUTES).resolve())
     named = dataclasses.replace(spec, experts=ExpertsSpec("speculative", routes="hf/routes.npz"))
-    assert find_table(named, tmp_path, "", vocab=300) == found
-    assert find_table(RunSpec(), tmp_path, "", vocab=300) == ""
+    assert find_table(named, tmp_path, "", model) == found
+    assert find_table(RunSpec(), tmp_path, "", model) == ""
     with pytest.raises(EquipoiseError) as caught:
-        find_table(spec, tmp_path, "", vocab=300)
+        find_table(spec, tmp_path, "", model)
     assert str(caught.value) == (
         'experts.policy = "speculative" needs a table of routes. Make one with equipoise convert '
         'RUN TO --cluster-experts RANKS, and begin from it: model.init = "hf:TO".'
+    )
+    with pytest.raises(EquipoiseError) as caught:
+        find_table(named, tmp_path, "", dataclasses.replace(model, top_k=1))
+    assert str(caught.value) == (
+        "The table of experts.routes was made from another model, whose tokens choose 2 of 6 "
+        "experts in 2 layers; those of the run's choose 1 of 6 experts in 2 layers. Make one with "
+        "equipoise convert --cluster-experts 2."
+    )
+    tokenizer = load_tokenizer(
+        open_store(Path(read_resolved(trained.origin.parent.parent).corpus)).tokenizer_file
+    )
+    require_same_tokens(found, tokenizer.tokens_digest)
+    require_same_tokens("", "")
+    with pytest.raises(EquipoiseError) as caught:
+        require_same_tokens(found, "another's")
+    assert str(caught.value) == (
+        f"The table of experts.routes, {found}, was made with other tokens (digest "
+        f"{tokenizer.tokens_digest[:8]}) than those of the run's corpus (another'). Set "
+        f"data.tokenizer to the tokenizer of the model that the table was made from."
     )
 
 

@@ -1,5 +1,8 @@
 """What train.freeze and lora leave to train, by name; the whole text of every refusal."""
 
+import dataclasses
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -9,12 +12,13 @@ from equipoise.nn.hf.read import weight_shapes
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.run.load import read_run
 from equipoise.spec.run.lora import LoraSpec
-from equipoise.spec.run.spec import RunSpec, TrainSpec
+from equipoise.spec.run.spec import ExpertsSpec, RunSpec, TrainSpec
 from equipoise.train.trained import (
     choose_trained,
     count_trained,
     frozen_names,
     match_names,
+    require_trained,
     trained_names,
 )
 
@@ -61,6 +65,19 @@ def test_a_run_that_trains_nothing_is_refused() -> None:
         f'train.freeze = ["*"] leaves none of the model\'s {len(NAMES)} weights to train. Remove a '
         f"pattern."
     )
+
+
+def test_experts_in_a_file_are_trained() -> None:
+    model = dataclasses.replace(MODEL, layers=2, experts=4, top_k=2, expert_ffn=8)
+    run = RunSpec(train=TrainSpec(freeze=("layers.1",)), experts=ExpertsSpec(memory_mib=64.0))
+    with pytest.raises(SpecError) as caught:
+        require_trained(run, model, Path())
+    assert str(caught.value) == (
+        "experts.memory_mib = 64 holds experts that are trained, and train.freeze leaves 3 of "
+        "their weights as they are, the first layers.1.feed_forward.experts.down.weight. Remove "
+        "one of the two."
+    )
+    require_trained(dataclasses.replace(run, experts=ExpertsSpec()), model, Path())
 
 
 def decoder_of(spec: RunSpec) -> Decoder:

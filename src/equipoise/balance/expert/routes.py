@@ -29,9 +29,9 @@ import numpy as np
 from equipoise.balance.expert.deal import order_tokens
 from equipoise.base.arrays import Ints
 from equipoise.base.digest import digest
-from equipoise.base.errors import LayoutError, SpecError
+from equipoise.base.errors import SpecError
 from equipoise.spec.layout import rows_of
-from equipoise.spec.run.spec import RunSpec
+from equipoise.spec.model.presets import ModelSpec
 
 ROUTES = "routes.npz"
 """Its file in the folder of a model."""
@@ -98,6 +98,10 @@ class RouteTable:
     """``previous x vocab + token`` of those in the table, ascending, int64 [m]."""
     pair_values: Ints
     """int64 [m, ranks]."""
+    made_from: tuple[int, ...] = ()
+    """``routed_sizes`` of the model that chose; () in a table that does not say."""
+    tokenizer: str = ""
+    """Digest of the text's tokens by their ids; "" in a table that does not say."""
 
     @property
     def ranks(self) -> int:
@@ -108,7 +112,7 @@ class RouteTable:
     def digest(self) -> str:
         """Equal for equal tables."""
         arrays = self.unseen, self.tokens, self.token_values, self.pairs, self.pair_values
-        return digest([self.vocab, self.text, *arrays])
+        return digest([self.vocab, self.text, *arrays, self.made_from, self.tokenizer])
 
     def values(self, tokens: Ints, previous: Ints) -> Ints:
         """Predicted shares of each token's rows on each rank, int64 [T, ranks]."""
@@ -124,12 +128,20 @@ class RouteTable:
 
     def to_bytes(self) -> bytes:
         """The table as a file, which ``read_table`` reads."""
-        file = io.BytesIO()
-        np.savez_compressed(file, **{name: getattr(self, name) for name in _FIELDS})
+        file, names = io.BytesIO(), _FIELDS + (_ORIGIN if self.made_from else ())
+        np.savez_compressed(file, **{name: getattr(self, name) for name in names})
         return file.getvalue()
 
 
 _FIELDS = ("vocab", "text", "unseen", "tokens", "token_values", "pairs", "pair_values")
+
+_ORIGIN = ("made_from", "tokenizer")
+"""Fields that tables of earlier versions lack."""
+
+
+def routed_sizes(model: ModelSpec) -> tuple[int, ...]:
+    """What a route consists of: experts of a layer, layers that have some, experts of a token."""
+    return model.experts, model.sparse_layers, model.top_k
 
 
 def _look_up(values: Ints, keys: Ints, known: Ints, table: Ints) -> None:
@@ -141,8 +153,18 @@ def _look_up(values: Ints, keys: Ints, known: Ints, table: Ints) -> None:
     values[hit] = table[at[hit]]
 
 
-def fit_table(routes: ChosenRoutes, ranks_LX: Ints, ranks: int, vocab: int) -> RouteTable:
-    """The table of a text whose experts lie on given ranks."""
+def fit_table(
+    routes: ChosenRoutes, ranks_LX: Ints, ranks: int, vocab: int, *, tokenizer: str = ""
+) -> RouteTable:
+    """The table of a text whose experts lie on given ranks.
+
+    Args:
+        routes: What routers chose for the text.
+        ranks_LX: Where the experts of each layer lie, int64 [layers, X].
+        ranks: That share them.
+        vocab: Tokens of the model.
+        tokenizer: Digest of the text's tokens by their ids.
+    """
     rows = routes.rows_on(ranks_LX, ranks)
     each = max(1, routes.chosen.shape[1] * routes.chosen.shape[2])
     unseen = _shares(rows.sum(axis=0), len(rows), each, np.full(ranks, _SCALE // ranks))
@@ -155,7 +177,15 @@ def fit_table(routes: ChosenRoutes, ranks_LX: Ints, ranks: int, vocab: int) -> R
     pairs, pair_values = _fit_keys(keys, rows[has_before], each, leans)
     often = seen >= _LEAST_PAIRS
     return RouteTable(
-        vocab, routes.digest, unseen, tokens, token_values, pairs[often], pair_values[often]
+        vocab,
+        routes.digest,
+        unseen,
+        tokens,
+        token_values,
+        pairs[often],
+        pair_values[often],
+        made_from=(ranks_LX.shape[1], *routes.chosen.shape[1:]),
+        tokenizer=tokenizer,
     )
 
 
@@ -182,7 +212,8 @@ def read_table(file: Path) -> RouteTable:
     fix = "Make one: equipoise convert RUN TO --cluster-experts RANKS"
     try:
         with np.load(io.BytesIO(file.read_bytes()), allow_pickle=False) as archive:
-            stored: dict[str, Any] = {name: archive[name] for name in _FIELDS}
+            names = _FIELDS if set(archive.files) == set(_FIELDS) else _FIELDS + _ORIGIN
+            stored: dict[str, Any] = {name: archive[name] for name in names}
     except FileNotFoundError:
         raise SpecError(f"experts.routes: no such file: {file}. {fix}") from None
     except _UNREADABLE as error:
@@ -190,10 +221,12 @@ def read_table(file: Path) -> RouteTable:
         raise SpecError(
             f"experts.routes: {file} is not a table of routes ({reason}). {fix}"
         ) from None
+    stored = {"made_from": np.zeros(3, np.int64), "tokenizer": np.array("")} | stored
     sizes = [stored[name].size for name in ("tokens", "pairs", "unseen")]
-    shapes = [*((n,) for n in sizes), *((n, sizes[2]) for n in sizes[:2]), (), ()]
-    names = ("tokens", "pairs", "unseen", "token_values", "pair_values", "vocab", "text")
-    arrays = [stored[name] for name in names[:-1]]
+    shapes = [*((n,) for n in sizes), *((n, sizes[2]) for n in sizes[:2]), (), (), (3,), ()]
+    counts = ("tokens", "pairs", "unseen", "token_values", "pair_values", "vocab")
+    names = (*counts, "text", "made_from", "tokenizer")
+    arrays = [stored[name] for name in (*counts, "made_from")]
     if [stored[name].shape for name in names] != shapes or not all(map(_is_counted, arrays)):
         given = [stored[name].shape for name in ("token_values", "pair_values")]
         raise SpecError(
@@ -205,7 +238,14 @@ def read_table(file: Path) -> RouteTable:
             f"experts.routes: {file} is damaged: its tokens or pairs are not ascending. {fix}"
         )
     arrays = [stored[name] for name in _FIELDS[2:]]
-    return RouteTable(int(stored["vocab"]), str(stored["text"]), *arrays)
+    made_from = tuple(stored["made_from"].tolist()) if stored["made_from"].any() else ()
+    return RouteTable(
+        int(stored["vocab"]),
+        str(stored["text"]),
+        *arrays,
+        made_from=made_from,
+        tokenizer=str(stored["tokenizer"]),
+    )
 
 
 _UNREADABLE = (
@@ -222,46 +262,6 @@ _UNREADABLE = (
 def _is_counted(numbers: Ints) -> bool:
     """Whether these are int64 from 0 to what predictions and keys of pairs may be."""
     return numbers.dtype == np.int64 and bool(((numbers >= 0) & (numbers < 1 << 48)).all())
-
-
-def require_table(table: RouteTable, *, vocab: int, tp: int) -> None:
-    """Refuse the table of another model or number of ranks.
-
-    Raises:
-        LayoutError: says what it is of, and what is needed.
-    """
-    if (table.ranks, table.vocab) != (tp, vocab):
-        raise LayoutError(
-            f"The table of experts.routes is for {table.ranks} ranks and {table.vocab:,} tokens, "
-            f"but the run has tp = {tp} and {vocab:,} tokens. Make one with equipoise convert "
-            f"--cluster-experts {tp}."
-        )
-
-
-def find_table(spec: RunSpec, base: Path, init_folder: str, *, vocab: int) -> str:
-    """The table of a run that speculates; "" for any other.
-
-    Args:
-        spec: The run's keys.
-        base: The folder that paths in it are relative to.
-        init_folder: Of the first weights; "" where they are random.
-        vocab: Tokens of the model.
-
-    Raises:
-        SpecError: no table is named, or it cannot be read.
-        LayoutError: it is of another model or number of ranks.
-    """
-    if spec.experts.policy != "speculative":
-        return ""
-    if not spec.experts.routes and not init_folder:
-        raise SpecError(
-            'experts.policy = "speculative" needs a table of routes. Make one with equipoise '
-            'convert RUN TO --cluster-experts RANKS, and begin from it: model.init = "hf:TO".'
-        )
-    given = Path(spec.experts.routes).expanduser()
-    file = base / given if spec.experts.routes else Path(init_folder) / ROUTES
-    require_table(read_table(file), vocab=vocab, tp=spec.layout.tp)
-    return str(file.resolve())
 
 
 @dataclass(frozen=True, slots=True)

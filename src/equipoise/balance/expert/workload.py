@@ -49,7 +49,13 @@ _BURST_STEPS = 4
 
 
 def workload(
-    kind: str, seed: int, step: int, *, ranks: int, experts: int, rows_per_rank: int = 8192
+    kind: str,
+    seed: int,
+    step: int,
+    *,
+    ranks: int = 8,
+    experts: int = 64,
+    rows_per_rank: int = 8192,
 ) -> Ints:
     """Each rank's rows for each expert in a step, int64 [ranks, X].
 
@@ -62,7 +68,7 @@ def workload(
         rows_per_rank: Tokens of a rank times the experts of each.
 
     Raises:
-        SpecError: no kind has that name.
+        SpecError: no kind has that name, or a number is below its least.
         LayoutError: a rank would have no expert.
 
     >>> workload("W0", 0, 0, ranks=2, experts=4, rows_per_rank=8).tolist()
@@ -72,6 +78,12 @@ def workload(
         raise SpecError(
             f'"{kind}" is not one of {", ".join(WORKLOADS)}. Nearest: '
             f'"{nearest(kind, list(WORKLOADS))}".'
+        )
+    given = {"seed": seed, "step": step, "ranks": ranks - 1, "rows_per_rank": rows_per_rank}
+    if wrong := [name for name, number in given.items() if number < 0]:
+        raise SpecError(
+            f"A workload needs seed, step and rows_per_rank of 0 or more and ranks of 1 or more. "
+            f"Raise {' and '.join(wrong)}."
         )
     owners = owners_of(experts, ranks=ranks)
     shares = popularity(kind, seed, step, owners)

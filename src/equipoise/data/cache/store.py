@@ -41,7 +41,7 @@ from numpy.typing import NDArray
 
 from equipoise.base.digest import digest
 from equipoise.base.errors import DataError, ModelError
-from equipoise.base.read import reason
+from equipoise.base.read import reason, user_path
 from equipoise.data.cache.build import FIRST_FORMAT, tokenize_once, train_once
 from equipoise.data.cache.meta import (
     LEARNED,
@@ -257,7 +257,7 @@ def prepare(
     Cost: to open, one stat of each file (0.02 s for 1,800 files); to build, about 1 s of one
     core for 3 MB of text.
     """
-    cache = base / Path(spec.cache).expanduser()
+    cache = base / user_path(spec.cache)
     try:
         cache.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -270,7 +270,7 @@ def prepare(
     if spec.tokenizer == "train":
         tokenizer = train_once(sources, spec.vocab, cache, progress)
     else:
-        tokenizer = base / Path(spec.tokenizer).expanduser()
+        tokenizer = base / user_path(spec.tokenizer)
     recipes = [
         Recipe(tokenizer, each.format, each.loss, rules if each.format == PARTS else None)
         for each in members

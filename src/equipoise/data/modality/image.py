@@ -2,14 +2,15 @@
 
 What it decides
     Sides are rounded to whole blocks of patches, and an image is scaled, in its own proportions,
-    where it would have fewer or more tokens than a run allows. Transparent pixels lie on white.
-    Gray of 16 bits keeps its highest 8. Numbers are from -1 to 1.
+    where it would have fewer or more tokens than a run allows. An image that its camera took
+    sideways is turned upright, as EXIF says. Transparent pixels lie on white. Gray of 16 bits keeps
+    its highest 8. Numbers are from -1 to 1.
 
 Kept true (tests/unit/data/modality/test_image.py, tests/oracle/test_image_size.py)
     Sizes equal those of Qwen2-VL's processor; each pixel is in one patch.
 
 Sources
-    ``smart_resize`` of Qwen2-VL's image processor, transformers.
+    ``smart_resize`` of Qwen2-VL's image processor and ``image_utils.load_image``, transformers.
 """
 
 import math
@@ -22,6 +23,7 @@ import numpy as np
 
 from equipoise.base.errors import DataError
 from equipoise.base.grid import Grid, in_blocks
+from equipoise.base.read import read_bytes, reason
 from equipoise.spec.modality.items import Patches
 from equipoise.spec.modality.sections import CHANNELS, VisionSpec
 
@@ -36,6 +38,20 @@ _DEEP = "I;16"
 """Modes of 16 bits, whatever their byte order."""
 _UNBOUNDED = ("I", "F")
 """Modes of whole numbers and fractions of 32 bits, whose white no file says."""
+
+
+_ORIENTATION = 0x0112
+"""EXIF's tag for how a camera was held."""
+_TURNS = {
+    2: "FLIP_LEFT_RIGHT",
+    3: "ROTATE_180",
+    4: "FLIP_TOP_BOTTOM",
+    5: "TRANSPOSE",
+    6: "ROTATE_270",
+    7: "TRANSVERSE",
+    8: "ROTATE_90",
+}
+"""Pillow's names of what makes an image upright, by its orientation; from 5 on sides change."""
 
 
 class ItemError(Exception):
@@ -69,18 +85,18 @@ def fit_image(height: int, width: int, vision: VisionSpec) -> Grid:
 
 
 def image_size(data: bytes) -> tuple[int, int]:
-    """Height and width of an image file [pixels]; reads it whole, so that training need not fail.
+    """Height and width of an upright image [pixels]; reads it whole, so that training cannot fail.
 
     Raises:
         ItemError: it is not an image, too large or damaged, or has pixels without a white.
     """
     with _open(data) as image:
-        width, height = image.size
         try:
             image.load()
-        except (OSError, ValueError, SyntaxError) as error:
+        except Exception as error:  # each of Pillow's 40 readers raises what its format brings
             raise ItemError(f"is a damaged image ({_words(error)}). Replace it.") from None
-        return height, width
+        width, height = image.size
+        return (width, height) if _orientation(image) >= 5 else (height, width)
 
 
 def read_image(data: bytes, grid: Grid, vision: VisionSpec) -> Patches:
@@ -92,13 +108,15 @@ def read_image(data: bytes, grid: Grid, vision: VisionSpec) -> Patches:
         vision: The run's keys.
 
     Raises:
-        ItemError: the file is damaged.
+        ItemError: the file is damaged, or has another grid.
     """
     from PIL import Image
 
     patch = vision.patch
     with _open(data) as image:
         try:
+            image.load()
+            turn = _TURNS.get(_orientation(image))
             if image.has_transparency_data:
                 over = image.convert("RGBA")
                 plain = Image.new("RGBA", over.size, "white")
@@ -106,11 +124,17 @@ def read_image(data: bytes, grid: Grid, vision: VisionSpec) -> Patches:
                 image = plain
             if image.mode.startswith(_DEEP):  # Pillow would cut all above 255 off
                 image = Image.fromarray((np.asarray(image, np.uint32) // 257).astype(np.uint8))
-            small = image.convert("RGB").resize(
-                (grid[1] * patch, grid[0] * patch), Image.Resampling.BICUBIC
-            )
-        except (OSError, ValueError, SyntaxError) as error:
+            plain = image.convert("RGB")
+            upright = plain if turn is None else plain.transpose(Image.Transpose[turn])
+            small = upright.resize((grid[1] * patch, grid[0] * patch), Image.Resampling.BICUBIC)
+        except Exception as error:  # as in image_size
             raise ItemError(f"is a damaged image ({_words(error)}). Replace it.") from None
+    if fit_image(upright.height, upright.width, vision) != grid:
+        raise ItemError(
+            f"is {upright.width:,} x {upright.height:,} pixels upright, but its corpus was "
+            f"tokenized for it as it lies, by an earlier version. Delete data.cache; the next run "
+            f"makes it again."
+        )
     pixels = np.asarray(small, dtype=np.float32) / 127.5 - 1
     tiles = pixels.reshape(grid[0], patch, grid[1], patch, CHANNELS).swapaxes(1, 2)
     patches: Patches = in_blocks(tiles, vision.encoder.merge).reshape(grid[0] * grid[1], -1)
@@ -129,7 +153,7 @@ def _open(data: bytes) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             image = Image.open(BytesIO(data))
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+    except Exception:  # as in image_size
         raise ItemError(
             "is not an image that Pillow reads. Save it as PNG or JPEG, or remove the row."
         ) from None
@@ -147,6 +171,15 @@ def _open(data: bytes) -> Any:
     return image
 
 
+def _orientation(image: Any) -> int:
+    """From 1, upright, to 8; EXIF that cannot be read says nothing."""
+    try:
+        number: int = image.getexif().get(_ORIENTATION, 1)
+        return number if number in _TURNS else 1
+    except Exception:  # as in image_size
+        return 1
+
+
 def _words(error: BaseException) -> str:
     return str(error).rstrip(".") or type(error).__name__
 
@@ -158,7 +191,6 @@ def item_file(path: Path) -> bytes:
         ItemError: it cannot be read.
     """
     try:
-        return path.read_bytes()
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or _words(error)
-        raise ItemError(f"cannot be read ({reason.lower()}). Correct the path.") from None
+        return read_bytes(path)
+    except OSError as error:
+        raise ItemError(f"cannot be read ({reason(error)}). Correct the path.") from None

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.base.nearest import nearest
-from equipoise.base.read import expand_user
+from equipoise.base.read import user_path
 from equipoise.base.shown import listed, shown
 from equipoise.data.chat.rows import PARTS, Row, RowError
 
@@ -64,12 +64,4 @@ def _read_part(part: Any, at: int, folder: Path) -> Mapping[str, str]:
         )
     if not isinstance(value, str) or "\0" in value or not value:
         raise RowError(f'part {at} has {shown(value)} in "{key}". Give text.')
-    if key == TEXT:
-        return {key: value}
-    try:
-        return {key: str(folder / expand_user(value))}
-    except OSError:
-        raise RowError(
-            f'part {at} has {shown(value)} in "{key}", and there is no such user. Write the whole '
-            f"path."
-        ) from None
+    return {key: value if key == TEXT else str(folder / user_path(value))}

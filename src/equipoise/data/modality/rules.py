@@ -11,6 +11,9 @@ from equipoise.spec.modality.encoder import KINDS, EncoderSpec, ItemKind
 from equipoise.spec.modality.sections import AudioSpec, VisionSpec
 from equipoise.spec.run.spec import RunSpec
 
+_READ = "upright"
+"""How images are read: another word where that changes how large they are."""
+
 
 @dataclass(frozen=True, slots=True)
 class ItemRules:
@@ -28,7 +31,8 @@ class ItemRules:
     def digest(self) -> str:
         """Equal for rules that make the same tokens."""
         vision, has_sound = self.vision, bool(self.audio.layers)
-        sizes = [vision.patch, vision.least_tokens, vision.most_tokens] if vision.layers else []
+        sizes = [vision.patch, vision.least_tokens, vision.most_tokens, _READ]
+        sizes = sizes if vision.layers else []
         return digest([sizes, has_sound])
 
     def encoder(self, kind: ItemKind) -> EncoderSpec | None:

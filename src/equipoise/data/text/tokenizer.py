@@ -25,7 +25,7 @@ import tokenizers
 from numpy.typing import NDArray
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from equipoise.base.digest import digest_file
+from equipoise.base.digest import digest, digest_file
 from equipoise.base.errors import DataError
 from equipoise.base.read import reason
 from equipoise.data.text.cut import can_be_cut, cut
@@ -56,6 +56,11 @@ class Tokenizer:
     core: tokenizers.Tokenizer = field(repr=False)
     folder: TokenizerFolder | None = None
     is_cut: bool = False
+
+    @property
+    def tokens_digest(self) -> str:
+        """Equal for the same tokens by the same ids, whatever else is in their files."""
+        return digest(self.core.get_vocab(with_added_tokens=True))
 
     def encode(self, text: str) -> NDArray[np.int64]:
         """Token ids int64[tokens], without an end token."""

@@ -29,7 +29,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.balance.expert.routes import NO_TOKEN, RouteTable, require_table
+from equipoise.balance.expert.routes import NO_TOKEN, RouteTable
+from equipoise.balance.expert.table import require_table
 from equipoise.base.arrays import Ints
 from equipoise.base.errors import LayoutError
 from equipoise.comm.meet import name_ranks
@@ -73,7 +74,7 @@ def place_by_routes(decoder: Decoder, mesh: Mesh, table: RouteTable) -> None:
     Raises:
         LayoutError: it is of another model or layout, or ranks read different ones.
     """
-    require_table(table, vocab=decoder.model.vocab, tp=mesh.layout.tp)
+    require_table(table, decoder.model, tp=mesh.layout.tp)
     peers, experts = mesh.peers("tp"), mesh.peers("ep")
     if peers.ranks != experts.ranks:
         raise LayoutError(

@@ -10,6 +10,7 @@ Kept true (tests/multi/parallel/test_tutel.py)
     Loss and every gradient equal one rank's under every sharing; a switch moves no parameter.
 """
 
+from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -33,6 +34,9 @@ from equipoise.parallel.expert.sharing import Sharing, WholeTraffic
 from equipoise.parallel.expert.split import ExpertSplit
 from equipoise.schedule.expert.schedule import schedule_experts
 
+_LAST = 1024
+"""Forward passes whose sharings are remembered."""
+
 
 @dataclass(slots=True, eq=False)
 class SwitchedExchange(BalancedExchange):
@@ -44,8 +48,8 @@ class SwitchedExchange(BalancedExchange):
     """Hidden units of a whole expert."""
     forced: int | None = None
     """A sharing to obey whatever it costs."""
-    switches: list[int] = field(default_factory=list)
-    """The sharing of each forward pass."""
+    switches: deque[int] = field(default_factory=lambda: deque(maxlen=_LAST))
+    """The sharings of the last forward passes."""
 
     def steps(self, x_RD: Tensor, counts_X: Tensor, experts: Experts) -> ExchangeSteps:
         """Outputs [R, D], in steps; rows are sorted by expert, ``counts_X`` rows each."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from equipoise.base.durable import write_whole
+from equipoise.base.read import user_path
 from equipoise.serve.nano.choice import LEAST_GAIN, NanoCosts
 from equipoise.spec.device.here import cpu_model
 
@@ -89,7 +90,7 @@ class _NanoFile:
 
 def nano_file() -> Path:
     """Where reports are kept."""
-    return Path("~/.cache/equipoise").expanduser() / "nano.json"
+    return user_path("~/.cache/equipoise") / "nano.json"
 
 
 def read_reports(file: Path) -> dict[str, NanoReport]:

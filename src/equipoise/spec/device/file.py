@@ -21,7 +21,7 @@ from pydantic import TypeAdapter
 
 from equipoise.base.durable import write_whole
 from equipoise.base.errors import SpecError
-from equipoise.base.read import read_json, reason
+from equipoise.base.read import read_json, reason, user_path
 from equipoise.spec.device.parts import Measured, ModelParts
 from equipoise.spec.device.spec import Dtype
 
@@ -33,7 +33,7 @@ BUSY_CORES = 0.3
 
 def device_folder() -> Path:
     """Where ``equipoise calibrate`` keeps its device files."""
-    return Path("~/.cache/equipoise").expanduser()
+    return user_path("~/.cache/equipoise")
 
 
 Collective = Literal[

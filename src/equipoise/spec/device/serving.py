@@ -23,7 +23,7 @@ from pydantic import TypeAdapter, ValidationError
 from equipoise.base.digest import digest
 from equipoise.base.durable import write_whole
 from equipoise.base.errors import SpecError
-from equipoise.base.read import read_json, reason
+from equipoise.base.read import read_json, reason, user_path
 from equipoise.spec.device.here import cpu_model
 from equipoise.spec.device.spec import Dtype
 from equipoise.spec.model.presets import ModelSpec
@@ -78,7 +78,7 @@ class _ServingFile:
 
 def serving_file() -> Path:
     """Where the engine's curves are kept."""
-    return Path("~/.cache/equipoise").expanduser() / "serving.json"
+    return user_path("~/.cache/equipoise") / "serving.json"
 
 
 def serving_name(model: ModelSpec) -> str:

@@ -29,7 +29,7 @@ from equipoise.spec.run.lora import FEED_FORWARD, TARGETS, LoraSpec
 from equipoise.spec.run.precision import judge_precision
 from equipoise.spec.run.resolve_model import judge_experts, resolve_model
 from equipoise.spec.run.spec import PYTHON_SOURCES, CheckpointSpec, RunSpec
-from equipoise.spec.run.wish import Wish, judge_homes, nearest_multiples
+from equipoise.spec.run.wish import Wish, nearest_multiples
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,6 @@ def _judge_together(wish: Wish) -> None:
                 f"{toml(source)} reads data.path, which is empty. "
                 "Set data.path to a file or a folder.",
             )
-    judge_homes(wish)
     _judge_conversations(wish)
     _judge_evaluation(wish)
     _judge_saves(wish)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from equipoise.base.errors import ModelError
 from equipoise.base.nearest import nearest
-from equipoise.base.read import expand_user, read_json
+from equipoise.base.read import read_json, user_path
 from equipoise.spec.model.hf_config import model_from_hf_config
 from equipoise.spec.model.other_config import model_from_other_config
 from equipoise.spec.model.presets import PRESETS, ModelSpec
@@ -329,7 +329,7 @@ def _resolve_hf(wish: Wish, base: Path, folder: str) -> tuple[ModelSpec, dict[st
             )
     fallback = PRESETS[keys()["model.preset"].default]
     try:
-        config = read_json(base / expand_user(folder) / "config.json")
+        config = read_json(base / user_path(folder) / "config.json")
         if not isinstance(config, dict):
             raise ValueError("it does not hold an object")
         model = (model_from_other_config if is_theirs else model_from_hf_config)(config)
@@ -373,7 +373,7 @@ def _take_tokenizer(wish: Wish, base: Path, folder: str) -> None:
         "data.tokenizer", "data.format", "data.mix"
     ):
         return
-    whole = base / expand_user(folder)
+    whole = base / user_path(folder)
     if (whole / TOKENIZER_FILE).is_file():
         origin = dataclasses.replace(DEFAULT, label=f"model.init = {toml(wish['model.init'])}")
         wish.given["data.tokenizer"] = Given(folder, origin)

@@ -7,7 +7,6 @@ Kept true (tests/unit/spec/run/test_load.py)
 from dataclasses import dataclass
 from typing import Any
 
-from equipoise.base.read import expand_user
 from equipoise.spec.run.keys import DEFAULT, Fault, Given, toml
 
 
@@ -38,21 +37,6 @@ class Wish:
         """A key with its value and the value's origin."""
         each = self.given[name]
         return f"{name} = {toml(each.value)} ({each.origin.label})"
-
-
-_PATHS = ("data.path", "data.tokenizer", "data.cache", "eval.path", "experts.routes")
-"""Keys of paths that may begin with a home folder, beside ``model.init``, which is read."""
-
-
-def judge_homes(wish: Wish) -> None:
-    """Refuse paths that begin with the home folder of nobody."""
-    given = [(name, wish[name]) for name in _PATHS if wish.is_sound(name)]
-    rows = wish["data.mix"] if wish.is_sound("data.mix") else ()
-    for name, path in (*given, *(("data.mix", row.path) for row in rows)):
-        try:
-            expand_user(path)
-        except OSError:
-            wish.tell(name, f"{toml(path)}: there is no such user. Write the whole path.")
 
 
 def nearest_multiples(value: int, step: int) -> str:

@@ -35,6 +35,16 @@ from equipoise.train.check.case import Case, divisors, make_case
 
 _POLICIES: tuple[ExpertPolicyName, ...] = ("exact", "hecate", "eplb", "tutel", "auto")
 
+_IDLE: dict[ExpertPolicyName, str] = {
+    "exact": "W1",
+    "fixed": "W4",
+    "auto": "W5",
+    "hecate": "W6",
+    "eplb": "W2",
+    "tutel": "W7",
+}
+"""The workload of each policy beside experts without weights."""
+
 _EXPERTS = 16
 """Experts of a model whose run has none."""
 
@@ -68,10 +78,13 @@ def balanced_cases(ranks: int, model: ModelSpec) -> list[Case]:
     idle = dataclasses.replace(
         model, identity_experts=max(2, model.experts // 2), real_top_k=0.75 * model.top_k
     )
-    for turn, kind in enumerate(("W1", "W4", "W5")):
-        context = (1, ranks, 1)[turn]
-        case = make_case(idle, ranks, ep=ranks, cp=context, zero=turn + 1, context_tokens=512)
-        wish = ExpertsSpec(("exact", "fixed", "auto")[turn], least_rows=1)
+    for turn, (policy, kind) in enumerate(_IDLE.items()):
+        if policy == "eplb" and model.experts % ranks:
+            continue
+        context = (1, ranks, 1)[turn % 3]
+        zero = (turn + 1) % 4
+        case = make_case(idle, ranks, ep=ranks, cp=context, zero=zero, context_tokens=512)
+        wish = ExpertsSpec(policy, least_rows=1)
         cases.append(dataclasses.replace(case, experts=wish, router=kind, repeats=True))
     for etp in (each for each in range(2, ranks + 1) if ranks % each == 0):
         if not shares_experts(model.experts, ranks // etp) or model.expert_ffn < etp:

@@ -163,10 +163,19 @@ def test_damaged_tables_are_refused_whatever_is_wrong(tmp_path: Path) -> None:
         {"token_values": np.full((5, 2), -1)},
         {"pair_values": np.full((7, 2), 1 << 62)},
     ]
+    origin = {"made_from": np.array([8, 2, 2]), "tokenizer": np.array("digest")}
+    np.savez(file, **stored)
+    assert (read_table(file).made_from, read_table(file).tokenizer) == ((), "")  # an older table
+    np.savez(file, **stored, **origin)
+    assert (read_table(file).made_from, read_table(file).tokenizer) == ((8, 2, 2), "digest")
+    wrong += [origin | {"made_from": np.array(each)} for each in ([8, 2], [8, 2, -2], [8, 2, 2.0])]
     for each in wrong:
         np.savez(file, **(stored | each))
         with pytest.raises(SpecError, match=r"^experts\.routes: .* is damaged: "):
             read_table(file)
+    np.savez(file, **stored, tokenizer=origin["tokenizer"])
+    with pytest.raises(SpecError, match=r"is not a table of routes \(KeyError: "):
+        read_table(file)
     np.savez(file, **(stored | {"pairs": np.arange(7)[::-1]}))
     with pytest.raises(SpecError) as caught:
         read_table(file)

@@ -44,3 +44,13 @@ def test_an_unknown_kind_is_refused() -> None:
     with pytest.raises(SpecError) as caught:
         workload("W8", 0, 0, **SIZES)
     assert str(caught.value) == '"W8" is not one of W0, W1, W2, W3, W4, W5, W6, W7. Nearest: "W0".'
+
+
+def test_numbers_that_cannot_be_are_refused() -> None:
+    assert workload("W1", 0, 0).shape == (8, 64)
+    with pytest.raises(SpecError) as caught:
+        workload("W0", -1, 0, ranks=0)
+    assert str(caught.value) == (
+        "A workload needs seed, step and rows_per_rank of 0 or more and ranks of 1 or more. Raise "
+        "seed and ranks."
+    )

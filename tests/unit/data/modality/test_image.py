@@ -1,5 +1,6 @@
 """Images as patches: sizes, order, transparency, and files that are not images."""
 
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,9 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageOps
 
 from equipoise.base.grid import places_of
+from equipoise.data.modality import image
 from equipoise.data.modality.image import ItemError, fit_image, image_size, read_image
 from equipoise.spec.modality.sections import VisionSpec
 
@@ -90,6 +92,54 @@ def test_a_larger_image_is_reduced(picture: Callable[..., Path]) -> None:
     assert top < bottom  # its red grows downwards
 
 
+@pytest.mark.parametrize("orientation", range(1, 10))  # 9 is not one
+def test_a_camera_held_sideways_takes_upright_images(tmp_path: Path, orientation: int) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (16, 24, 3), dtype=np.uint8)
+    lying = Image.fromarray(pixels)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    lying.save(tmp_path / "lying.png", exif=exif)
+    ImageOps.exif_transpose(Image.open(tmp_path / "lying.png")).save(tmp_path / "upright.png")
+    lies, stands = ((tmp_path / name).read_bytes() for name in ("lying.png", "upright.png"))
+    size = image_size(lies)
+    assert size == image_size(stands) == ((24, 16) if 5 <= orientation <= 8 else (16, 24))
+    grid = fit_image(*size, VISION)
+    np.testing.assert_array_equal(read_image(lies, grid, VISION), read_image(stands, grid, VISION))
+    if size == (24, 16):
+        with pytest.raises(ItemError) as refused:
+            read_image(lies, (4, 6), VISION)
+        assert str(refused.value) == (
+            "is 16 x 24 pixels upright, but its corpus was tokenized for it as it lies, by an "
+            "earlier version. Delete data.cache; the next run makes it again."
+        )
+
+
+@pytest.mark.filterwarnings("ignore")  # Pillow's, of what it can still read
+@pytest.mark.parametrize(
+    "kind", ["png", "jpeg", "gif", "tiff", "bmp", "webp", "dds", "tga", "pcx", "ppm", "psd"]
+)
+def test_files_with_flipped_bytes_are_read_or_refused(
+    picture: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(image, "MOST_PIXELS", 1 << 12)  # a header of gigabytes takes seconds
+    if kind == "psd":  # which Pillow reads alone
+        head = b"8BPS\0\1" + bytes(6) + struct.pack(">HIIHH", 3, 12, 16, 8, 3)
+        whole = head + bytes(12) + bytes(2) + bytes(3 * 12 * 16)
+    else:
+        whole = picture(f"a.{kind}", 16, 12).read_bytes()
+    assert image_size(whole) == (12, 16)
+    draw = np.random.default_rng(0)
+    for _ in range(40):
+        data = bytearray(whole)
+        for at in draw.integers(min(len(whole), 160), size=3):
+            data[at] = draw.integers(256)
+        for read in (image_size, lambda data: read_image(data, (4, 4), VISION)):
+            try:
+                read(bytes(data))
+            except ItemError as error:
+                assert str(error).endswith(".")
+
+
 def test_files_that_are_no_images_are_refused(picture: Callable[..., Path]) -> None:
     with pytest.raises(ItemError) as refused:
         image_size(b"GIF89a, but not really")
@@ -103,6 +153,13 @@ def test_files_that_are_no_images_are_refused(picture: Callable[..., Path]) -> N
             read(half)
         assert str(refused.value).startswith("is a damaged image (")
         assert str(refused.value).endswith("). Replace it.")
+    data = bytearray(picture("a.dds", 40, 40).read_bytes())
+    data[80:88] = (4).to_bytes(4, "little") + b"ABCD"  # pixels compressed in no known way
+    with pytest.raises(ItemError) as refused:
+        image_size(bytes(data))
+    assert str(refused.value) == (
+        "is not an image that Pillow reads. Save it as PNG or JPEG, or remove the row."
+    )
     with pytest.raises(ItemError) as refused:
         fit_image(3, 900, VISION)
     assert str(refused.value) == (

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -123,6 +124,14 @@ def test_what_a_row_names_is_refused_with_its_line(corpus: Path) -> None:
     assert str(refused.value) == (
         f"{corpus}:3 names {corpus.parent}/b.png, which is not an image that Pillow reads. Save it "
         "as PNG or JPEG, or remove the row."
+    )
+    (corpus.parent / "b.png").unlink()
+    os.mkfifo(corpus.parent / "b.png")  # nobody writes to it
+    with pytest.raises(DataError) as refused:
+        _open(corpus)
+    assert str(refused.value) == (
+        f"{corpus}:3 names {corpus.parent}/b.png, which cannot be read (it is a pipe, a socket or "
+        "a device, not a file). Correct the path."
     )
 
 

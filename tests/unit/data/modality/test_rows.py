@@ -16,6 +16,9 @@ def test_paths_start_at_the_folder_of_the_row() -> None:
     assert pick_parts(row, "text", Path("/data")) == {
         "parts": [{"text": "See "}, {"image": "/data/a/b.png"}, {"audio": "/c.wav"}]
     }
+    assert pick_parts({"parts": [{"image": "~$cat.png"}]}, "text", Path("/data")) == {
+        "parts": [{"image": "/data/~$cat.png"}]
+    }
     assert pick_parts({"x": [{"text": "a"}]}, "x", Path()) == {"parts": [{"text": "a"}]}
 
 

@@ -486,21 +486,6 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert faults(bad) == "run.toml:2  not UTF-8 text. Save the file as UTF-8."
 
 
-def test_the_home_folder_of_nobody() -> None:
-    assert faults(
-        None,
-        ("data.cache", "~nobody-of-this-name/cache"),
-        ("data.source", "text"),
-        ("data.mix", '[{path = "~nobody-of-this-name/a", weight = 1}]'),
-        ("model.init", "hf:~nobody-of-this-name/model"),
-    ) == (
-        '--data.cache: "~nobody-of-this-name/cache": there is no such user. Write the whole path.\n'
-        '--data.mix: "~nobody-of-this-name/a": there is no such user. Write the whole path.\n'
-        "--model.init: cannot read ~nobody-of-this-name/model/config.json: there is no such user. "
-        "Name a folder that holds config.json and *.safetensors."
-    )
-
-
 def test_sizes_replace_the_presets(tmp_path: Path) -> None:
     run = read_run(
         write(tmp_path, "[model]\nhidden = 128\nlayers = 2\ntied = true\npreset = '7m'\n")

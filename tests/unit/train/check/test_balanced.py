@@ -45,8 +45,9 @@ def test_every_policy_and_kind_is_in_some_case() -> None:
     }
     assert shapes == {"cp", "tp", "pp", "etp", "parts"}
     assert {case.train.recompute for case in short} == {"none", "full", "attention", "selective"}
-    idle = [case.layout.cp for case in cases if case.model.identity_experts]
-    assert idle == [1, 4, 1]
+    idle = [case for case in cases if case.model.identity_experts]
+    assert {case.experts.policy for case in idle} == {"fixed", *POLICIES}
+    assert [case.layout.cp for case in idle] == [1, 4, 1] * 2
     assert any(case.lora.rank for case in cases) and any(case.train.freeze for case in cases)
 
 
