@@ -5,8 +5,9 @@ Why
 
 What it decides
     Rows are sorted by time and cut into training, validation and test. Vocabularies, means and
-    deviations come from the training part alone; a value that it does not have is row 0 of its
-    table. Ranks share each global batch in order, so that no number of ranks changes it.
+    deviations come from the training part alone. A value that it does not have is left out of its
+    bag: no row was ever trained for it, and an untrained one is noise. Ranks share each global
+    batch in order, so that no number of ranks changes it.
 
 Kept true (tests/unit/recsys/test_samples.py)
     No training row is later than a test row; missing columns, NaN and labels that are not
@@ -48,10 +49,11 @@ class Samples:
 
     keys: tuple[str, ...]
     rows: tuple[int, ...]
-    """Rows of each feature's table: its vocabulary, and row 0 for what training did not have."""
+    """Rows of each feature's table: its vocabulary, behind row 0, which nobody looks up."""
     offsets: tuple[Ints, ...]
     """For each feature, where each sample's bag begins; int64 [samples + 1]."""
     ids: tuple[Ints, ...]
+    """The rows of all bags; 0 for what training did not have, which batches leave out."""
     numbers: np.ndarray
     """float32 [samples, N], mean 0 and deviation 1 in training."""
     labels: np.ndarray
@@ -91,8 +93,12 @@ class Samples:
             count = offsets[index + 1] - begin
             ends = np.cumsum(count)
             within = np.arange(int(count.sum())) - np.repeat(ends - count, count)
+            own = ids[np.repeat(begin, count) + within]
+            if not own.all():
+                sample = np.repeat(np.arange(len(index)), count)
+                count, own = np.bincount(sample[own > 0], minlength=len(index)), own[own > 0]
             lengths.append(count.astype(np.int32))
-            values.append(ids[np.repeat(begin, count) + within])
+            values.append(own)
         # torch cannot view the bytes of a stack of no samples, whose strides NumPy says are 0.
         flat = torch.from_numpy(np.concatenate(lengths)).view(len(self.keys), len(index))
         jagged = KeyedJagged(self.keys, flat, torch.from_numpy(np.concatenate(values)))
