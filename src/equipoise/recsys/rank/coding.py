@@ -129,14 +129,16 @@ class Coding:
         ([1, 1, 1, 2, 1], 1)
         """
         count = self._require_columns(context, candidates)
-        lengths, values, unknown = [], [], 0
-        for name in (*self.ids, *self.bags):
-            is_bag = name in self.bags
+        lengths: list[Tensor] = []
+        values: list[Tensor] = []
+        unknown, names = 0, (*self.ids, *self.bags)
+        for name in names:
             is_shared = name in context
             given = [context[name]] if is_shared else candidates[name]
-            bags = self._look_up(name, given, is_bag=is_bag)
+            bags = self._look_up(name, given, is_bag=name in self.bags)
             rows = [row for bag in bags for row in bag if row]
-            sizes = [len(bag) - bag.count(0) for bag in bags]
+            own = torch.tensor(rows, dtype=torch.int64)
+            sizes = torch.tensor([len(bag) - bag.count(0) for bag in bags], dtype=torch.int32)
             missed = sum(map(len, bags)) - len(rows)
             if is_shared:
                 if len(rows) * count > _MOST_SHARED:
@@ -145,14 +147,14 @@ class Coding:
                         f"candidates, {len(rows) * count:,} in all, and a request may have "
                         f"{_MOST_SHARED:,}. Ask for fewer candidates at a time."
                     )
-                rows, sizes, missed = rows * count, sizes * count, missed * count
+                own, sizes, missed = own.repeat(count), sizes.repeat(count), missed * count
             unknown += missed
             lengths.append(sizes)
-            values += rows
+            values.append(own)
         jagged = KeyedJagged(
-            (*self.ids, *self.bags),
-            torch.tensor(lengths, dtype=torch.int32).view(len(lengths), count),
-            torch.tensor(values, dtype=torch.int64),
+            names,
+            torch.cat(lengths).view(len(names), count) if names else torch.zeros(0, count).int(),
+            torch.cat(values) if names else torch.zeros(0).long(),
         )
         columns = []
         for name, scale in self.numbers.items():
