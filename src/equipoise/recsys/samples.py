@@ -23,7 +23,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from equipoise.base.arrays import Ints
+from equipoise.base.arrays import Floats, Ints
 from equipoise.base.errors import DataError
 from equipoise.base.nearest import nearest
 from equipoise.base.shown import counted, listed, shown
@@ -182,14 +182,7 @@ def make_samples(columns: Mapping[str, np.ndarray], spec: ColumnsSpec, label: st
     for at, name in enumerate(spec.numbers):
         column = column_numbers(columns, name, label)
         scale = scales[name] = NumberScale.measure(column[order[:train]])
-        scaled, bad = scale.apply(column)
-        if bad is not None:
-            raise DataError(
-                f"{label}, column {name}, row {bad + 1:,}: {column[bad]:g} is too far from "
-                f"training, whose mean is {scale.mean:g} and deviation {scale.deviation:g}, for "
-                "float32. Fix it, or leave the row out."
-            )
-        numbers[:, at] = scaled[order]
+        numbers[:, at] = scale_column(column, scale, f"{label}, column {name}")[order]
     sessions = None
     if spec.session:
         require_values(columns[spec.session], spec.session, label, is_bag=False)
@@ -206,6 +199,22 @@ def make_samples(columns: Mapping[str, np.ndarray], spec: ColumnsSpec, label: st
         sessions,
         Coding(spec.ids, spec.bags, words, scales),
     )
+
+
+def scale_column(column: Floats, scale: NumberScale, where: str) -> Floats:
+    """A column of numbers in deviations from training's mean; ``where`` names it in messages.
+
+    Raises:
+        DataError: names the first row that float32 cannot hold.
+    """
+    scaled, bad = scale.apply(column)
+    if bad is not None:
+        raise DataError(
+            f"{where}, row {bad + 1:,}: {column[bad]:g} is too far from training, whose mean is "
+            f"{scale.mean:g} and deviation {scale.deviation:g}, for float32. Fix it, or leave the "
+            "row out."
+        )
+    return scaled
 
 
 def require_scores(samples: Samples) -> None:
