@@ -227,8 +227,8 @@ def test_what_is_wrong_is_one_sentence(
     later |= {"user": ["u1", "u2"], "words": [[["w1"]], []]}
     parquet.write_table(arrow.table(later), tmp_path / "later.parquet")
     assert said(str(run), target, "--stream", str(tmp_path / "later.parquet"), "--quiet") == (
-        'later.parquet, column "words", row 1: a list of lists or objects, where a sample has texts '
-        "or numbers. Write a list of texts or numbers.\n"
+        'later.parquet, column "words", row 1: a list of lists or objects, where a sample has '
+        "texts or numbers. Write a list of texts or numbers.\n"
     )
     assert not (tmp_path / "to").exists()
 
