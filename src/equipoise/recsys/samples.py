@@ -218,19 +218,21 @@ def scale_column(column: Floats, scale: NumberScale, where: str) -> Floats:
 
 
 def require_scores(samples: Samples) -> None:
-    """Refuse held-out samples of one class, before anything is trained.
+    """Refuse splits of one class, before anything is trained.
 
     Raises:
         DataError: names the split and its label.
     """
-    for split in SPLITS[1:]:
+    for split in SPLITS:
         begin, end = samples.bounds(split)
         positives = int(samples.labels[begin:end].sum())
         if positives in (0, end - begin):
+            is_train = split == "train"
             raise DataError(
                 f"All {end - begin:,} samples of the {split} split have the label "
-                f"{int(positives > 0)}, so nothing can be ranked. Give more rows, lower "
-                "data.train_share, or set data.positive_from between the labels."
+                f"{int(positives > 0)}, so nothing can be {'learned' if is_train else 'ranked'}. "
+                f"Give more rows, {'raise' if is_train else 'lower'} data.train_share, or set "
+                "data.positive_from between the labels."
             )
 
 

@@ -143,6 +143,13 @@ def test_a_split_of_one_class_is_refused_before_training() -> None:
         "ranked. Give more rows, lower data.train_share, or set data.positive_from between the "
         "labels."
     )
+    given["rating"] = np.where(given["t"].astype(int) < 6, 1, np.arange(10) % 2 * 4)
+    with pytest.raises(DataError) as error:
+        require_scores(make_samples(given, SPEC, "x.csv"))
+    assert str(error.value) == (
+        "All 6 samples of the train split have the label 0, so nothing can be learned. Give more "
+        "rows, raise data.train_share, or set data.positive_from between the labels."
+    )
 
 
 def test_no_samples_are_a_batch_whose_bytes_can_be_viewed() -> None:
