@@ -118,6 +118,13 @@ class TablePlacement:
             )
         if self.kind in ("row", "table-row") and len(set(self.ranks)) != shards:
             raise LayoutError(f"Table {name} has two buckets of rows on one rank. Give each once.")
+        if self.owner is not None and len(self.owner):
+            low, high = int(self.owner.min()), int(self.owner.max())
+            if low < 0 or high >= shards:
+                raise LayoutError(
+                    f"Table {name} has rows in buckets {low} to {high}, and there are {shards}. "
+                    f"Number them 0 to {shards - 1}."
+                )
 
     @property
     def row_shards(self) -> int:
