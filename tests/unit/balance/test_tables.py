@@ -162,6 +162,10 @@ def test_tables_that_do_not_fit_together_are_refused() -> None:
     )
 
 
+IDLE = ((600, 0.0), (600, 0.0), (600, 0.0), (10, 400.0))
+"""Rows and ids a sample: much memory that nobody looks up, and little that all do."""
+
+
 def test_tables_that_fit_are_placed_however_tight_memory_is() -> None:
     """All of these were refused: by load alone no room was found."""
 
@@ -171,8 +175,10 @@ def test_tables_that_fit_are_placed_however_tight_memory_is() -> None:
     small = machine(2, capacity_bytes=1000 * 64, optimizer="sgd")
     packed = plan_tables(tables((500, 8), (400, 7), (500, 6), (600, 5)), small, kinds=["table"])
     assert packed.held_bytes.tolist() == [64_000, 64_000]
-    idle = plan_tables(tables((600, 0), (600, 0), (600, 0), (10, 400)), small)
+    idle = plan_tables(tables(*IDLE), small)
     assert idle.held_bytes.max() <= 64_000
+    narrow = [TableSpec(f"n{at}", rows, 1, ids) for at, (rows, ids) in enumerate(IDLE)]
+    assert plan_tables(narrow, replace(small, capacity_bytes=4000)).held_bytes.max() <= 4000
     hosts = machine(4, ranks_per_host=2, capacity_bytes=100 * 64, optimizer="sgd")
     inside = plan_tables(tables((20, 50), (160, 5), (160, 4)), hosts, kinds=["table-row"])
     assert inside.held_bytes.max() == 90 * 64

@@ -218,7 +218,10 @@ class _Planner:
         return self.options[key]
 
     def _choose(self, index: int, limit_ps: float, left_out: tuple[ShardKind, ...]) -> ShardOption:
-        """The cheapest option whose shards are under the limit; else that of lightest shards."""
+        """The cheapest option whose shards are under the limit; else that of lightest shards.
+
+        Under a limit of 0 it is that of fewest bytes on a rank.
+        """
         first, table = self.first[index], self.tables[index]
         if first.kind in left_out and "table" in self.kinds:
             first = self._option(index, "table", 1)
@@ -239,6 +242,8 @@ class _Planner:
         light = [each for each in options if each.most_ps <= limit_ps]
         if light:
             return min(light, key=lambda each: (each.total_ps, each.most_ps))
+        if not limit_ps:
+            return min(options, key=lambda each: (max(each.held_bytes), each.most_ps))
         return min(options, key=lambda each: (each.most_ps, each.total_ps))
 
     def place_finer(self) -> list[TableAnswer]:
