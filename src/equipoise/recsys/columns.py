@@ -61,25 +61,37 @@ def read_columns(path: Path, key: str = "data.path") -> Columns:
         raise DataError(
             f"{path.name}:{text.count(chr(10), 0, nul) + 1}  has a NUL character. Take it out."
         )
-    rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+    # Strict: a quote that nobody closes would take all lines after it into one value.
+    rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     body: list[list[str]] = []
+    line = 1
     try:
         head = [_name_of(title) for title in next(rows, [])]
         _require_distinct(path, head)
+        line = rows.line_num + 1
         for row in rows:
             if len(row) != len(head):
                 raise DataError(
-                    f"{path.name}:{rows.line_num}  {counted(len(row), 'value')} under "
+                    f"{path.name}:{line}  {counted(len(row), 'value')} under "
                     f"{counted(len(head), 'column')}. Write one for each."
                 )
             body.append(row)
+            line = rows.line_num + 1
     except csv.Error as error:
         raise DataError(
-            f"{path.name}:{rows.line_num}  is not CSV: {error}. Correct the line."
+            f"{path.name}:{line}  is not CSV: {_why(error)}. Correct the line."
         ) from None
     if not body:
         raise DataError(f"{path} holds no rows below its line of column names. Give it some.")
     return {name: np.array([row[at] for row in body]) for at, name in enumerate(head)}
+
+
+def _why(error: csv.Error) -> str:
+    """What Python says of a line, whose words for quotes are those of its parser."""
+    said = str(error)
+    if said == "unexpected end of data":
+        return "a quote is not closed"
+    return "a value goes on behind its closing quote" if "expected after" in said else said
 
 
 def _name_of(title: str) -> str:
@@ -231,7 +243,13 @@ def time_order(columns: Mapping[str, np.ndarray], name: str, label: str) -> tupl
         DataError: names the first row that is not a time.
     """
     cells = columns[name].tolist() if columns[name].dtype == object else []
-    if cells and all(isinstance(cell, date) for cell in cells):
+    are_dates = [isinstance(cell, date) for cell in cells]
+    if any(are_dates) and not all(are_dates):
+        raise DataError(
+            f"{label}, column {name}, row {are_dates.index(False) + 1:,}: there is no time. Fill "
+            "it, or leave the row out."
+        )
+    if any(are_dates):
         since = np.array([_nanoseconds(cell) for cell in cells], dtype=np.int64)
         return np.argsort(since, kind="stable"), since / 1e9
     fix = "Write times as numbers, such as seconds since 1970"

@@ -41,12 +41,11 @@ _SAME_IN_FILES = ("layout.dp", "layout.ranks_per_host", "tables.kinds")
 _TABLES = tuple(each.name for each in dataclasses.fields(RecommendSpec) if each.name != "name")
 
 
-def prepare(folder: Path, spec: RecommendSpec, base: Path) -> None:
-    """Write what ranks read.
+def require_held(folder: Path, spec: RecommendSpec) -> None:
+    """Refuse the folder of a run of other data, another model or another order of samples.
 
     Raises:
-        CheckpointError: the folder holds a run of other data, another model or another order of
-            samples, or one whose file is damaged.
+        CheckpointError: names the key that differs; or the folder's file is damaged.
     """
     file = folder / RANKED
     if file.is_file():
@@ -61,8 +60,17 @@ def prepare(folder: Path, spec: RecommendSpec, base: Path) -> None:
                 f"{folder} holds a run with another {changed}. Give it back its value, or "
                 "choose another folder with --out."
             )
+
+
+def prepare(folder: Path, spec: RecommendSpec, base: Path) -> None:
+    """Write what ranks read.
+
+    Raises:
+        CheckpointError: as ``require_held``.
+    """
+    require_held(folder, spec)
     folder.mkdir(parents=True, exist_ok=True)
-    write_whole(file, json.dumps(_plain(spec) | {"base": str(base)}, indent=1))
+    write_whole(folder / RANKED, json.dumps(_plain(spec) | {"base": str(base)}, indent=1))
 
 
 def fixed_keys(spec: RecommendSpec) -> dict[str, Any]:

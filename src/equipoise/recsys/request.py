@@ -22,7 +22,7 @@ from equipoise.base.shown import counted
 from equipoise.fault.recover import Smaller, recover_ranks
 from equipoise.launch.gang import Launch
 from equipoise.launch.local import require_free_folder
-from equipoise.recsys.folder import prepare, read_trained
+from equipoise.recsys.folder import prepare, read_trained, require_held
 from equipoise.recsys.models.catalog import build_model
 from equipoise.recsys.place import plan_samples
 from equipoise.recsys.rank.coding import write_coding
@@ -70,10 +70,10 @@ def run(
         sys.stdout.write(_describe(spec, samples, answer))
         sys.stdout.flush()
     require_free_folder(folder)
-    with writing_run(folder):
-        prepare(folder, spec, base)
+    require_held(folder, spec)
     require_same_newest(folder, spec, samples)
     with writing_run(folder):
+        prepare(folder, spec, base)
         write_coding(folder, samples.coding)
     if not is_trained(folder, spec.train.epochs * count_epoch_steps(spec, samples)):
 

@@ -5,8 +5,9 @@ Why
 
 What it decides
     Rows are sorted by time and cut into training, validation and test. Vocabularies, means and
-    deviations come from the training part alone; a value that it does not have is row 0 of its
-    table. Ranks share each global batch in order, so that no number of ranks changes it.
+    deviations come from the training part alone. A value that it does not have is left out of its
+    bag: no row was ever trained for it, and an untrained one is noise. Ranks share each global
+    batch in order, so that no number of ranks changes it.
 
 Kept true (tests/unit/recsys/test_samples.py)
     No training row is later than a test row; missing columns, NaN and labels that are not
@@ -22,7 +23,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from equipoise.base.arrays import Ints
+from equipoise.base.arrays import Floats, Ints
 from equipoise.base.errors import DataError
 from equipoise.base.nearest import nearest
 from equipoise.base.read import user_path
@@ -49,10 +50,11 @@ class Samples:
 
     keys: tuple[str, ...]
     rows: tuple[int, ...]
-    """Rows of each feature's table: its vocabulary, and row 0 for what training did not have."""
+    """Rows of each feature's table: its vocabulary, behind row 0, which nobody looks up."""
     offsets: tuple[Ints, ...]
     """For each feature, where each sample's bag begins; int64 [samples + 1]."""
     ids: tuple[Ints, ...]
+    """The rows of all bags; 0 for what training did not have, which batches leave out."""
     numbers: np.ndarray
     """float32 [samples, N], mean 0 and deviation 1 in training."""
     labels: np.ndarray
@@ -92,8 +94,12 @@ class Samples:
             count = offsets[index + 1] - begin
             ends = np.cumsum(count)
             within = np.arange(int(count.sum())) - np.repeat(ends - count, count)
+            own = ids[np.repeat(begin, count) + within]
+            if not own.all():
+                sample = np.repeat(np.arange(len(index)), count)
+                count, own = np.bincount(sample[own > 0], minlength=len(index)), own[own > 0]
             lengths.append(count.astype(np.int32))
-            values.append(ids[np.repeat(begin, count) + within])
+            values.append(own)
         # torch cannot view the bytes of a stack of no samples, whose strides NumPy says are 0.
         flat = torch.from_numpy(np.concatenate(lengths)).view(len(self.keys), len(index))
         jagged = KeyedJagged(self.keys, flat, torch.from_numpy(np.concatenate(values)))
@@ -177,14 +183,7 @@ def make_samples(columns: Mapping[str, np.ndarray], spec: ColumnsSpec, label: st
     for at, name in enumerate(spec.numbers):
         column = column_numbers(columns, name, label)
         scale = scales[name] = NumberScale.measure(column[order[:train]])
-        scaled, bad = scale.apply(column)
-        if bad is not None:
-            raise DataError(
-                f"{label}, column {name}, row {bad + 1:,}: {column[bad]:g} is too far from "
-                f"training, whose mean is {scale.mean:g} and deviation {scale.deviation:g}, for "
-                "float32. Fix it, or leave the row out."
-            )
-        numbers[:, at] = scaled[order]
+        numbers[:, at] = scale_column(column, scale, f"{label}, column {name}")[order]
     sessions = None
     if spec.session:
         require_values(columns[spec.session], spec.session, label, is_bag=False)
@@ -203,20 +202,38 @@ def make_samples(columns: Mapping[str, np.ndarray], spec: ColumnsSpec, label: st
     )
 
 
+def scale_column(column: Floats, scale: NumberScale, where: str) -> Floats:
+    """A column of numbers in deviations from training's mean; ``where`` names it in messages.
+
+    Raises:
+        DataError: names the first row that float32 cannot hold.
+    """
+    scaled, bad = scale.apply(column)
+    if bad is not None:
+        raise DataError(
+            f"{where}, row {bad + 1:,}: {column[bad]:g} is too far from training, whose mean is "
+            f"{scale.mean:g} and deviation {scale.deviation:g}, for float32. Fix it, or leave the "
+            "row out."
+        )
+    return scaled
+
+
 def require_scores(samples: Samples) -> None:
-    """Refuse held-out samples of one class, before anything is trained.
+    """Refuse splits of one class, before anything is trained.
 
     Raises:
         DataError: names the split and its label.
     """
-    for split in SPLITS[1:]:
+    for split in SPLITS:
         begin, end = samples.bounds(split)
         positives = int(samples.labels[begin:end].sum())
         if positives in (0, end - begin):
+            is_train = split == "train"
             raise DataError(
                 f"All {end - begin:,} samples of the {split} split have the label "
-                f"{int(positives > 0)}, so nothing can be ranked. Give more rows, lower "
-                "data.train_share, or set data.positive_from between the labels."
+                f"{int(positives > 0)}, so nothing can be {'learned' if is_train else 'ranked'}. "
+                f"Give more rows, {'raise' if is_train else 'lower'} data.train_share, or set "
+                "data.positive_from between the labels."
             )
 
 

@@ -238,6 +238,7 @@ class TableSaver:
             "ranks": tables.exchange.ranks,
             "parts": tables.part_names(),
             "tables": {p.table.name: [p.table.rows, p.table.width] for p in tables.plan.placements},
+            "wire": tables.forward_wire,
             "kinds": {p.table.name: p.kind for p in tables.plan.placements},
         }
 

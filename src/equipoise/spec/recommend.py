@@ -213,6 +213,10 @@ _READ_IF: Mapping[str, tuple[Callable[[RecommendSpec], bool], str]] = {
         lambda s: bool(s.data.session and s.data.time),
         "data.session and data.time are given",
     ),
+    "model.low_rank": (
+        lambda s: s.model.architecture != "dhen" or "cross" in s.model.modules,
+        'model.modules has "cross"',
+    ),
     "model.tower_low_rank": (
         lambda s: s.model.tower_module == "cross",
         'model.tower_module is "cross"',

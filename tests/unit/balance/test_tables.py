@@ -1,6 +1,7 @@
 """Tables onto ranks: near the bound, within memory, the same every time."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -161,6 +162,39 @@ def test_tables_that_do_not_fit_together_are_refused() -> None:
     )
 
 
+IDLE = ((600, 0.0), (600, 0.0), (600, 0.0), (10, 400.0))
+"""Rows and ids a sample: much memory that nobody looks up, and little that all do."""
+
+
+def test_tables_that_fit_are_placed_however_tight_memory_is() -> None:
+    """All of these were refused: by load alone no room was found."""
+
+    def tables(*sizes: tuple[int, float]) -> list[TableSpec]:
+        return [TableSpec(f"t{at}", rows, 16, ids) for at, (rows, ids) in enumerate(sizes)]
+
+    small = machine(2, capacity_bytes=1000 * 64, optimizer="sgd")
+    packed = plan_tables(tables((500, 8), (400, 7), (500, 6), (600, 5)), small, kinds=["table"])
+    assert packed.held_bytes.tolist() == [64_000, 64_000]
+    idle = plan_tables(tables(*IDLE), small)
+    assert idle.held_bytes.max() <= 64_000
+    narrow = [TableSpec(f"n{at}", rows, 1, ids) for at, (rows, ids) in enumerate(IDLE)]
+    assert plan_tables(narrow, replace(small, capacity_bytes=4000)).held_bytes.max() <= 4000
+    hosts = machine(4, ranks_per_host=2, capacity_bytes=100 * 64, optimizer="sgd")
+    inside = plan_tables(tables((20, 50), (160, 5), (160, 4)), hosts, kinds=["table-row"])
+    assert inside.held_bytes.max() == 90 * 64
+    counts = {"t0": np.array([1000, *[1] * 99])}
+    tight = machine(2, capacity_bytes=60 * 64, optimizer="sgd")
+    even = plan_tables(tables((100, 1)), tight, kinds=["row"], row_counts=counts)
+    assert even.held_bytes.tolist() == [50 * 64] * 2
+    assert even.plan.placements[0].buckets == "modulo"
+    with pytest.raises(FitError) as error:
+        plan_tables(tables((600, 1), (600, 1)), small, kinds=["data"])
+    assert str(error.value) == (
+        "2 tables together need 75.0 KiB with sgd's state, and each of 2 ranks holds 62.5 KiB. "
+        "Copies take as much on any number of ranks: allow another kind."
+    )
+
+
 def test_what_is_left_of_equal_tables_is_divided_more_finely() -> None:
     """26 tables on 8 ranks: alike, they leave the slowest rank 6.9% above the bound."""
     tables = [TableSpec(f"t{at}", 10_000_000, 16) for at in range(26)]
@@ -180,7 +214,36 @@ def test_nothing_to_place_and_unknown_kinds_are_refused() -> None:
         )
     with pytest.raises(SpecError, match=r"3 ranks cannot fill hosts of 2. Give a multiple of 2"):
         machine(3, ranks_per_host=2)
-    with pytest.raises(SpecError, match="has 3 rows, and lookups of 2 are given"):
-        plan_tables(
-            [TableSpec("t", 3, 4)], machine(2), kinds=["row"], row_counts={"t": np.array([1, 2])}
-        )
+    one = [TableSpec("t", 3, 4)]
+    for counts, said in (
+        ([1, 2], "Table t has 3 rows, and lookups of 2 are given. Give one for each row."),
+        (
+            [0.5, 0.2, 0.1],
+            "Table t: lookups of a row must be a whole number, 0 or more. Count them over a trace.",
+        ),
+    ):
+        with pytest.raises(SpecError) as error:
+            plan_tables(one, machine(2), kinds=["row"], row_counts={"t": np.array(counts)})
+        assert str(error.value) == said
+    with pytest.raises(SpecError, match=r'^"x" is not one of contiguous, modulo, by-cost\.$'):
+        plan_tables(one, machine(2), buckets="x")
+    whole = plan_tables(one, machine(1), buckets="by-cost", row_counts={"t": np.array([1, 2, 3])})
+    assert whole.plan.placements[0].row_map.rows_of(0).tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("link_bytes_per_s", 0.0, "link_bytes_per_s is 0. Give more than 0."),
+        ("memory_bytes_per_s", float("nan"), "memory_bytes_per_s is nan. Give more than 0."),
+        ("capacity_bytes", -1, "capacity_bytes is -1. Give 0 or more."),
+        ("ranks_per_host", -2, "ranks_per_host is -2. Give 0 or more."),
+        ("optimizer", "x", '"x" is not one of sgd, adagrad, row-wise-adagrad, adam.'),
+        ("wire", "x", '"x" is not one of fp32, bf16, fp16, int8.'),
+    ],
+)
+def test_a_machine_that_cannot_be_is_refused(key: str, value: object, said: str) -> None:
+    """They ended in a ZeroDivisionError or a KeyError, or planned something else."""
+    with pytest.raises(SpecError) as error:
+        replace(machine(4), **{key: value})
+    assert str(error.value) == said

@@ -74,6 +74,11 @@ def test_what_does_not_divide_is_refused() -> None:
         plan_towers(tables, names, IDENTITY, machine, kinds=["table"])
     assert str(error.value) == "3 towers do not divide over 2 hosts. Give a multiple of 2."
     with pytest.raises(LayoutError) as error:
+        plan_towers(tables[:2], [("t0",), ("x",)], IDENTITY, machine, kinds=["table"])
+    assert str(error.value) == (
+        "Towers hold t0, x, and the tables are t0, t1. Put each table into one tower."
+    )
+    with pytest.raises(LayoutError) as error:
         plan_towers(tables[:2], names[:2], IDENTITY, machine, kinds=["data"])
     assert str(error.value) == (
         "The tables of a tower lie on its host, and data puts them on all ranks. Allow table, row "
@@ -95,7 +100,7 @@ def test_a_plan_keeps_tables_on_the_host_of_their_tower() -> None:
         "Towers hold a, and the tables are a, b. Put each table into one tower."
     )
     assert refused((("b",), ("a",)), left, right) == (
-        "Table a lies on ranks 0, and its tower is on host 1 of 2, which has 1 ranks. Place it "
+        "Table a lies on ranks 0, and its tower is on host 1 of 2, which has 1 rank. Place it "
         "there."
     )
     assert refused((("a",), ("b",)), left, TablePlacement(b, "row", (0, 1))) == (

@@ -56,6 +56,14 @@ TORN = {
         b"user,age\n" + b"a" * 200_000 + b",3\n",
         "x.csv:2  is not CSV: field larger than field limit (131072). Correct the line.",
     ),
+    "an open quote": (
+        b'user,words\na,"x\ny"\nb,"x\nc,y\nd,z\n',
+        "x.csv:4  is not CSV: a quote is not closed. Correct the line.",
+    ),
+    "text behind a quote": (
+        b'user,words\n"a"b,x\n',
+        "x.csv:2  is not CSV: a value goes on behind its closing quote. Correct the line.",
+    ),
     "two alike": (b"user,age,user\na,3,b\n", 'x.csv has two columns "user". Rename one.'),
 }
 
@@ -254,6 +262,5 @@ def test_timestamps_are_seconds_since_1970(tmp_path: Path) -> None:
     with pytest.raises(DataError) as error:
         time_order(read_columns(write(tmp_path / "x.parquet", t=gone)), "t", "x.parquet")
     assert str(error.value) == (
-        'x.parquet, column t, row 1: "1970-01-01 00:00:00.000001" is not a number. Write times as '
-        "numbers, such as seconds since 1970."
+        "x.parquet, column t, row 2: there is no time. Fill it, or leave the row out."
     )

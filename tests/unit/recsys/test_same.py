@@ -65,7 +65,8 @@ def test_a_checkpoint_of_another_seed_is_told_apart(place: Path, tmp_path: Path)
 def test_data_that_has_changed_is_told_apart(place: Path, tmp_path: Path) -> None:
     """Labels the other way round, and users of other names: every shape stays."""
     folder, clicks = copy_of(place, tmp_path), tmp_path / "clicks.csv"
-    spec, columns = read_stored(folder).spec, (folder / "columns.json").read_bytes()
+    spec, files = read_stored(folder).spec, ("columns.json", "spec.json")
+    held = [(folder / name).read_bytes() for name in files]
     whole = clicks.read_text()
     was = read_samples(spec.data, tmp_path)
     flipped = [line.rpartition(",") for line in whole.splitlines()]
@@ -92,7 +93,7 @@ def test_data_that_has_changed_is_told_apart(place: Path, tmp_path: Path) -> Non
         f"run's data has {after}). Restore the data and the checkpoints of one run, or train into "
         "another folder."
     )
-    assert (folder / "columns.json").read_bytes() == columns
+    assert [(folder / name).read_bytes() for name in files] == held
     (folder / "columns.json").write_text(json.dumps(now.coding.as_facts()))
     with pytest.raises(CheckpointError) as caught:
         read_stored(folder)
@@ -101,6 +102,16 @@ def test_data_that_has_changed_is_told_apart(place: Path, tmp_path: Path) -> Non
         f"columns.json has {after}). Restore the data and the checkpoints of one run, or train "
         "into another folder."
     )
+
+
+def test_a_server_rounds_as_the_checkpoint_was_scored(place: Path, tmp_path: Path) -> None:
+    """A run that is trained, asked again with another wire, has not been scored under it."""
+    folder = copy_of(place, tmp_path)
+    spec_json = folder / "spec.json"
+    spec_json.write_text(spec_json.read_text().replace('"wire": "fp32"', '"wire": "bf16"'))
+    stored = read_stored(folder)
+    assert stored.spec.tables.wire == "bf16"
+    assert {each.division.wire for each in stored.scorer.tables} == {"fp32"}
 
 
 def test_checkpoints_that_do_not_say_whose_they_are_are_taken(place: Path, tmp_path: Path) -> None:

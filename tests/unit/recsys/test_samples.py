@@ -32,7 +32,7 @@ def test_training_is_the_past() -> None:
     samples = make_samples(columns(), SPEC, "x.csv")
     assert samples.edges == (0, 6, 8, 10)
     assert samples.labels.tolist() == [float(1 + i % 5 >= 4) for i in range(10)][::-1]
-    # Users u4, u3, u2 trained; u1 and u0 are row 0.
+    # Users u4, u3, u2 trained; u1 and u0 are 0.
     assert samples.rows[0] == 4
     assert samples.ids[0].tolist() == [3, 3, 2, 2, 1, 1, 0, 0, 0, 0]
     assert samples.numbers[:6].mean() == pytest.approx(0, abs=1e-6)
@@ -49,6 +49,20 @@ def test_batches_hold_the_bags_of_their_samples() -> None:
     assert numbers.shape == (3, 1)
     assert labels.shape == (3,)
     assert samples.row_counts()["user"].tolist() == [0, 2, 2, 2]
+
+
+def test_values_that_training_lacks_are_left_out_of_bags() -> None:
+    """They looked up a row that no step had trained."""
+    given = columns() | {"genres": np.array([*["x new", "new", "new x y"], *["x y"] * 7])}
+    samples = make_samples(given, SPEC, "x.csv")
+    index = np.array([0, 9, 7, 8])
+    jagged, _, _ = samples.batch(index)
+    assert [each.tolist() for each in jagged.bags("user")] == [[1, 0, 0, 0], [3]]
+    assert [each.tolist() for each in jagged.bags("genres")] == [[2, 1, 2, 0], [1, 2, 1, 1, 2]]
+    rows = {"user": ["u4", "u0", "u1", "u0"], "genres": given["genres"][9 - index].tolist()}
+    coded = samples.coding.code({"age": 3}, rows)
+    assert coded.jagged.lengths.equal(jagged.lengths) and coded.jagged.values.equal(jagged.values)
+    assert (coded.unknown, samples.row_counts("test")["genres"].tolist()) == (6, [2, 1, 0])
 
 
 @pytest.mark.parametrize(
@@ -128,6 +142,13 @@ def test_a_split_of_one_class_is_refused_before_training() -> None:
         f"All {end - begin} samples of the validation split have the label 0, so nothing can be "
         "ranked. Give more rows, lower data.train_share, or set data.positive_from between the "
         "labels."
+    )
+    given["rating"] = np.where(given["t"].astype(int) < 6, 1, np.arange(10) % 2 * 4)
+    with pytest.raises(DataError) as error:
+        require_scores(make_samples(given, SPEC, "x.csv"))
+    assert str(error.value) == (
+        "All 6 samples of the train split have the label 0, so nothing can be learned. Give more "
+        "rows, raise data.train_share, or set data.positive_from between the labels."
     )
 
 

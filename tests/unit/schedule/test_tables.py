@@ -62,3 +62,15 @@ def test_placements_that_cannot_be_are_refused() -> None:
         TablePlan((), 3, 2)
     with pytest.raises(LayoutError, match="need the shard of each of 10 rows"):
         RowMap(10, 2, "by-cost").rows_of(0)
+
+
+@pytest.mark.parametrize("bucket", [-1, 2])
+def test_rows_of_no_bucket_are_refused(bucket: int) -> None:
+    """They lay nowhere, and a batch that looked one up failed."""
+    owner = np.array([0, 1] * 4 + [0, bucket])
+    with pytest.raises(LayoutError) as error:
+        TablePlacement(TABLE, "row", (0, 1), "by-cost", owner)
+    assert str(error.value) == (
+        f"Table user has rows in buckets {min(0, bucket)} to {max(1, bucket)}, and there are 2. "
+        "Number them 0 to 1."
+    )

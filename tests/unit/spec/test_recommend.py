@@ -180,6 +180,12 @@ def test_keys_that_a_run_does_not_read_are_refused(run_toml: Path) -> None:
         f"--tables.cache_policy: {few} or tables.memory_mib is given. Leave it out.",
         '--model.tower_low_rank: is read only where model.tower_module is "cross". Leave it out.',
     ]
+    dhen = [("model.architecture", "dhen"), ("model.low_rank", "4")]
+    with pytest.raises(SpecError) as error:
+        read_recommend(None, [("data.path", "x.csv"), ("data.ids", '["user"]'), *dhen])
+    assert str(error.value) == (
+        '--model.low_rank: is read only where model.modules has "cross". Leave it out.'
+    )
     flags = [("tables.precision", "int4"), ("tables.cache_policy", "lfu")]
-    flags += [("data.session", "user"), ("data.time", "t")]
+    flags += [("data.session", "user"), ("data.time", "t"), *dhen, ("model.modules", '["cross"]')]
     assert read_recommend(run_toml, flags)[0].tables.cache == 0.2

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
+
 from equipoise.balance.tables.price import (
     ShardPrice,
     TableMachine,
@@ -86,29 +88,38 @@ class ShardOptions:
         if table.name not in self.row_counts:
             held_bytes = -(-table.rows // count) * per_row
             return _alike(kind, price(table, machine, share=1.0 / count), held_bytes, count)
-        row_map, shares = self._deal(table, count)
+        row_map, shares = self._deal(table, count, machine.capacity_bytes // per_row)
         known = {share: price(table, machine, share=share) for share in set(shares)}
         held = [row_map.count(shard) * per_row for shard in range(count)]
         return _each(kind, [known[share] for share in shares], held, row_map.owner)
 
-    def buckets_of(self, table: TableSpec, option: ShardOption) -> Buckets:
+    def buckets_of(self, option: ShardOption) -> Buckets:
         """How an option deals rows."""
         if option.owner is not None:
             return "by-cost"
-        if table.name in self.row_counts and self.buckets is not None:
-            return self.buckets
         return "contiguous" if self.buckets == "contiguous" else "modulo"
 
-    def _deal(self, table: TableSpec, count: int) -> tuple[RowMap, list[float]]:
-        """The buckets of a table's rows, and the share of ids that falls into each."""
-        counts = self.row_counts[table.name]
+    def _deal(self, table: TableSpec, count: int, most: int) -> tuple[RowMap, list[float]]:
+        """The buckets of a table's rows, and the share of ids that falls into each.
+
+        Buckets of equal traffic may have unequal rows. Where one exceeds ``most``, what a rank
+        holds, rows are dealt by their ids, unless the caller asked for these buckets.
+        """
+        counts = np.asarray(self.row_counts[table.name])
         if len(counts) != table.rows:
             raise SpecError(
                 f"Table {table.name} has {table.rows:,} rows, and lookups of {len(counts):,} are "
                 "given. Give one for each row."
             )
+        if counts.dtype.kind not in "iu" or int(counts.min()) < 0:
+            raise SpecError(
+                f"Table {table.name}: lookups of a row must be a whole number, 0 or more. Count "
+                "them over a trace."
+            )
         buckets = self.buckets or "by-cost"
         owner = deal_rows(counts, count) if buckets == "by-cost" else None
+        if owner is not None and not self.buckets and int(np.bincount(owner).max()) > most:
+            owner, buckets = None, "modulo"
         row_map = RowMap(table.rows, count, buckets, owner)
         loads = bucket_loads(counts, row_map)
         return row_map, (loads / max(1, int(loads.sum()))).tolist()

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from equipoise.balance.bound import largest_bin_bound
-from equipoise.balance.partition import partition
+from equipoise.balance.partition import partition, repair
 from equipoise.balance.tables.options import ShardOption, ShardOptions
 from equipoise.balance.tables.price import PS_PER_S, TableMachine
 from equipoise.base.arrays import Floats, Ints
@@ -38,6 +38,7 @@ from equipoise.base.errors import FitError, SpecError
 from equipoise.base.shown import counted, shown
 from equipoise.base.units import format_bytes
 from equipoise.schedule.tables.placement import (
+    BUCKETS,
     SHARD_KINDS,
     Buckets,
     ShardKind,
@@ -121,11 +122,11 @@ def plan_tables(
         The plan, each rank's load and bytes, and the bound.
 
     Raises:
-        SpecError: nothing to place, no kind, or an unknown one.
+        SpecError: nothing to place, no kind, an unknown one, or lookups that cannot be.
         FitError: a table fits no rank, or all do not fit together; says the least ranks.
 
     Cost: O(n log n) in shards, for each plan tried: one where the first is near the bound, at
-    most 20, and up to 96 more of few tables.
+    most 21, and up to 96 more of few tables.
 
     >>> two = [TableSpec("a", 10, 4), TableSpec("b", 10, 4)]
     >>> answer = plan_tables(two, TableMachine(2, 8, 1e9, 1e9, 1e9), kinds=["table"])
@@ -140,6 +141,8 @@ def plan_tables(
             f"{', '.join(map(shown, unknown)) or 'none'}: no such kind of sharding. Choose from "
             f"{', '.join(SHARD_KINDS)}."
         )
+    if buckets is not None and buckets not in BUCKETS:
+        raise SpecError(f"{shown(buckets)} is not one of {', '.join(BUCKETS)}.")
     planner = _Planner(tables, machine, kinds, buckets, row_counts or {})
     planner.require_room()
     best: TableAnswer | None = None
@@ -154,6 +157,8 @@ def plan_tables(
                 best = answer
             if best.gap <= _CLOSE:
                 return best
+    if best is None:  # tables of many bytes and little load stayed whole
+        best = planner.place(0.0, ("data",))
     if best is None:
         raise planner.no_room()
     finer = planner.place_finer() if len(tables) <= _FEW else []
@@ -213,7 +218,10 @@ class _Planner:
         return self.options[key]
 
     def _choose(self, index: int, limit_ps: float, left_out: tuple[ShardKind, ...]) -> ShardOption:
-        """The cheapest option whose shards are under the limit; else that of lightest shards."""
+        """The cheapest option whose shards are under the limit; else that of lightest shards.
+
+        Under a limit of 0 it is that of fewest bytes on a rank.
+        """
         first, table = self.first[index], self.tables[index]
         if first.kind in left_out and "table" in self.kinds:
             first = self._option(index, "table", 1)
@@ -234,6 +242,8 @@ class _Planner:
         light = [each for each in options if each.most_ps <= limit_ps]
         if light:
             return min(light, key=lambda each: (each.total_ps, each.most_ps))
+        if not limit_ps:
+            return min(options, key=lambda each: (max(each.held_bytes), each.most_ps))
         return min(options, key=lambda each: (each.most_ps, each.total_ps))
 
     def place_finer(self) -> list[TableAnswer]:
@@ -288,7 +298,9 @@ class _Planner:
         hosted = [i for i, option in enumerate(chosen) if option.kind == "table-row"]
         for index in sorted(hosted, key=lambda i: (-chosen[i].total_ps, i)):
             loads = (compute + exchange).reshape(-1, local).max(axis=1)
-            begin = int(loads.argmin()) * local
+            after = held.reshape(-1, local) + np.array(chosen[index].held_bytes)
+            is_full = after.max(axis=1) > self.machine.capacity_bytes
+            begin = int(np.lexsort((loads, is_full))[0]) * local
             add(chosen[index], slice(begin, begin + local))
             rank_of[index] = tuple(range(begin, begin + local))
         free = [i for i in range(len(chosen)) if i not in rank_of]
@@ -297,15 +309,16 @@ class _Planner:
             [chosen[i].compute_ps[s] + chosen[i].exchange_ps[s] for i, s in parts], dtype=np.int64
         )
         sizes = np.array([chosen[i].held_bytes[s] for i, s in parts], dtype=np.int64)
-        bins = partition(
-            weights,
-            ranks,
-            sizes=sizes,
-            capacity=self.machine.capacity_bytes,
-            filled=(compute + exchange, held.copy()),
-        )
-        if bins is None or int(held.max()) > self.machine.capacity_bytes:
+        capacity, filled = self.machine.capacity_bytes, (compute + exchange, held.copy())
+        if int(held.max()) > capacity:
             return None
+        bins = partition(weights, ranks, sizes=sizes, capacity=capacity, filled=filled)
+        if bins is None:  # the largest first leave more room, and are then exchanged by load
+            largest_first = held.copy(), held.copy()
+            bins = partition(sizes, ranks, capacity=capacity, filled=largest_first)
+            if bins is None:
+                return None
+            repair(weights, sizes, bins, capacity, filled=filled)
         ends = np.cumsum([chosen[i].shards for i in free])
         for index, shards in zip(free, np.split(bins, ends[:-1]) if free else [], strict=True):
             add(chosen[index], shards)
@@ -315,7 +328,7 @@ class _Planner:
                 table,
                 option.kind,
                 rank_of[index],
-                self.make.buckets_of(table, option),
+                self.make.buckets_of(option),
                 option.owner,
             )
             for index, (table, option) in enumerate(zip(self.tables, chosen, strict=True))
@@ -355,12 +368,14 @@ class _Planner:
         total = sum(
             table.rows * row_bytes(table.width, self.machine.optimizer) for table in self.tables
         )
-        least = -(-total // self.machine.capacity_bytes)
+        least = max(-(-total // self.machine.capacity_bytes), self.machine.ranks + 1)
+        fix = f"Give at least {least:,} ranks, or ranks with more memory."
+        if set(self.kinds) == {"data"}:
+            fix = "Copies take as much on any number of ranks: allow another kind."
         return FitError(
             f"{counted(len(self.tables), 'table')} together need {format_bytes(total)} with "
             f"{self.machine.optimizer}'s state, and {_each(self.machine.ranks)} holds "
-            f"{format_bytes(self.machine.capacity_bytes)}. Give at least "
-            f"{max(least, self.machine.ranks + 1):,} ranks, or ranks with more memory."
+            f"{format_bytes(self.machine.capacity_bytes)}. {fix}"
         )
 
 

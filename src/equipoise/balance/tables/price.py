@@ -27,9 +27,14 @@ Sources
 from dataclasses import dataclass
 
 from equipoise.base.errors import SpecError
-from equipoise.base.shown import counted
-from equipoise.schedule.tables.traffic import Wire, wire_bytes
-from equipoise.spec.tables.table import FLOAT_BYTES, SparseOptimizer, TableSpec
+from equipoise.base.shown import counted, shown
+from equipoise.schedule.tables.traffic import WIRES, Wire, wire_bytes
+from equipoise.spec.tables.table import (
+    FLOAT_BYTES,
+    SPARSE_OPTIMIZERS,
+    SparseOptimizer,
+    TableSpec,
+)
 
 PS_PER_S = 1e12
 
@@ -61,6 +66,15 @@ class TableMachine:
                 f"{counted(self.ranks, 'rank')} of {counted(self.batch, 'sample')} can train "
                 "nothing. Give 1 or more of both."
             )
+        for name in ("memory_bytes_per_s", "host_bytes_per_s", "link_bytes_per_s"):
+            if not getattr(self, name) > 0:
+                raise SpecError(f"{name} is {getattr(self, name):g}. Give more than 0.")
+        for name in ("ranks_per_host", "capacity_bytes", "visitors"):
+            if getattr(self, name) < 0:
+                raise SpecError(f"{name} is {getattr(self, name):,}. Give 0 or more.")
+        for given, known in ((self.optimizer, SPARSE_OPTIMIZERS), (self.wire, WIRES)):
+            if given not in known:
+                raise SpecError(f"{shown(given)} is not one of {', '.join(known)}.")
         if self.ranks % self.per_host:
             raise SpecError(
                 f"{counted(self.ranks, 'rank')} cannot fill hosts of {self.per_host:,}. Give a "

@@ -31,6 +31,7 @@ from equipoise.schedule.tables.placement import (
     TablePlacement,
     TablePlan,
     TowerPlacement,
+    require_each_once,
 )
 from equipoise.schedule.tables.traffic import wire_bytes
 from equipoise.spec.tables.table import TableSpec
@@ -58,7 +59,8 @@ def plan_towers(
         row_counts: As for ``plan_tables``.
 
     Raises:
-        LayoutError: towers do not divide over the hosts, or no kind is left.
+        LayoutError: towers do not divide over the hosts, or do not hold each table once; or no
+            kind is left.
         FitError: a host's tables do not fit it.
 
     >>> two = [TableSpec("a", 10, 4), TableSpec("b", 10, 4)]
@@ -75,6 +77,7 @@ def plan_towers(
         )
     near = _near_kinds(kinds)
     by_name = {table.name: table for table in tables}
+    require_each_once([name for tower in towers for name in tower], list(by_name))
     weights = [sum(price_feature(by_name[n], sizes, machine) for n in tower) for tower in towers]
     host_of = _deal(np.array(weights, dtype=np.int64), hosts)
     placed: dict[str, TablePlacement] = {}

@@ -23,7 +23,12 @@ from equipoise.base.disk import why_unwritable
 from equipoise.base.errors import DataError, ModelError, SpecError
 from equipoise.base.nearest import nearest
 from equipoise.base.shown import listed
-from equipoise.recsys.columns import column_numbers, read_columns, time_order
+from equipoise.recsys.columns import (
+    column_numbers,
+    read_columns,
+    require_values,
+    time_order,
+)
 from equipoise.recsys.lowbit.artefact import read_artefact, unwritten, write_artefact
 from equipoise.recsys.lowbit.drift import DriftMonitor
 from equipoise.recsys.lowbit.parts import parts_of
@@ -33,7 +38,7 @@ from equipoise.recsys.metrics import measure_auc, measure_entropy
 from equipoise.recsys.rank.coding import Coding
 from equipoise.recsys.rank.stored import Stored, read_stored
 from equipoise.recsys.same import require_same_run
-from equipoise.recsys.samples import Samples, read_samples
+from equipoise.recsys.samples import Samples, read_samples, scale_column
 from equipoise.recsys.whole import read_facts
 from equipoise.spec.recommend import ColumnsSpec
 
@@ -203,12 +208,17 @@ def read_stream(path: Path, spec: ColumnsSpec, coding: Coding) -> list[Sampled]:
     order = np.arange(len(labels))
     if spec.time:
         order, _ = time_order(columns, spec.time, path.name)
+    # Whole columns first: what is wrong is named by its row of the file, not of a window.
+    for name in (*coding.ids, *coding.bags):
+        require_values(columns[name], name, path.name, is_bag=name in coding.bags)
+    numbers = {name: column_numbers(columns, name, path.name) for name in coding.numbers}
+    for name, scale in coding.numbers.items():
+        scale_column(numbers[name], scale, f"{path.name}, column {name}")
     count = max(1, min(_WINDOWS, len(order) // _LEAST_WINDOW))
     windows = []
     for own in np.array_split(order, count):
         rows = {name: columns[name][own].tolist() for name in (*coding.ids, *coding.bags)}
-        for name in coding.numbers:
-            rows[name] = column_numbers(columns, name, path.name)[own].tolist()
+        rows |= {name: column[own].tolist() for name, column in numbers.items()}
         coded = coding.code({}, rows)
         windows.append(Sampled(coded.jagged, coded.numbers, labels[own].astype(np.float64)))
     return windows

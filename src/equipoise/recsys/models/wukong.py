@@ -20,6 +20,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from equipoise.base.errors import ModelError
 from equipoise.recsys.models.vectors import MixVectors, Vectors, make_mlp, require_norm
 from equipoise.spec.tables.table import TableSpec
 
@@ -119,7 +120,7 @@ class Wukong(nn.Module):
             seed: Of the weights.
 
         Raises:
-            ModelError: tables have different widths, or one float.
+            ModelError: tables have different widths, or one float; or a layer has one product.
         """
         super().__init__()
         with torch.random.fork_rng(devices=[]):
@@ -128,6 +129,11 @@ class Wukong(nn.Module):
             width, count = self.vectors.width, self.vectors.count
             require_norm(width, "Wukong")
             out = fm_vectors + linear_vectors
+            if min(count, out) * compressed < 2:
+                raise ModelError(
+                    "Wukong norms the products of its vectors, which leaves nothing of one. Give "
+                    "model.compressed of 2 or more."
+                )
             self.layers = nn.ModuleList(
                 WukongLayer(
                     count if index == 0 else out,

@@ -6,9 +6,9 @@ Why
 
 What it decides
     A value is looked up as its text, as training read it: 196, "196" and a Parquet integer are one
-    value; null is "nan". A value that training did not have is row 0. A bag is a list, whose values
-    may have blanks, or words separated by blanks. Numbers are shifted and scaled in float64, then
-    rounded to float32.
+    value; null is "nan". A value that training did not have is left out of its bag, and counted. A
+    bag is a list, whose values may have blanks, or words separated by blanks. Numbers are shifted
+    and scaled in float64, then rounded to float32.
 
 Kept true (tests/unit/recsys/rank/test_coding.py)
     Coded, the rows of a file are its samples to the bit; what is wrong is refused by its column.
@@ -126,15 +126,20 @@ class Coding:
         >>> coding = Coding(ids=("user", "film"), words={"user": ["u1"], "film": ["a", "b"]})
         >>> coded = coding.code({"user": "u1"}, {"film": ["b", "a", "new"]})
         >>> coded.jagged.values.tolist(), coded.unknown
-        ([1, 1, 1, 2, 1, 0], 1)
+        ([1, 1, 1, 2, 1], 1)
         """
         count = self._require_columns(context, candidates)
-        lengths, values, unknown = [], [], 0
-        for name in (*self.ids, *self.bags):
-            is_bag = name in self.bags
+        lengths: list[Tensor] = []
+        values: list[Tensor] = []
+        unknown, names = 0, (*self.ids, *self.bags)
+        for name in names:
             is_shared = name in context
             given = [context[name]] if is_shared else candidates[name]
-            rows, sizes = self._look_up(name, given, is_bag=is_bag)
+            bags = self._look_up(name, given, is_bag=name in self.bags)
+            rows = [row for bag in bags for row in bag if row]
+            own = torch.tensor(rows, dtype=torch.int64)
+            sizes = torch.tensor([len(bag) - bag.count(0) for bag in bags], dtype=torch.int32)
+            missed = sum(map(len, bags)) - len(rows)
             if is_shared:
                 if len(rows) * count > _MOST_SHARED:
                     raise DataError(
@@ -142,14 +147,14 @@ class Coding:
                         f"candidates, {len(rows) * count:,} in all, and a request may have "
                         f"{_MOST_SHARED:,}. Ask for fewer candidates at a time."
                     )
-                rows, sizes = rows * count, sizes * count
-            unknown += rows.count(0)
+                own, sizes, missed = own.repeat(count), sizes.repeat(count), missed * count
+            unknown += missed
             lengths.append(sizes)
-            values += rows
+            values.append(own)
         jagged = KeyedJagged(
-            (*self.ids, *self.bags),
-            torch.tensor(lengths, dtype=torch.int32).view(len(lengths), count),
-            torch.tensor(values, dtype=torch.int64),
+            names,
+            torch.cat(lengths).view(len(names), count) if names else torch.zeros(0, count).int(),
+            torch.cat(values) if names else torch.zeros(0).long(),
         )
         columns = []
         for name, scale in self.numbers.items():
@@ -192,10 +197,8 @@ class Coding:
             raise DataError(f"Columns of candidates have different lengths: {counts}.")
         return next(iter(sizes.values()), 1)
 
-    def _look_up(
-        self, name: str, column: Sequence[Any], *, is_bag: bool
-    ) -> tuple[list[int], list[int]]:
-        """Rows of all values of a column, and how many each sample has."""
+    def _look_up(self, name: str, column: Sequence[Any], *, is_bag: bool) -> list[tuple[int, ...]]:
+        """Rows of each sample's values of a column; 0 for what training did not have."""
         known = self._rows[name]
         if not is_bag:
             for at, value in enumerate(column):
@@ -204,9 +207,8 @@ class Coding:
                         f'The column "{name}" has one value a sample, and a list or object at '
                         f"place {at:,}. Give a text or a number."
                     )
-            return [known.get(text_of(value), 0) for value in column], [1] * len(column)
-        rows: list[int] = []
-        sizes = []
+            return [(known.get(text_of(value), 0),) for value in column]
+        bags = []
         for at, value in enumerate(column):
             if isinstance(value, dict) or (
                 isinstance(value, list) and any(isinstance(each, list | dict) for each in value)
@@ -215,10 +217,8 @@ class Coding:
                     f'The column "{name}" has a list of values a sample, and something else at '
                     f"place {at:,}. Give a list of texts or numbers."
                 )
-            words = words_of(value)
-            rows += [known.get(word, 0) for word in words]
-            sizes.append(len(words))
-        return rows, sizes
+            bags.append(tuple(known.get(word, 0) for word in words_of(value)))
+        return bags
 
 
 class ListText(str):

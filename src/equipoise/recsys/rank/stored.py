@@ -32,6 +32,7 @@ from equipoise.recsys.towers.modules import make_module
 from equipoise.recsys.towers.tables import tower_name
 from equipoise.recsys.whole import newest_whole, read_facts, stored_files
 from equipoise.schedule.tables.placement import TablePlacement, TablePlan, TowerPlacement
+from equipoise.schedule.tables.traffic import Wire
 from equipoise.spec.recommend import RecommendSpec
 from equipoise.spec.tables.table import TableSpec
 
@@ -87,7 +88,7 @@ def read_stored(folder: Path) -> Stored:
                 f"columns have {rows:,}: its data has changed. Train anew in another folder."
             )
     specs = [each.table for each in tables]
-    towers = _read_towers(newest, specs, spec) if spec.model.towers else None
+    towers = _read_towers(newest, facts, specs, spec) if spec.model.towers else None
     if towers is not None:
         specs = [*towers.plan.outputs]
     dense = build_model(spec.model, specs, len(coding.numbers), seed=spec.train.seed)
@@ -97,7 +98,15 @@ def read_stored(folder: Path) -> Stored:
     return Stored(spec, base, coding, scorer, int(facts["step"]), newest, written_s)
 
 
-def _read_towers(checkpoint: Path, tables: list[TableSpec], spec: RecommendSpec) -> ServedTowers:
+def _wire(facts: Mapping[str, Any], spec: RecommendSpec) -> Wire:
+    """As what rows travelled when the checkpoint was scored, which ``spec.json`` may say anew."""
+    wire: Wire = facts.get("wire", spec.tables.wire)
+    return wire
+
+
+def _read_towers(
+    checkpoint: Path, facts: Mapping[str, Any], tables: list[TableSpec], spec: RecommendSpec
+) -> ServedTowers:
     """The modules of all towers, as one host would have them."""
     sizes, seed = spec.model.tower_sizes, spec.train.seed
     towers = [
@@ -111,7 +120,8 @@ def _read_towers(checkpoint: Path, tables: list[TableSpec], spec: RecommendSpec)
         module = make_module(sizes, len(tower.tables), seed=seed, tower=at)
         load_module(checkpoint, module, state["module"])
         modules.append(module.eval())
-    return ServedTowers(TablePlan(placements, 1, towers=tuple(towers)), modules, spec.tables.wire)
+    plan = TablePlan(placements, 1, towers=tuple(towers))
+    return ServedTowers(plan, modules, _wire(facts, spec))
 
 
 _READ = ("rows", "columns", "shard", "weight", "packed", "cache-tags", "cache-values", COMMIT)
@@ -206,7 +216,7 @@ def _table(
         owner if is_divided else None,
         len(parts) if is_divided else 1,
         tuple(sorted(cuts)),
-        spec.tables.wire,
+        _wire(facts, spec),
         {"data": 0, "table-row": 1 if spec.model.towers else 2}.get(kind, 1),
     )
     return PooledTable(table, torch.from_numpy(weight), None, division)

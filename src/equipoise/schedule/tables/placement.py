@@ -118,6 +118,13 @@ class TablePlacement:
             )
         if self.kind in ("row", "table-row") and len(set(self.ranks)) != shards:
             raise LayoutError(f"Table {name} has two buckets of rows on one rank. Give each once.")
+        if self.owner is not None and len(self.owner):
+            low, high = int(self.owner.min()), int(self.owner.max())
+            if low < 0 or high >= shards:
+                raise LayoutError(
+                    f"Table {name} has rows in buckets {low} to {high}, and there are {shards}. "
+                    f"Number them 0 to {shards - 1}."
+                )
 
     @property
     def row_shards(self) -> int:
@@ -192,12 +199,7 @@ class TablePlan:
 
     def _require_towers(self) -> None:
         inside = [name for tower in self.towers for name in tower.tables]
-        names = [each.table.name for each in self.placements]
-        if sorted(inside) != sorted(names):
-            raise LayoutError(
-                f"Towers hold {_listed(sorted(inside))}, and the tables are "
-                f"{_listed(sorted(names))}. Put each table into one tower."
-            )
+        require_each_once(inside, [each.table.name for each in self.placements])
         for each in self.placements:
             name, host = each.table.name, self.tower_of(each.table.name).host
             if each.kind in ("row", "data"):
@@ -208,7 +210,8 @@ class TablePlan:
             if any(rank // self.per_host != host for rank in each.ranks):
                 raise LayoutError(
                     f"Table {name} lies on ranks {_listed(each.ranks)}, and its tower is on host "
-                    f"{host} of {self.hosts}, which has {self.per_host} ranks. Place it there."
+                    f"{host} of {self.hosts}, which has {counted(self.per_host, 'rank')}. Place "
+                    "it there."
                 )
 
     def _require(self, placement: TablePlacement) -> None:
@@ -284,6 +287,19 @@ class TablePlan:
             )
             for each in self.placements
         }
+
+
+def require_each_once(inside: Sequence[str], names: Sequence[str]) -> None:
+    """Refuse towers that do not hold each table once.
+
+    Raises:
+        LayoutError: names both.
+    """
+    if sorted(inside) != sorted(names):
+        raise LayoutError(
+            f"Towers hold {_listed(sorted(inside))}, and the tables are {_listed(sorted(names))}. "
+            "Put each table into one tower."
+        )
 
 
 def _listed(items: Sequence[object]) -> str:

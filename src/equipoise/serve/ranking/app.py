@@ -43,6 +43,8 @@ _MOST_CANDIDATES = 65_536
 _MOST_BODY_BYTES = 64 << 20
 _FEW = 1_024
 """Candidates that are put in order and written at once; more must not hold others up."""
+_REASONS = {400: "invalid", 503: "queue_full", 500: "failed"}
+"""Why a request that was read has no ranking, by its answer's status."""
 
 
 class RankBody(BaseModel):
@@ -106,12 +108,12 @@ class RankEndpoints(AboutModel):
         given = body.context, body.candidates
         try:
             scored = await self.state.batcher.score(*given, is_long=is_long)
+            write = partial(self._write, scored, body.top)
+            is_long = len(scored.logits) > _FEW
+            data = await asyncio.to_thread(write) if is_long else write()
         except HttpError as fault:
-            self.state.metrics.count_refusal("invalid" if fault.status == 400 else "connections")
+            self.state.metrics.count_refusal(_REASONS[fault.status])
             raise
-        write = partial(self._write, scored, body.top)
-        is_long = len(scored.logits) > _FEW
-        data = await asyncio.to_thread(write) if is_long else write()
         taken_s = time.perf_counter() - began
         self.state.metrics.count_answer(taken_s, len(scored.logits), scored.unknown)
         await send_bytes(send, data, "application/json")

@@ -6,8 +6,8 @@ Why
 
 What it decides
     Nobody waits for others to come: a pass takes what is there, oldest first, up to a number of
-    candidates, and one request at least. A request whose columns are wrong fails alone, and so
-    does one whose pass fails: the thread goes on.
+    candidates, and one request at least; those whose clients have left are dropped. A request whose
+    columns are wrong fails alone, and so does one whose pass fails: the thread goes on.
 
 Kept true (tests/unit/serve/ranking/test_server.py)
     Each request gets its own scores, in the order of its candidates, whatever came with it.
@@ -132,7 +132,9 @@ class Batcher:
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[RankedRequest] = loop.create_future()
         with self._changed:
-            if self._is_closed or len(self._queue) >= MOST_WAITING:
+            if self._is_closed:
+                raise overloaded("The server is shutting down.", 1.0)
+            if len(self._queue) >= MOST_WAITING:
                 raise overloaded(f"{len(self._queue):,} requests wait already.", 1.0)
             self._queue.append(_WaitingRequest(coded, answer, loop))
             self._changed.notify()
@@ -169,18 +171,21 @@ class Batcher:
 
     def _take(self) -> list[_WaitingRequest]:
         """The requests of the next pass; none once all is over."""
+        together: list[_WaitingRequest] = []
+        count = 0
         with self._changed:
-            while not self._queue and not self._is_closed:
-                self._changed.wait()
-            together: list[_WaitingRequest] = []
-            count = 0
-            while self._queue:
-                size = self._queue[0].coded.samples
-                if together and count + size > self.most_together:
-                    break
-                count += size
-                together.append(self._queue.popleft())
-            return together
+            while not together and (self._queue or not self._is_closed):
+                if not self._queue:
+                    self._changed.wait()
+                while self._queue:
+                    size = self._queue[0].coded.samples
+                    if together and count + size > self.most_together:
+                        break
+                    waiting = self._queue.popleft()
+                    if not waiting.answer.cancelled():  # its client is there
+                        count += size
+                        together.append(waiting)
+        return together
 
 
 def _give(waiting: _WaitingRequest, outcome: RankedRequest | HttpError) -> None:

@@ -22,7 +22,7 @@ WINDOW = 8_192
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 _CANDIDATES = (1, 8, 32, 64, 128, 256, 512, 1024, 4096, 16384)
 _QUANTILES = (0.5, 0.99)
-_REASONS = ("draining", "connections", "key", "invalid")
+_REASONS = ("draining", "connections", "queue_full", "key", "invalid", "failed")
 
 
 class RankMetrics:
@@ -46,7 +46,7 @@ class RankMetrics:
         ).labels(self._model)
         self._refused = Counter(
             "equipoise_rank_refusals",
-            "Requests that were not taken.",
+            "Requests that got no ranking.",
             ("model_name", "reason"),
             registry=self._registry,
         )
@@ -61,7 +61,7 @@ class RankMetrics:
         return kind.labels(self._model)
 
     def count_refusal(self, reason: str) -> None:
-        """A request was not taken."""
+        """A request got no ranking."""
         self._refused.labels(self._model, reason).inc()
 
     def count_answer(self, seconds: float, candidates: int, unknown: int) -> None:

@@ -222,6 +222,14 @@ def test_what_is_wrong_is_one_sentence(
     assert said(str(run), target, "--stream", str(tmp_path / "later.csv"), "--quiet") == (
         'later.csv has no column "words" among its 2 (user, ad). Nearest: "ad".\n'
     )
+    parquet, arrow = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
+    later = {name: ["1", "1"] for name in ("ad", "price", "t", "click")}
+    later |= {"user": ["u1", "u2"], "words": [[["w1"]], []]}
+    parquet.write_table(arrow.table(later), tmp_path / "later.parquet")
+    assert said(str(run), target, "--stream", str(tmp_path / "later.parquet"), "--quiet") == (
+        'later.parquet, column "words", row 1: a list of lists or objects, where a sample has '
+        "texts or numbers. Write a list of texts or numbers.\n"
+    )
     assert not (tmp_path / "to").exists()
 
 

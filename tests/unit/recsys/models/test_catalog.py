@@ -53,6 +53,17 @@ def test_a_norm_of_one_float_leaves_nothing(name: Architecture, shown: str) -> N
     )
 
 
+def test_a_norm_of_one_product_leaves_nothing() -> None:
+    spec = RankModelSpec(architecture="wukong", compressed=1)
+    with pytest.raises(ModelError) as error:
+        build_model(spec, [TableSpec("a", 3, spec.width)], 0, seed=1)
+    assert str(error.value) == (
+        "Wukong norms the products of its vectors, which leaves nothing of one. Give "
+        "model.compressed of 2 or more."
+    )
+    build_model(spec, [TableSpec("a", 3, spec.width)], 1, seed=1)
+
+
 def test_all_read_what_no_row_names() -> None:
     assert readers_of("top") == ()
     assert readers_of("modules") == ("dhen",)

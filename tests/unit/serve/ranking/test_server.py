@@ -1,5 +1,6 @@
 """Ranking over HTTP: scores to the bit, faults in OpenAI's shape, counts and quantiles."""
 
+import asyncio
 import json
 import math
 import threading
@@ -133,6 +134,28 @@ def test_the_best_come_first_and_unknown_values_are_counted(server: Running) -> 
     assert server.state.metrics.requests == 1
 
 
+def test_a_client_that_has_left_costs_no_pass() -> None:
+    model = Held()
+    model.may_go.clear()
+
+    async def ask_three(batcher: Batcher) -> list[int]:
+        asked = [request(seed, 5) for seed in range(3)]
+        tasks = [
+            asyncio.ensure_future(batcher.score(each["context"], each["candidates"]))
+            for each in asked
+        ]
+        while not model.has_begun.is_set():
+            await asyncio.sleep(0.001)
+        tasks[1].cancel()
+        await asyncio.sleep(0)
+        model.may_go.set()
+        return [len((await tasks[at]).logits) for at in (0, 2)]
+
+    with Batcher(model, most_together=5) as batcher:
+        assert asyncio.run(ask_three(batcher)) == [5, 5]
+        assert (model.passes, batcher.stats.candidates) == ([1, 1], 10)
+
+
 GOOD = request(1, 2)
 BAD = {
     "missing": (
@@ -209,6 +232,9 @@ def test_what_is_wrong_is_one_sentence_and_the_server_goes_on(server: Running) -
     assert (reply.status, json.loads(reply.body)["error"]["type"]) == (500, "server_error")
     server.model.fails = False
     assert server.rank(GOOD).status == 200
+    counts = server.metrics()
+    reasons = {of[1]: n for of, n in counts.items() if of[0] == "equipoise_rank_refusals_total"}
+    assert {name: n for name, n in reasons.items() if n} == {"invalid": len(BAD) + 1, "failed": 1}
     server.state.is_draining = True
     assert server.rank(GOOD).status == 503
     server.state.is_draining = False
