@@ -86,7 +86,7 @@ def test_a_spec_is_judged_as_a_file_is() -> None:
         ),
     ],
 )
-def test_what_is_no_run_is_refused(run: Any, message: str) -> None:
+def test_what_is_not_a_run_is_refused(run: Any, message: str) -> None:
     with pytest.raises(SpecError) as caught:
         resolve_run(run)
     assert str(caught.value) == message

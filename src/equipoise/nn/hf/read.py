@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from equipoise.base.errors import ModelError
-from equipoise.base.read import read_json, reason
+from equipoise.base.read import read_json, reason, require_file
 from equipoise.nn.decoder import Decoder
 from equipoise.nn.hf.files import CONFIG
 from equipoise.nn.hf.names import TheirWeight, hf_names, split_theirs, their_weights
@@ -139,6 +139,7 @@ def stored_dtypes(folder: Path) -> dict[str, str]:
     dtypes: dict[str, str] = {}
     for file in weight_files(folder):
         try:
+            require_file(file)
             with safe_open(file, framework="pt") as opened:
                 for name in opened.keys():  # noqa: SIM118 - not a dict
                     code = opened.get_slice(name).get_dtype()
@@ -197,6 +198,7 @@ def _read_config(folder: Path) -> Mapping[str, Any]:
 
 def _read_tensors(file: Path, names: list[str] | None) -> dict[str, Tensor]:
     try:
+        require_file(file)
         with safe_open(file, framework="pt") as opened:
             wanted = names_to_read(file, opened.keys(), names)
             return {name: opened.get_tensor(name) for name in wanted}

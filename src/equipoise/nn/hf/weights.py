@@ -33,7 +33,7 @@ def weight_files(folder: Path) -> dict[Path, list[str] | None]:
     Raises:
         ModelError: there are none, or the index is damaged.
     """
-    if (folder / WEIGHTS).is_file():
+    if (folder / WEIGHTS).exists():  # a pipe too, which the reader refuses by name
         return {folder / WEIGHTS: None}
     if not (folder / INDEX).is_file():
         held = sorted(path.name for path in folder.iterdir() if path.suffix in (".bin", ".pth"))

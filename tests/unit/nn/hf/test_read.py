@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -186,6 +187,14 @@ def test_a_missing_shard(sharded: Path) -> None:
     shard = sorted(sharded.glob("*.safetensors"))[1]
     shard.unlink()
     assert refused(lambda: read_hf(sharded)).startswith(f"{shard} cannot be read: ")
+
+
+def test_a_shard_that_is_a_pipe(sharded: Path) -> None:
+    shard = next(sharded.glob("*.safetensors"))
+    shard.unlink()
+    os.mkfifo(shard)
+    with pytest.raises(ModelError, match="a pipe, a socket or a device, not a file"):
+        read_hf(sharded)
 
 
 def test_a_shard_without_what_the_index_says(sharded: Path) -> None:
