@@ -272,8 +272,8 @@ def _prepare(
         require_step(each, model, ranks, store.doc_tokens, store.mixture)
     eval_corpus = ""
     if spec.eval.path:
-        held = prepare_held_out(spec, resolved.base, store, progress=progress)
-        eval_corpus = str(held.folder.resolve())
+        held_out = prepare_held_out(spec, resolved.base, store, progress=progress)
+        eval_corpus = str(held_out.folder.resolve())
     if not is_quiet:
         sources = read_sources(spec, store.source_name, store.doc_tokens, store.mixture)
         for line in (*describe_reading(spec, sources), describe_step(spec, ranks)):

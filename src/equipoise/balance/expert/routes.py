@@ -237,14 +237,18 @@ def read_table(file: Path) -> RouteTable:
         raise SpecError(
             f"experts.routes: {file} is damaged: its tokens or pairs are not ascending. {fix}"
         )
-    arrays = [stored[name] for name in _FIELDS[2:]]
+    unseen, tokens, token_values, pairs, pair_values = (stored[name] for name in _FIELDS[2:])
     made_from = tuple(stored["made_from"].tolist()) if stored["made_from"].any() else ()
     return RouteTable(
         int(stored["vocab"]),
         str(stored["text"]),
-        *arrays,
-        made_from=made_from,
-        tokenizer=str(stored["tokenizer"]),
+        unseen,
+        tokens,
+        token_values,
+        pairs,
+        pair_values,
+        made_from,
+        str(stored["tokenizer"]),
     )
 
 

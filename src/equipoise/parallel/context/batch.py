@@ -209,18 +209,17 @@ class ContextCollator:
             LayoutError: a document has not as many labels as tokens.
         """
         ids = [torch.as_tensor(each["input_ids"], dtype=torch.int64) for each in documents]
-        shifted, step_labels = [], None
+        shifted, step_labels = list[Tensor](), None
         for document, tokens in zip(documents, ids, strict=True):
-            given = document.get("shift_labels")
-            is_shifted = given is not None
-            if not is_shifted:
-                given = torch.as_tensor(document.get("labels", tokens), dtype=torch.int64)
-            if len(given) != len(tokens):
+            ready = document.get("shift_labels")
+            given = document.get("labels", tokens) if ready is None else ready
+            labels = torch.as_tensor(given, dtype=torch.int64)
+            if len(labels) != len(tokens):
                 raise LayoutError(
-                    f"Document {len(shifted)} of the batch has {len(given):,} labels for "
+                    f"Document {len(shifted)} of the batch has {len(labels):,} labels for "
                     f"{len(tokens):,} tokens. Give a label for each, -100 where there is none."
                 )
-            shifted.append(given if is_shifted else _shift(given, (len(tokens),)))
+            shifted.append(_shift(labels, (len(labels),)) if ready is None else labels)
         if all(document.get("is_counted", False) for document in documents):
             step_labels = documents[0]["turn"].step_labels
         lengths = tuple(map(len, ids))
