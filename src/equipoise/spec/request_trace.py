@@ -86,12 +86,16 @@ def require_traced(request: TracedRequest) -> None:
         ("most_tokens", request.most_tokens, 0, _MOST_TOKENS),
         ("prefix_tokens", request.prefix_tokens, 0, request.prompt_tokens),
     ):
-        if not isinstance(tokens, Integral) or not least <= tokens <= most:
+        if not _is_whole(tokens) or not least <= tokens <= most:
             raise SpecError(
                 f"A request has {name} = {tokens}. Give a whole number of {least:,} to {most:,}."
             )
     if bool(request.prefix_group) != bool(request.prefix_tokens):
         raise SpecError("A request needs both prefix_group and prefix_tokens, or neither.")
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, Integral)
 
 
 def read_request_trace(path: Path, *, vocab: int | None = None) -> tuple[TracedRequest, ...]:
