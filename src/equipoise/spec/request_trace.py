@@ -30,10 +30,9 @@ import io
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from numbers import Integral
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from equipoise.base.errors import DataError, SpecError
 from equipoise.base.nearest import nearest
@@ -81,19 +80,22 @@ def require_traced(request: TracedRequest) -> None:
         raise SpecError(
             f"A request arrives at {request.arrival_s:g} s. Give a time of 0 to {_MOST_S:,.0f}."
         )
-    sizes: tuple[tuple[str, object, int, int], ...] = (
+    for name, tokens, least, most in (
         ("prompt_tokens", request.prompt_tokens, 1, _MOST_TOKENS),
         ("output_tokens", request.output_tokens, 0, _MOST_TOKENS),
         ("most_tokens", request.most_tokens, 0, _MOST_TOKENS),
         ("prefix_tokens", request.prefix_tokens, 0, request.prompt_tokens),
-    )
-    for name, tokens, least, most in sizes:
-        if not isinstance(tokens, int | np.integer) or not least <= tokens <= most:
+    ):
+        if not _is_whole(tokens) or not least <= tokens <= most:
             raise SpecError(
                 f"A request has {name} = {tokens}. Give a whole number of {least:,} to {most:,}."
             )
     if bool(request.prefix_group) != bool(request.prefix_tokens):
         raise SpecError("A request needs both prefix_group and prefix_tokens, or neither.")
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, Integral)
 
 
 def read_request_trace(path: Path, *, vocab: int | None = None) -> tuple[TracedRequest, ...]:
