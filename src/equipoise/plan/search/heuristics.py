@@ -21,8 +21,8 @@ What it decides
     few ranks as hold them, or on as many as can.
 
     Of a lattice of millions (``plan.search.vast``) both look at ``recipe_rows`` alone: the same
-    rules, with every degree and every micro-batch, and with gradients shared (ZeRO 2) where there
-    are no stages: what holds whole weights, but not their gradients, too, needs nothing else.
+    rules, with every degree and every micro-batch, and without stages also with shared gradients
+    (ZeRO 2), for devices that hold whole weights and not whole gradients beside them.
 
 Kept true (tests/unit/plan/search/test_search.py, tests/unit/plan/search/test_heuristics.py)
     Every row is of the space; the local search ends; within each recipe the ranks that share the

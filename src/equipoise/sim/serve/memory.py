@@ -42,7 +42,7 @@ class ServingMemory:
 
 
 def windowed_layers(model: ModelSpec, layers: int) -> float:
-    """Of so many layers of the mean kind, those that keep and read a window of each sequence.
+    """How many of these layers, of the mean kind, keep and read a window of each sequence.
 
     >>> from equipoise.spec.model.presets import PLANNED
     >>> windowed_layers(PLANNED["gpt-oss-120b"], 9), windowed_layers(PLANNED["llama3-8b"], 9)

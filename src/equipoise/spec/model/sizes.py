@@ -60,8 +60,8 @@ class WindowSpec:
     share: float
     """Share of all layers that are like this [0 to 1]."""
     is_chunk: bool = False
-    """Whether texts are cut in chunks of so many tokens, and a query reads its own chunk; otherwise
-    it reads the last ones."""
+    """Whether texts are cut in chunks of this length, and a query reads its own chunk; otherwise it
+    reads the last tokens."""
 
 
 @dataclass(frozen=True, slots=True)

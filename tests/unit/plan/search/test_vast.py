@@ -143,7 +143,8 @@ def test_the_first_answer_shares_gradients_where_whole_ones_do_not_fit(monkeypat
     one, two = (
         price_step(DENSE, whole, Layout(dp=8, zero=zero), base).needs_bytes for zero in (1, 2)
     )
-    machine, lattice = Machine(cluster((one + two) / 2**31)), list_lattice(DENSE, 8, base)
+    machine, fixed = Machine(cluster((one + two) / 2**31)), {"tp": 1, "cp": 1, "pp": 1}
+    lattice = list_lattice(DENSE, 8, base, fixed=fixed)
 
     def stop(_: object) -> None:
         raise TimeOver

@@ -133,12 +133,13 @@ def test_each_stage_has_the_memory_of_its_own_devices() -> None:
 def test_more_stages_than_layers_are_refused_or_empty_on_every_cluster() -> None:
     machine = Machine(mixed("h100-sxm", "a100-80"))
     few = dataclasses.replace(DEEP, layers=2)
-    run = run_sites(few, machine, Layout(pp=4, dp=4, order=PP_DP), options())
-    assert run.layers == (0, 1, 1, 0)
+    layout = Layout(pp=2, dp=8, order=PP_DP)
+    run = run_sites(few, machine, layout, options(virtual=2, schedule="zb-v"))
+    assert run.layers == (0, 1, 1, 0)  # the first rank has both ends, and no layer
     with pytest.raises(LayoutError) as refused:
-        run_sites(few, machine, Layout(pp=8, dp=2, order=PP_DP), options())
+        run_sites(few, machine, layout, options(virtual=3, schedule="interleaved"))
     assert str(refused.value) == (
-        "2 layers cannot fill 8 x 1 stages. Give virtual = 1 or less, or fewer stages."
+        "2 layers cannot fill 2 x 3 stages. Give virtual = 1 or less, or fewer stages."
     )
 
 
