@@ -302,9 +302,8 @@ def read_recommend(
     ]
     if faults:
         raise SpecError("\n".join(text for _, text in sorted(faults)))
-    kinds = _sections()
     spec = RecommendSpec(
-        **sections[""], **{name: kind(**sections[name]) for name, kind in kinds.items()}
+        **sections[""], **{name: kind(**sections[name]) for name, kind in _sections().items()}
     )
     _require(spec)
     if unread := [
