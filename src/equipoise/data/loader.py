@@ -75,7 +75,7 @@ class PackedDataset(Dataset[dict[str, Any]]):
         """Tokens and labels of a piece.
 
         Raises:
-            DataError: the document has no tokens, or not as many as the sampler was told.
+            DataError: the document has no tokens, or another number than the sampler was given.
         """
         sample = self.documents[index.document]
         if "input_ids" not in sample:

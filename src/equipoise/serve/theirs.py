@@ -74,9 +74,9 @@ def _require_dtypes(folder: Path, held: Mapping[str, Tensor], wanted: Mapping[st
     for name, weight in held.items():
         dtype = wanted[name].dtype if name in wanted else torch.float32
         if weight.dtype != dtype and (name in wanted or is_adapter(name)):
-            found, meant = (str(each).removeprefix("torch.") for each in (weight.dtype, dtype))
+            kept, meant = (str(each).removeprefix("torch.") for each in (weight.dtype, dtype))
             raise CheckpointError(
-                f"{folder} holds another model: its {name} is {found}, and it is trained in "
+                f"{folder} holds another model: its {name} is {kept}, and it is trained in "
                 f"{meant}. Restore a copy of it."
             )
 
