@@ -138,7 +138,9 @@ def test_an_answer_is_there_before_the_compiler_is(has_recipe: bool, monkeypatch
         assert found.fitting[0].step_s <= price.step_s and price.fits
 
 
-def test_the_first_answer_shares_gradients_where_whole_ones_do_not_fit(monkeypatch) -> None:
+def test_the_first_answer_shares_gradients_where_whole_ones_do_not_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     base, whole = StepOptions(4096, 8), Machine(cluster(40.0))
     one, two = (
         price_step(DENSE, whole, Layout(dp=8, zero=zero), base).needs_bytes for zero in (1, 2)
