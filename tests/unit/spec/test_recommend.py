@@ -132,7 +132,7 @@ def test_values_of_wrong_kinds_are_said_as_they_stand_in_the_file(run_toml: Path
         'run.toml:1  name: "a/b" is not a name. Use letters, digits, ".", "_" and "-", and begin '
         "with a letter or a digit.",
         "run.toml:2  tables: needs a table, got 3 (a whole number).",
-        'run.toml:5  model.architecture: Infinity is not one of "dlrm", "dcn", "dhen", "wukong".',
+        'run.toml:5  model.architecture: inf is not one of "dlrm", "dcn", "dhen", "wukong".',
         'run.toml:6  model.bottom: item 1: needs a whole number, got "" (text).',
         "run.toml:7  model.width: needs a whole number, got a table.",
         'run.toml:8  model.modules: item 1: NaN is not one of "dot", "cross", "attention", '
