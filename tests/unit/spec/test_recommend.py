@@ -135,7 +135,7 @@ def test_values_of_wrong_kinds_are_said_as_they_stand_in_the_file(run_toml: Path
         'run.toml:5  model.architecture: inf is not one of "dlrm", "dcn", "dhen", "wukong".',
         'run.toml:6  model.bottom: item 1: needs a whole number, got "" (text).',
         "run.toml:7  model.width: needs a whole number, got a table.",
-        'run.toml:8  model.modules: item 1: NaN is not one of "dot", "cross", "attention", '
+        'run.toml:8  model.modules: item 1: nan is not one of "dot", "cross", "attention", '
         '"linear", "convolution".',
         'run.toml:10  data.path: "\\u0000" has a NUL character, which no text here can hold.',
         'run.toml:11  data.ids: "a\\u0000" has a NUL character, which no text here can hold.',
@@ -147,7 +147,7 @@ def test_values_of_wrong_kinds_are_said_as_they_stand_in_the_file(run_toml: Path
         "run.toml:19  layout.dp: 1025 is too large; it must be at most 1024.",
         'run.toml:21  fault.on: item 1: "kill" is not one of "killed", "failed", "hung", '
         '"corrupt", "non-finite". Nearest: "killed".',
-        'run.toml:22  fault.spares: NaN is not one of "never", "auto", "at-once".',
+        'run.toml:22  fault.spares: nan is not one of "never", "auto", "at-once".',
         "run.toml:23  fault.wait_s: nan is not a finite number.",
         '--tables.deduplicate: item 1: needs a list, got "a" (text).',
         "--data.session_gap: 0 is too small; it must be more than 0.",
