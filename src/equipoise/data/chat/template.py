@@ -81,12 +81,18 @@ class _Written:
         self.characters += len(block)
 
 
-class _Rendering(threading.local):
+class _Noted(threading.local):
     """What one thread renders: a server's threads write their conversations by one template."""
 
     def __init__(self) -> None:
         self.written: _Written | None = None
         self.spans: list[Span] = []
+
+
+class _Left(threading.local):
+    """What the rendering of one thread may still do."""
+
+    def __init__(self) -> None:
         self.left = _MOST_ROUNDS
         self.most_joined = self.left_joined = _MOST_JOINED * _MOST_WRITTEN
 
@@ -98,7 +104,7 @@ class _Marks(jinja2.ext.Extension):
 
     def __init__(self, environment: jinja2.Environment) -> None:
         super().__init__(environment)
-        self._mine = _Rendering()
+        self._mine = _Noted()
         environment.extend(marks=self)
 
     def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
@@ -130,7 +136,7 @@ class _Rounds(jinja2.ext.Extension):
 
     def __init__(self, environment: jinja2.Environment) -> None:
         super().__init__(environment)
-        self._mine = _Rendering()
+        self._mine = _Left()
 
     def begin(self, room: int) -> None:
         """Count anew, for a rendering that may write this many characters."""

@@ -86,7 +86,7 @@ def resolve(
     judge_modality(wish, model)
     spec = build({name: each.value for name, each in wish.given.items()})
     if not wish.faults and not wish.faulty:
-        has_dense = not model.experts or model.dense_layers > 0
+        has_dense = model.sparse_layers < model.layers
         idle = idle_parts(spec.layout, spec.experts.policy, has_dense=has_dense)
         if idle is not None:
             wish.tell("layout.parts", f"{toml(spec.layout.parts)} {idle}")

@@ -173,6 +173,15 @@ def test_held_out_conversations_have_rows() -> None:
         ),
         ({"layout.tp": "2"}, None),
         ({"model.preset": "moe-3m", "layout.ep": "2"}, None),
+        (
+            {
+                "model.preset": "moe-3m",
+                "model.dense_layers": "1",
+                "layout.tp": "2",
+                "layout.etp": "2",
+            },
+            None,
+        ),
     ],
 )
 def test_parts_of_rows_that_do_not_travel_are_refused(
