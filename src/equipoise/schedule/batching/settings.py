@@ -15,7 +15,8 @@ PAGE_TOKENS = 16
 
 _SINGLES = 32
 """A prompt that is alone fills an iteration up to this many times what a single token takes:
-more is hardly faster, and whoever comes next would wait longer."""
+more is hardly faster, and whoever comes next would wait longer. Ranks that share it compute a part
+of its rows each, so as many times again as there are ranks."""
 
 
 class ServingPrice(Protocol):
@@ -96,14 +97,15 @@ def single_s(price: ServingPrice) -> float:
     return price.iteration_s(IterationWork(1, 1, 1, 1, 1))
 
 
-def paced(settings: BatchSettings, price: ServingPrice) -> BatchSettings:
+def paced(settings: BatchSettings, price: ServingPrice, ranks: int = 1) -> BatchSettings:
     """Limits for a machine of this pace: iterations of prompts as long as makes them faster.
 
     Args:
         settings: With times for a fast machine, which are kept where they are longer.
         price: The machine's.
+        ranks: That share every sequence.
     """
-    least_s = _SINGLES * single_s(price)
+    least_s = _SINGLES * ranks * single_s(price)
     long_s = max(settings.prefill_iteration_s, least_s)
     return dataclasses.replace(settings, prefill_iteration_s=long_s)
 

@@ -134,7 +134,7 @@ def open_engine(
     paged = _paged(served, limits, settings, sink)
     try:
         price = PacedPrice(CurvePrice(curve or kept_curve(paged, serving_file())))
-        scheduler = Scheduler(paced(limits, price), price, policy)
+        scheduler = Scheduler(paced(limits, price, ranks), price, policy)
         nano = open_nano(paged, nano_file(), sink)
         return EngineLoop(
             paged,

@@ -124,7 +124,7 @@ class ServingSite:
                 prefill_iteration_s=stages * plain.prefill_iteration_s,
                 shares_chunks=layout.cp > 1,
             )
-            settings = paced(settings, replica.price)
+            settings = paced(settings, replica.price, layout.cp)
         return Pool(settings, replica.price, layout.dp)
 
     def send_s(

@@ -268,3 +268,6 @@ def test_on_a_slow_machine_a_prompt_fills_longer_iterations() -> None:
     slow = paced(limits, LinearPrice(iteration=0.02))
     assert slow.prefill_iteration_s == pytest.approx(32 * (0.02 + 1e-4 + 1e-8))
     assert slow.iteration_s == limits.iteration_s
+    # Three ranks compute a third of its rows each: three times as many of them.
+    over_ranks = paced(limits, LinearPrice(iteration=0.02), 3)
+    assert over_ranks.prefill_iteration_s == pytest.approx(3 * slow.prefill_iteration_s)
