@@ -4,8 +4,8 @@ What it decides
     Iterations of about the same sizes go the same way: sizes are rounded to quarters of powers of
     two, and all ways are priced only for sizes that did not come yet.
 
-    Single tokens of any number of texts go by ``GATHERED``: all tiles of a rank are one call then
-    (``gathered``), which has a price of its own.
+    Single tokens of any number of texts go by ``GATHERED``, beside longer chunks as well: all tiles
+    of a rank are one call then (``gathered``), which has a price of its own.
 """
 
 import math
@@ -36,11 +36,16 @@ class VariantChoice:
         self._model, self._variants = model, variants
         self._chosen: dict[tuple[int, ...], str] = {}
 
+    @property
+    def gathers(self) -> bool:
+        """Whether single tokens go by ``GATHERED``."""
+        return GATHERED in self._variants
+
     def choose(self, cached: Sequence[Sequence[int]], new: Sequence[int]) -> str:
         """The strategy for some texts; arguments as for ``plan_continued``."""
         if len(self._variants) == 1:
             return self._variants[0]
-        if GATHERED in self._variants and max(new) == 1:
+        if self.gathers and max(new) == 1:
             return GATHERED
         key = _sizes(cached, new)
         strategy = self._chosen.get(key)

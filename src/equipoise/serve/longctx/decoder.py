@@ -24,7 +24,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.balance.context.continued import ContinuedPlan
 from equipoise.balance.context.variant import VARIANTS, ContinuedPrice
 from equipoise.base.errors import LayoutError, ModelError
 from equipoise.observe.journal import EventSink
@@ -40,6 +39,7 @@ from equipoise.serve.longctx.calibrate import measure
 from equipoise.serve.longctx.choice import VariantChoice
 from equipoise.serve.longctx.message import RankWork, Text, write_work
 from equipoise.serve.longctx.ordered import IN_ORDER, ordered_bytes
+from equipoise.serve.longctx.plan import IterationPlan
 from equipoise.serve.longctx.ranks import ContextRanks
 
 
@@ -120,23 +120,18 @@ class ContextDecoder(PagedDecoder):
             x_TD = part.run(work, plan)
         assert x_TD is not None  # noqa: S101 - rank 0 gets the rows
         fields: dict[str, float] = {}
+        layers = self.decoder.model.layers
         if plan is None:
             sent = ordered_bytes(work.texts, self.pool.page_tokens, self.ranks, self._token_bytes)
+            sizes = {work.strategy: layers * int(sent.sum())}
         else:
             self._remember(chunks, plan)
-            wire = self.choice.wire
-            sent = count_attention(plan.schedule, wire).forward_bytes
+            sizes = self._sizes(plan)
             if self._sink is not None:
-                price = self.choice.price
-                layer_s = (
-                    price.gathered.seconds(work.cached, plan.rows)
-                    if work.is_gathered
-                    else price.seconds(plan.schedule, wire)
-                )
-                fields["predicted_s"] = self.decoder.model.layers * layer_s
+                fields["predicted_s"] = layers * self._layer_s(work, plan)
                 fields["measured_s"] = part.attention_s
-        size = self.decoder.model.layers * int(sent.sum())
-        self.moved_bytes[work.strategy] = self.moved_bytes.get(work.strategy, 0) + size
+        for strategy, size in sizes.items():
+            self.moved_bytes[strategy] = self.moved_bytes.get(strategy, 0) + size
         if self._sink is not None:
             self._sink.write(
                 "scalar",
@@ -146,7 +141,7 @@ class ContextDecoder(PagedDecoder):
                 iteration_s=time.perf_counter() - begin_s,
                 tokens=sum(work.new),
                 cached_tokens=sum(text.start for text in work.texts),
-                bytes=size,
+                bytes=sum(sizes.values()),
             )
         return x_TD
 
@@ -162,15 +157,36 @@ class ContextDecoder(PagedDecoder):
             )
             for each in chunks
         )
-        strategy = IN_ORDER
+        strategy, gathers = IN_ORDER, False
         if not self.tile_rows:
-            cached, new = [text.cached for text in texts], [text.tokens for text in texts]
+            gathers = self.choice.gathers
+            chosen = [text for text in texts if text.tokens > 1 or not gathers] or texts
+            cached, new = [text.cached for text in chosen], [text.tokens for text in chosen]
             strategy = self.choice.choose(cached, new)
-        swaps_out, swaps_in = map(tuple, self._swaps)
+        out, back = map(tuple, self._swaps)
         self._swaps = (), ()
-        return RankWork(strategy, texts, tuple(tokens), swaps_out, swaps_in, self.tile_rows)
+        return RankWork(strategy, gathers, texts, tuple(tokens), out, back, self.tile_rows)
 
-    def _remember(self, chunks: Sequence[ServeChunk], plan: ContinuedPlan) -> None:
+    def _sizes(self, plan: IterationPlan) -> dict[str, int]:
+        """Bytes between ranks, by what moves."""
+        sizes = dict[str, int]()
+        for each in plan:
+            sent = count_attention(each.plan.schedule, self.choice.wire).forward_bytes
+            size = self.decoder.model.layers * int(sent.sum())
+            sizes[each.strategy] = sizes.get(each.strategy, 0) + size
+        return sizes
+
+    def _layer_s(self, work: RankWork, plan: IterationPlan) -> float:
+        """Predicted attention of one layer [s]."""
+        price, layer_s = self.choice.price, 0.0
+        if plan.longer is not None:
+            layer_s += price.seconds(plan.longer.plan.schedule, self.choice.wire)
+        if plan.single is not None:
+            cached = [work.cached[at] for at in plan.single.texts.tolist()]
+            layer_s += price.gathered.seconds(cached, plan.single.plan.rows)
+        return layer_s
+
+    def _remember(self, chunks: Sequence[ServeChunk], plan: IterationPlan) -> None:
         """How the tokens of each request are spread from now on."""
         for chunk, counts in zip(chunks, np.stack(plan.key_tokens, axis=1).tolist(), strict=True):
             if chunk.request:  # those of nobody are timed, and their contents do not matter

@@ -1,4 +1,4 @@
-"""Attention over ranks where every text has one new token, in a few calls for all texts.
+"""Attention over ranks for texts with one new token each, in a few calls for all of them.
 
 Why
     A generated token is one query of each text. The executor computes tile by tile and holds the
@@ -20,7 +20,6 @@ Kept true (tests/multi/serve/test_longctx.py)
 Shapes: t this rank's texts, r rows of other ranks, H query heads, G key/value heads, E head width.
 """
 
-import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -55,7 +54,6 @@ class GatheredAttention:
             homes: Of each rank, the texts whose new token it computes and keeps, ascending.
         """
         self._pool, self._mail = pool, mail
-        self.seconds = 0.0
         rank = mail.rank
         own, others, stored = list[TextRows](), list[TextRows](), list[int]()
         for text in (texts[at] for at in homes[rank].tolist()):
@@ -87,7 +85,6 @@ class GatheredAttention:
 
     def attend(self, layer: int, q_tHE: Tensor, k_tGE: Tensor, v_tGE: Tensor) -> Tensor:
         """Keep the new keys and values, and attend over all ranks: outputs [t, H, E]."""
-        begin_s = time.perf_counter()
         keys, values = self._pool.keys(layer), self._pool.values(layer)
         keys[self._stored_t], values[self._stored_t] = k_tGE, v_tGE
         q_rHE = q_tHE.new_empty(self._rows, *q_tHE.shape[1:])
@@ -110,7 +107,6 @@ class GatheredAttention:
             o, lse = o_tHE[own], lse_tH[own]
             merge_tile_(o, lse, *unpack(arriving[peer], sections[peer]))
             o_tHE[own], lse_tH[own] = o, lse  # where they are indices
-        self.seconds += time.perf_counter() - begin_s
         return o_tHE.to(q_tHE.dtype)
 
     def _post(self, tag: int, sends: dict[int, Tensor], receives: dict[int, Tensor]) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from equipoise.schedule.batching.iteration import PageRun, Swap
-from equipoise.serve.longctx.choice import GATHERED
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +33,8 @@ class RankWork:
 
     strategy: str
     """What moves between ranks in its attention."""
+    gathers: bool
+    """Whether queries of single tokens go to the keys, whatever moves for longer chunks."""
     texts: tuple[Text, ...]
     tokens: tuple[int, ...]
     """Ids of all chunks' tokens, one chunk after another."""
@@ -42,11 +43,6 @@ class RankWork:
     swaps_in: tuple[Swap, ...] = ()
     tile_rows: int = 0
     """Rows of the tiles that all layers compute in the invariant mode; 0 in the other one."""
-
-    @property
-    def is_gathered(self) -> bool:
-        """Whether every text has one new token, whose query goes to the keys."""
-        return self.strategy == GATHERED and all(text.tokens == 1 for text in self.texts)
 
     @property
     def cached(self) -> list[tuple[int, ...]]:
@@ -79,7 +75,7 @@ def read_work(message: bytes) -> RankWork:
     )
     out, back = (_swaps(given[name]) for name in ("swaps_out", "swaps_in"))
     tokens, rows = tuple(given["tokens"]), given["tile_rows"]
-    return RankWork(given["strategy"], texts, tokens, out, back, rows)
+    return RankWork(given["strategy"], given["gathers"], texts, tokens, out, back, rows)
 
 
 def _swaps(given: Sequence[dict[str, object]]) -> tuple[Swap, ...]:

@@ -1,11 +1,11 @@
 """One rank's part of an iteration: its rows through the layers, its keys and values in its pool.
 
 What it decides
-    Nothing. Who computes which new token follows from ``plan_continued``, what moves between ranks
-    from the strategy that rank 0 names; attention is the executor's that trains. A rank keeps the
-    keys and values of the tokens that it computed, in the order in which it did, so its first
-    rows of a sequence are its keys of it. Where every text has one new token, ``gathered`` does the
-    executor's work in a few calls. (In the invariant mode, ``ordered`` says who computes which.) ::
+    Nothing. Who computes which new token follows from ``plan``, what moves between ranks from the
+    strategy that rank 0 names; attention is the executor's that trains. A rank keeps the keys and
+    values of the tokens that it computed, in the order in which it did, so its first rows of a
+    sequence are its keys of it. For single tokens ``gathered`` does the executor's work in a few
+    calls. (In the invariant mode, ``ordered`` says who computes which.) ::
 
         tokens of a sequence   0 1 2 3 4 5 6 7 | 8 9 10 11 | 12
         rank 0, its rows       0 1 6 7           8 11        12
@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.balance.context.continued import ContinuedPlan, plan_continued
+from equipoise.balance.context.continued import ContinuedPlan
 from equipoise.base.arrays import Ints
 from equipoise.comm.drive import drive
 from equipoise.comm.mail import Parcel
@@ -41,8 +41,9 @@ from equipoise.serve.engine.pool import KvPool
 from equipoise.serve.engine.tiles import run_layer
 from equipoise.serve.longctx.gathered import GatheredAttention
 from equipoise.serve.longctx.mail import GroupMail
-from equipoise.serve.longctx.message import RankWork
+from equipoise.serve.longctx.message import RankWork, Text
 from equipoise.serve.longctx.ordered import OrderedAttention, rows_by_position
+from equipoise.serve.longctx.plan import IterationPlan, plan_iteration
 
 
 class RankPart:
@@ -59,7 +60,7 @@ class RankPart:
         self._frequency = rotary_frequencies(decoder.model, device=pool.device)
 
     @torch.no_grad()
-    def run(self, work: RankWork, plan: ContinuedPlan | None = None) -> Tensor | None:
+    def run(self, work: RankWork, plan: IterationPlan | None = None) -> Tensor | None:
         """Compute this rank's rows of an iteration; every rank calls it with the same work.
 
         Args:
@@ -92,11 +93,7 @@ class RankPart:
                 attend = partial(ordered.attend, number)
                 x_tD = run_layer(each, model, work.tile_rows, x_tD, table, attend)
             return self._collect(work, shares, x_tD)
-        attention = (
-            GatheredAttention(self.pool, self.mail, work.texts, plan.rows)
-            if work.is_gathered
-            else _Attention(self, work, plan)
-        )
+        attention = _Attention(self, work, plan)
         for number, layer in enumerate(self.decoder.layers):
             x_tD = layer(x_tD, table, partial(attention.attend, number))
         self.attention_s = attention.seconds
@@ -110,12 +107,10 @@ class RankPart:
             "core_s": time.process_time(),
         }
 
-    def plan(self, work: RankWork) -> ContinuedPlan:
+    def plan(self, work: RankWork) -> IterationPlan:
         """Who computes what; the same on every rank."""
         model = self.decoder.model
-        return plan_continued(
-            work.cached, work.new, work.strategy, heads=model.heads, kv_heads=model.kv_heads
-        )
+        return plan_iteration(work, heads=model.heads, kv_heads=model.kv_heads)
 
     def _shares(self, work: RankWork) -> tuple[Ints, ...]:
         """The rows of each rank in the invariant mode."""
@@ -158,14 +153,42 @@ class RankPart:
 class _Attention:
     """The attention of one iteration on one rank, called once for each layer."""
 
-    def __init__(self, part: RankPart, work: RankWork, plan: ContinuedPlan) -> None:
+    def __init__(self, part: RankPart, work: RankWork, plan: IterationPlan) -> None:
+        self.seconds = 0.0
+        self._kinds: list[tuple[slice, _TileAttention | GatheredAttention]] = []
+        first, pool, mail = 0, part.pool, part.mail
+        for each in plan:
+            texts = [work.texts[at] for at in each.texts.tolist()]
+            span = slice(first, first + len(each.plan.rows[mail.rank]))
+            first = span.stop
+            attention = (
+                GatheredAttention(pool, mail, texts, each.plan.rows)
+                if each is plan.single
+                else _TileAttention(part, texts, each.plan)
+            )
+            self._kinds.append((span, attention))
+
+    def attend(self, layer: int, q_tHE: Tensor, k_tGE: Tensor, v_tGE: Tensor) -> Tensor:
+        """Keep the new keys and values, and attend over all ranks: outputs [t, H, E]."""
+        begin_s = time.perf_counter()
+        parts = [
+            attention.attend(layer, q_tHE[span], k_tGE[span], v_tGE[span])
+            for span, attention in self._kinds
+        ]
+        self.seconds += time.perf_counter() - begin_s
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+class _TileAttention:
+    """The attention of some texts on one rank by the executor, called once for each layer."""
+
+    def __init__(self, part: RankPart, texts: Sequence[Text], plan: ContinuedPlan) -> None:
         self._pool, self._mail, self._attend = part.pool, part.mail, part.attend
         rank = self._mail.rank
-        self.seconds = 0.0
         self._program = compile_rank(plan.schedule, rank, part.pool.device)
         stored, self._keys = list[int](), list[slice]()
         counts: Ints = plan.key_tokens[rank]
-        for text, after in zip(work.texts, counts.tolist(), strict=True):
+        for text, after in zip(texts, counts.tolist(), strict=True):
             pages = [page for run in text.runs for page in range(run.first, run.first + run.pages)]
             stored += part.pool.row_numbers(pages, text.cached[rank], after)
             self._keys += part.pool.views(text.runs, after)
@@ -173,13 +196,11 @@ class _Attention:
 
     def attend(self, layer: int, q_tHE: Tensor, k_tGE: Tensor, v_tGE: Tensor) -> Tensor:
         """Keep the new keys and values, and attend over all ranks: outputs [t, H, E]."""
-        begin_s = time.perf_counter()
         keys, values = self._pool.keys(layer), self._pool.values(layer)
         keys[self._stored_t], values[self._stored_t] = k_tGE, v_tGE
         read = self._read(keys), self._read(values)
         executor = Forward(self._program, q_tHE, *read, attend=self._attend)
         drive(executor.steps(), self._mail)
-        self.seconds += time.perf_counter() - begin_s
         return executor.output
 
     def _read(self, rows_SGE: Tensor) -> Tensor:

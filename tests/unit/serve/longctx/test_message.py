@@ -13,6 +13,9 @@ texts = st.lists(st.builds(Text, counts, counts, counts, many, runs), max_size=3
 swaps = st.lists(st.builds(Swap, st.text(), many, many), max_size=2).map(tuple)
 
 
-@given(st.builds(RankWork, st.sampled_from(["ring", "pass-q"]), texts, many, swaps, swaps))
+names = st.sampled_from(["ring", "pass-q"])
+
+
+@given(st.builds(RankWork, names, st.booleans(), texts, many, swaps, swaps))
 def test_a_message_is_read_as_it_was_written(work: RankWork) -> None:
     assert read_work(write_work(work)) == work
