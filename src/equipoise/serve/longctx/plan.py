@@ -6,7 +6,7 @@ Why
     all single queries together are one call (``gathered``).
 
 What it decides
-    Single tokens go to the keys, and longer chunks as ``strategy`` says: each kind has its own plan.
+    Single tokens go to the keys, longer chunks as ``strategy`` says: each kind has its own plan.
     A rank's rows are those of longer chunks, then the single ones. Where nothing gathers
     (``gathers``), all texts are of the one kind.
 
