@@ -32,7 +32,7 @@ from equipoise.comm.steps import Sections, allocate, pack, unpack
 from equipoise.nn.tile import merge_tile_
 from equipoise.serve.engine.attend import KernelRows, TextRows
 from equipoise.serve.engine.pool import KvPool
-from equipoise.serve.longctx.mail import GroupMail
+from equipoise.serve.longctx.mail import RankMail
 from equipoise.serve.longctx.message import Text
 
 _QUERIES, _SUMS = 0, 1
@@ -43,7 +43,7 @@ class GatheredAttention:
     """The attention of one iteration on one rank, called once for each layer."""
 
     def __init__(
-        self, pool: KvPool, mail: GroupMail, texts: Sequence[Text], homes: Sequence[Ints]
+        self, pool: KvPool, mail: RankMail, texts: Sequence[Text], homes: Sequence[Ints]
     ) -> None:
         """Find out who asks whom.
 

@@ -31,7 +31,7 @@ from equipoise.comm.steps import pack
 from equipoise.serve.engine.attend import KernelRows, TextRows
 from equipoise.serve.engine.kernel import TILE
 from equipoise.serve.engine.pool import KvPool
-from equipoise.serve.longctx.mail import GroupMail
+from equipoise.serve.longctx.mail import RankMail
 from equipoise.serve.longctx.message import Text
 
 IN_ORDER = "in-order"
@@ -82,7 +82,7 @@ def ordered_bytes(texts: Sequence[Text], page_tokens: int, ranks: int, token_byt
 class OrderedAttention:
     """The attention of one iteration on one rank, called once for each layer."""
 
-    def __init__(self, pool: KvPool, mail: GroupMail, texts: Sequence[Text]) -> None:
+    def __init__(self, pool: KvPool, mail: RankMail, texts: Sequence[Text]) -> None:
         self._pool, self._mail = pool, mail
         ranks, rank = mail.ranks, mail.rank
         stored = list[int]()

@@ -40,7 +40,7 @@ from equipoise.serve.engine.fused import FusedDecoder, ServedDecoder, decoder_la
 from equipoise.serve.engine.pool import KvPool
 from equipoise.serve.engine.tiles import run_layer
 from equipoise.serve.longctx.gathered import GatheredAttention
-from equipoise.serve.longctx.mail import GroupMail
+from equipoise.serve.longctx.mail import RankMail
 from equipoise.serve.longctx.message import RankWork, Text
 from equipoise.serve.longctx.ordered import OrderedAttention, rows_by_position
 from equipoise.serve.longctx.plan import IterationPlan, plan_iteration
@@ -49,7 +49,7 @@ from equipoise.serve.longctx.plan import IterationPlan, plan_iteration
 class RankPart:
     """A rank's weights, its pool, and its links to the other ranks."""
 
-    def __init__(self, decoder: ServedDecoder, pool: KvPool, mail: GroupMail) -> None:
+    def __init__(self, decoder: ServedDecoder, pool: KvPool, mail: RankMail) -> None:
         if isinstance(decoder, FusedDecoder):
             decoder.pack()
         self.decoder, self.pool, self.mail = decoder, pool, mail

@@ -32,7 +32,7 @@ from equipoise.base.errors import EquipoiseError, FaultError
 from equipoise.serve.engine.fused import ServedDecoder
 from equipoise.serve.engine.pool import PoolSizes
 from equipoise.serve.engine.request import RanksLostError
-from equipoise.serve.longctx.mail import GroupMail
+from equipoise.serve.longctx.mail import RankMail, connect
 from equipoise.serve.longctx.part import RankPart
 from equipoise.serve.longctx.worker import WEIGHTS, work
 
@@ -71,7 +71,7 @@ class ContextRanks:
         self._room = tempfile.TemporaryDirectory(prefix="equipoise-serve-")
         self._peers: list[_Peer] = []
         self._part: RankPart | None = None
-        self._starts = 0
+        self._mail: RankMail | None = None
         self._lost: RanksLostError | None = None
         """Why the ranks are gone, until they are back."""
         if sizes.ranks > 1:
@@ -171,25 +171,25 @@ class ContextRanks:
         cores = len(os.sched_getaffinity(0))
         threads = max(1, cores // sizes.ranks)
         torch.set_num_threads(threads)
-        self._starts += 1
-        folder = room / f"start-{self._starts}"
-        folder.mkdir()
+        ends = connect(sizes.ranks)
+        mail = self._mail = RankMail(0, ends[0], deadline_s=self._deadline_s)
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([x for x in sys.modules if x.startswith("equipoise.")])
-        for rank in range(1, sizes.ranks):
-            ours, theirs = context.Pipe()
-            process = context.Process(
-                target=work,
-                args=(theirs, room / WEIGHTS, folder, rank, sizes, threads, self._deadline_s),
-                daemon=True,
-            )
-            process.start()
-            theirs.close()
-            self._peers.append(_Peer(rank, process, ours))
+        try:
+            for rank in range(1, sizes.ranks):
+                ours, theirs = context.Pipe()
+                given = theirs, room / WEIGHTS, rank, ends[rank], sizes, threads, self._deadline_s
+                process = context.Process(target=work, args=given, daemon=True)
+                process.start()
+                theirs.close()
+                self._peers.append(_Peer(rank, process, ours))
+        finally:
+            for by_peer in ends[1:]:
+                for end in by_peer.values():
+                    end.close()  # so that it is known when a rank has ended
         for peer in self._peers:
             if words := self._hear(peer):
                 raise FaultError(words.decode())
-        mail = GroupMail(folder, 0, sizes.ranks, deadline_s=self._deadline_s)
         part = RankPart(self._decoder, self.pool, mail)
         self._lost = None
         return part
@@ -224,3 +224,5 @@ class ContextRanks:
             peer.process.join()
             peer.pipe.close()
         self._peers = []
+        if self._mail is not None:
+            self._mail.close()

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import signal
+import socket
 import traceback
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -13,7 +14,7 @@ from equipoise.base.errors import EquipoiseError
 from equipoise.serve.engine.jit import lock_without_name
 from equipoise.serve.engine.pool import PoolSizes
 from equipoise.serve.longctx.calibrate import measure
-from equipoise.serve.longctx.mail import GroupMail
+from equipoise.serve.longctx.mail import RankMail
 from equipoise.serve.longctx.message import read_work
 from equipoise.serve.longctx.part import RankPart
 
@@ -23,8 +24,8 @@ WEIGHTS = "decoder.pt"
 def work(
     pipe: Connection,
     weights: Path,
-    folder: Path,
     rank: int,
+    ends: dict[int, socket.socket],
     sizes: PoolSizes,
     threads: int,
     deadline_s: float,
@@ -34,8 +35,8 @@ def work(
     Args:
         pipe: Messages from rank 0, and answers; when it closes, the rank ends.
         weights: The whole decoder, shared between ranks by its file's pages.
-        folder: Where ranks meet.
         rank: This one, 1 or more.
+        ends: Of its connections to the others, by rank.
         sizes: Of the pool.
         threads: That compute.
         deadline_s: Longest wait for another rank [s].
@@ -48,7 +49,7 @@ def work(
             decoder = torch.load(weights, mmap=True, weights_only=False)  # written by rank 0
             pool = sizes.allocate(decoder)
             pipe.send_bytes(b"")
-            mail = GroupMail(folder, rank, sizes.ranks, deadline_s=deadline_s)
+            mail = RankMail(rank, ends, deadline_s=deadline_s)
             part = RankPart(decoder, pool, mail)
             while True:
                 _obey(pipe, part)
