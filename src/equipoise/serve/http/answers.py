@@ -25,7 +25,7 @@ from equipoise.serve.engine.request import (
 )
 from equipoise.serve.http.asked import Asked, refusal
 from equipoise.serve.http.choice import ChoicePart, StreamedChoice
-from equipoise.serve.http.fault import failed, overloaded
+from equipoise.serve.http.fault import HttpError, failed, overloaded
 from equipoise.serve.http.metrics import Metrics
 from equipoise.serve.http.served import ServedModel
 
@@ -49,6 +49,7 @@ class Answers:
         on_token: Callable[[int], None] = lambda _: None,
         on_slow: Callable[[], None] = lambda: None,
         most_events: int = MOST_EVENTS,
+        until_s: float | None = None,
     ) -> None:
         """Submit every answer, or none.
 
@@ -59,6 +60,7 @@ class Answers:
             on_token: Called with the number of tokens that came, for the tenant's limits.
             on_slow: Called once if too many events wait.
             most_events: See ``MOST_EVENTS``.
+            until_s: When all of them must be whole, on the monotonic clock [s]; None for any time.
 
         Raises:
             HttpError: 503 if the queue is full, 400 if the engine refuses.
@@ -71,7 +73,7 @@ class Answers:
         self._most_events, self._is_slow = most_events, False
         self._metrics, self._asked = metrics, asked
         self._on_token, self._on_slow = on_token, on_slow
-        self._began_s = time.monotonic()
+        self._began_s, self._until_s = time.monotonic(), until_s
         self._last_s = [0.0] * len(asked.requests)
         self._tokens = [0] * len(asked.requests)
         self._is_closed = self._is_answered = False
@@ -216,9 +218,10 @@ class Answers:
 
         Raises:
             SlowReaderError: too many events wait.
+            HttpError: 408, if they are not whole in time.
         """
         while self._open:
-            await self._news.wait()
+            await self._wait()
             self._news.clear()
             while self._events:
                 if self._is_slow:
@@ -231,3 +234,20 @@ class Answers:
                 if event.finish is not None:
                     self._open.discard(number)
                 yield number, part
+
+    async def _wait(self) -> None:
+        """Until there is something new."""
+        left_s = None if self._until_s is None else self._until_s - time.monotonic()
+        try:
+            # A timeout that has passed already would not interrupt what need not wait.
+            if left_s is not None and left_s <= 0:
+                raise TimeoutError
+            async with asyncio.timeout(left_s):
+                await self._news.wait()
+        except TimeoutError:
+            raise HttpError(
+                408,
+                "The answer was not whole within the seconds that X-Request-Timeout gives.",
+                code="request_timeout",
+                headers={"x-should-retry": "false"},
+            ) from None

@@ -194,6 +194,7 @@ async def ask_completion(model: ServedModel, body: CompletionBody, tenant: str) 
         model,
         body,
         tuple(prompts),
+        field="prompt",
         tenant=tenant,
         most_tokens=body.max_tokens,
         most_name="max_tokens",
@@ -216,6 +217,7 @@ async def ask_chat(model: ServedModel, body: ChatBody, tenant: str) -> Asked:
         model,
         body,
         (_begun(model, await render(model, body.messages)),),
+        field="messages",
         tenant=tenant,
         most_tokens=body.max_tokens if is_old else body.max_completion_tokens,
         most_name="max_tokens" if is_old else "max_completion_tokens",
@@ -231,6 +233,7 @@ def _ask(
     body: Body,
     prompts: tuple[Prompt, ...],
     *,
+    field: str,
     tenant: str,
     most_tokens: int | None,
     most_name: str,
@@ -242,13 +245,13 @@ def _ask(
 ) -> Asked:
     require_tokens(
         model,
-        prompt=max((max(prompt.ids) for prompt in prompts), default=0),
         logit_bias=max(body.logit_bias, default=0),
         stop_token_ids=max(body.stop_token_ids or (0,)),
+        **{field: max((max(prompt.ids) for prompt in prompts), default=0)},
     )
     requests = []
     for prompt in prompts:
-        most = _require_room(model, len(prompt.ids), most_tokens, most_name)
+        most = _require_room(model, len(prompt.ids), field, most_tokens, most_name)
         if most_tokens is None and unsaid is not None:
             most = min(most, unsaid)
         if not most and each > 1:
@@ -315,7 +318,7 @@ def require_tokens(model: ServedModel, **largest_of: int) -> None:
 
 
 def _require_room(
-    model: ServedModel, prompt_tokens: int, most_tokens: int | None, name: str
+    model: ServedModel, prompt_tokens: int, field: str, most_tokens: int | None, name: str
 ) -> int:
     """Tokens that an answer may have.
 
@@ -325,7 +328,7 @@ def _require_room(
     limit = model.context_tokens
     asked = prompt_tokens + (1 if most_tokens is None else most_tokens)
     if asked > limit:
-        raise too_long(limit, prompt_tokens, "prompt", most_tokens, name)
+        raise too_long(limit, prompt_tokens, field, most_tokens, name)
     return limit - prompt_tokens if most_tokens is None else most_tokens
 
 
@@ -333,7 +336,8 @@ def too_long(
     limit: int, prompt_tokens: int, field: str, most_tokens: int | None = None, most_name: str = ""
 ) -> HttpError:
     """What a context refuses, by the field of the prompt and the one that asks for the answer."""
-    parts = f"the {field} has {prompt_tokens:,} token{'s' * (prompt_tokens != 1)}"
+    what = "input" if field == "input" else "prompt"
+    parts = f"the {what} has {prompt_tokens:,} token{'s' * (prompt_tokens != 1)}"
     if most_tokens:
         parts += f" and the answer may have {most_tokens:,} ({most_name}), together "
         parts += f"{prompt_tokens + most_tokens:,}"

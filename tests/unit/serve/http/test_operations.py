@@ -322,6 +322,38 @@ def test_tokens_of_a_stream_that_fails_are_in_no_usage() -> None:
     assert generated == said["equipoise_unanswered_tokens_total", "default"] == 6
 
 
+def test_an_answer_that_is_not_whole_in_time_ends(server: Running) -> None:
+    words = "The answer was not whole within the seconds that X-Request-Timeout gives."
+    before = aborted(server)
+    for streams in (False, True):
+        data = json.dumps({**LONG, "stream": streams}).encode()
+        late = {"X-Request-Timeout": "0.05"}
+        reply = ask(server.port, "POST", "/v1/completions", data, late)
+        until(lambda: is_idle(server))
+        said = reply.body.decode()
+        if streams:
+            *_, said, empty = said.split("\n\n")
+            assert empty == "" and "[DONE]" not in said
+            said = said.removeprefix("data: ")
+        else:
+            assert (reply.status, reply.headers["x-should-retry"]) == (408, "false")
+        fault = json.loads(said)["error"]
+        assert (fault["message"], fault["code"]) == (words, "request_timeout")
+    assert aborted(server) == before + 2
+    short = json.dumps({**HONEST, "max_tokens": 1}).encode()
+    in_time = {"X-Request-Timeout": "60"}
+    assert ask(server.port, "POST", "/v1/completions", short, in_time).status == 200
+
+
+def test_a_host_that_nobody_can_have_is_refused() -> None:
+    with pytest.raises(SpecError) as refused:
+        listen("a..b", 0)
+    assert str(refused.value) == (
+        "Cannot listen on a..b:0: no such host. Give another --port (0 takes any free one) or "
+        "--host."
+    )
+
+
 def test_of_two_servers_that_start_at_one_address_the_second_says_so() -> None:
     first = listen("127.0.0.1", 0)
     port = first.getsockname()[1]
