@@ -111,13 +111,15 @@ def test_a_model_with_sliding_windows_answers_within_them(
     )
 
 
-def test_a_model_of_other_modules_is_refused(tmp_path: Path) -> None:
-    folder = save_family("gemma2", tmp_path / "gemma2")
+def test_a_model_of_other_modules_is_refused_with_what_asks_for_them(tmp_path: Path) -> None:
+    rope = {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}
+    folder = save_family("llama", tmp_path / "llama", rope_parameters=rope)
     with pytest.raises(ModelError) as caught:
         open_engine(folder, settings(), curve=CURVE)
     assert str(caught.value) == (
-        f"{folder} is computed by the modules of transformers, which keep no pages. Continue "
-        f"single texts with equipoise generate."
+        f"{folder} is computed by the modules of transformers, which keep no pages. config.json: "
+        f'rope_parameters of type "linear" is not supported; only "default" or "llama3" is. '
+        f"Continue single texts with equipoise generate."
     )
 
 
@@ -130,6 +132,7 @@ def test_settings_that_cannot_be_are_refused(tmp_path: Path) -> None:
             "context_tokens must be from 1 to 128, the model's own; it is 1,073,741,824.",
         ),
         ({"page_tokens": 0}, SpecError, "page_tokens is 0. It must be at least 1."),
+        ({"dtype": "fp16"}, SpecError, 'dtype must be "fp32" or "bf16"; it is "fp16".'),
         (
             {"cache_bytes": 100},
             FitError,

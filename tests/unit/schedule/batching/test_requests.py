@@ -253,7 +253,12 @@ def test_what_could_never_run_is_refused() -> None:
         ),
         ("swap_pages", -1, "swap_pages is -1. It must be at least 0."),
         ("iteration_s", 0.0, "iteration_s is 0.0. It must be above 0."),
-        ("weights", {"a": 0.0}, 'The weight of tenant "a" is 0.0. It must be above 0.'),
+        (
+            "weights",
+            {"a": 1e-310},
+            'The weight of tenant "a" is 1e-310. Give 0.000001 to 1,000,000.',
+        ),
+        ("grace_s", float("nan"), "grace_s is nan. It must be at least 0."),
     ],
 )
 def test_limits_out_of_range_are_refused(name: str, value: object, message: str) -> None:
