@@ -1,8 +1,10 @@
 """The serving engine against transformers: all texts of a batch, the same tokens and logits."""
 
+import json
 from pathlib import Path
 
 import pytest
+import tokenizers
 import torch
 import transformers
 
@@ -12,6 +14,7 @@ from equipoise.serve.engine.request import GenerateRequest
 from equipoise.serve.source import open_model
 from equipoise.spec.device.serving import ServingCurve
 from support.hf.families import FAMILIES, save_family
+from support.hf.gguf import copy_to_gguf
 
 TEXTS = ["def f(x):", "naïve 你好", " ", "some words " * 20, "some words " * 20 + "again"]
 CURVE = ServingCurve(((1, 1e-3), (512, 5e-3)), ((1, 1e-4),), 1e-8, 1e-8, 1e-5, 1e-8)
@@ -109,6 +112,36 @@ def test_a_model_with_sliding_windows_answers_within_them(
         f"The layers of {folder} have sliding windows of 48 tokens, so prompt and answer together "
         "may have 48: within them every layer reads all."
     )
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_a_gguf_file_is_answered_as_transformers_answers_its_folder(
+    tmp_path: Path, family: str
+) -> None:
+    folder = save_family(family, tmp_path / family)
+    oracle = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    core = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    file = copy_to_gguf(oracle, core, tmp_path / "model.gguf")
+    pieces = json.loads(core.to_str())["model"]
+    theirs = transformers.Qwen2Tokenizer(
+        vocab=pieces["vocab"], merges=[tuple(each) for each in pieces["merges"]]
+    )
+    texts = [*TEXTS, "it's 3.14159\t e\u0301 you'LL\r\n\n  x"]
+    with open_engine(file, settings(), curve=CURVE) as engine:
+        assert engine.prompts.end_ids == {0}
+        prompts = [engine.prompts.encode(text) for text in texts]
+        assert prompts == [theirs(text).input_ids for text in texts]
+        handles = [
+            engine.submit(GenerateRequest(tuple(each), most_tokens=0, scores_prompt=True))
+            for each in prompts
+            if len(each) > 1
+        ]
+        answers = [handle.result().prompt_scores for handle in handles]
+    for prompt, scores in zip((each for each in prompts if len(each) > 1), answers, strict=True):
+        with torch.no_grad():
+            wanted = torch.log_softmax(oracle(torch.tensor([prompt])).logits[0].float(), dim=-1)
+        for at, score in enumerate(scores):
+            assert score.logprob == pytest.approx(float(wanted[at, score.token]), abs=2e-4)
 
 
 def test_a_model_of_other_modules_is_refused_with_what_asks_for_them(tmp_path: Path) -> None:
