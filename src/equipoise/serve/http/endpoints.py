@@ -150,7 +150,7 @@ class Endpoints(AboutModel):
 
     async def _embed(self, request: Request, send: Send, body: EmbeddingsBody) -> None:
         tenant = self._tenant(request)
-        prompts = await ask_embeddings(self.model, body)
+        prompts = await ask_embeddings(self.model, body, tenant)
         limits = self.state.limits[tenant]
         groups = waves(prompts, limits.most_answers, tenant)
         count = len(groups[0].requests)
@@ -241,13 +241,14 @@ class Endpoints(AboutModel):
     async def tokenize(self, request: Request, send: Send) -> None:
         """``POST /tokenize``: tokens of a text or of a conversation."""
         body = await self._read(request, TokenizeBody)
-        await while_connected(request.receive, self._tokenize(send, body))
+        await while_connected(request.receive, self._tokenize(send, body, self._tenant(request)))
 
-    async def _tokenize(self, send: Send, body: TokenizeBody) -> None:
+    async def _tokenize(self, send: Send, body: TokenizeBody, tenant: str) -> None:
         if body.messages is not None:
-            prompt = await render(self.model, body.messages)
+            prompt = await render(self.model, body.messages, tenant)
         else:
-            prompt = await tokenize(self.model, body.prompt or "", special=body.add_special_tokens)
+            text, special = body.prompt or "", body.add_special_tokens
+            prompt = await tokenize(self.model, text, tenant, special=special)
 
         def write() -> bytes:
             name = self.model.vocabulary.name

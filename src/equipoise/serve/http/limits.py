@@ -105,7 +105,7 @@ class TenantLimits:
             HttpError: 429: whatever it asks for, it must wait.
         """
         self._require_place(1)
-        self._require_left((self._requests, 1, "requests"))
+        self._require_left((self._requests, 1, "requests"), (self._tokens, 1, "tokens"))
 
     def count_request(self) -> None:
         """Let a request in that asks for no answer.

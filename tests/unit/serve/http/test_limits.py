@@ -50,6 +50,17 @@ def test_requests_a_minute() -> None:
     limits.take(5, 1)
 
 
+def test_who_has_no_token_left_is_refused_before_its_texts_are_cut() -> None:
+    limits, clock = made(tokens_per_minute=60)
+    limits.take(10, 1)
+    limits.use(60)  # its answer has overdrawn the allowance by 10
+    with pytest.raises(HttpError) as refused:
+        limits.require_turn()
+    assert refused.value.message == ("Tenant a has used its 60 tokens a minute. Try again in 11 s.")
+    clock.now_s = 11
+    limits.require_turn()
+
+
 def test_what_comes_too_soon_is_refused_before_it_costs_anything() -> None:
     limits, clock = made(requests_per_minute=2, concurrency=1)
     limits.require_turn()
