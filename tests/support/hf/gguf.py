@@ -65,9 +65,10 @@ def write_gguf(
     split: str = "smollm",
     tokens: Sequence[str] = TOKENS,
     merges: Sequence[str] = MERGES,
+    kind: gguf.GGMLQuantizationType | None = None,
     change: Callable[[gguf.GGUFWriter], object] = lambda writer: None,
 ) -> Path:
-    """Write a model; its first token ends texts."""
+    """Write a model, matrices in a kind if one is given; its first token ends texts."""
     writer = gguf.GGUFWriter(file, architecture)
     writer.add_name("tiny")
     writer.add_block_count(model.layers)
@@ -90,7 +91,11 @@ def write_gguf(
     change(writer)
     for name, weight in state.items():
         turned = permuted(name, weight, model.head_width) if architecture == "llama" else weight
-        writer.add_tensor(their_name(name), turned.numpy())
+        if kind is None or weight.dim() == 1:
+            writer.add_tensor(their_name(name), turned.numpy())
+        else:
+            data = gguf.quants.quantize(turned.numpy(), kind)
+            writer.add_tensor(their_name(name), data, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

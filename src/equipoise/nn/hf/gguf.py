@@ -236,6 +236,11 @@ def _header(file: Path, reader: Any) -> GgufHeader:
             f'{file} has architecture "{architecture}"; only {known} can be read. '
             "Convert the model's Hugging Face folder instead."
         )
+    if (parts := _field(reader, "split.count", 1)) not in (0, 1):
+        raise ModelError(
+            f"{file} is one of {parts} parts of a model. Join them: llama-gguf-split --merge {file} "
+            "FILE.gguf"
+        )
     prefix = f"{architecture}."
 
     def say(key: str, default: Any = None) -> Any:

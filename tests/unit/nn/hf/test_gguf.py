@@ -115,6 +115,35 @@ def test_what_is_not_computed_is_refused(
     )
 
 
+def test_a_part_of_a_file_says_how_it_becomes_whole(tmp_path: Path) -> None:
+    file = write(
+        tmp_path / "a.gguf",
+        state_of(MODEL),
+        change=lambda writer: writer.add_uint16("split.count", 3),
+    )
+    assert refused(lambda: read_gguf(file)) == (
+        f"{file} is one of 3 parts of a model. Join them: llama-gguf-split --merge {file} FILE.gguf"
+    )
+
+
+def test_weights_of_every_kind_that_can_be_written_come_back(tmp_path: Path) -> None:
+    """Rows are put back in order behind dequantisation."""
+    model = dataclasses.replace(MODEL, layers=1, hidden=256, ffn=256, head_width=64)
+    state = state_of(model)
+    for kind in ("F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "TQ1_0", "TQ2_0", "MXFP4"):
+        type_ = gguf.GGMLQuantizationType[kind]
+        file = write(tmp_path / f"{kind}.gguf", state, model=model, kind=type_)
+        read, weights, _ = read_gguf(file)
+        assert read == model
+        kinds = read_gguf_header(file).quantisations
+        assert kinds == {"F32": 3, kind: len(state) - 3}
+        for name, weight in state.items():
+            wanted = weight.numpy()
+            if weight.dim() > 1:
+                wanted = gguf.quants.dequantize(gguf.quants.quantize(wanted, type_), type_)
+            assert torch.equal(weights[name], torch.from_numpy(wanted)), (kind, name)
+
+
 def test_a_setting_that_is_unknown(tmp_path: Path) -> None:
     file = write(
         tmp_path / "a.gguf", state_of(MODEL), change=lambda writer: writer.add_sliding_window(64)
