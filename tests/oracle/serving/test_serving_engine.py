@@ -1,20 +1,25 @@
 """The serving engine against transformers: all texts of a batch, the same tokens and logits."""
 
+import dataclasses
 import json
 from pathlib import Path
 
+import gguf
 import pytest
 import tokenizers
 import torch
 import transformers
+from transformers.convert_slow_tokenizer import generate_merges
 
 from equipoise.base.errors import FitError, ModelError, SpecError
+from equipoise.nn.hf.gguf import gguf_tokenizer
+from equipoise.nn.hf.read import weight_shapes
 from equipoise.serve.engine.build import EngineSettings, open_engine
 from equipoise.serve.engine.request import GenerateRequest
 from equipoise.serve.source import open_model
 from equipoise.spec.device.serving import ServingCurve
 from support.hf.families import FAMILIES, save_family
-from support.hf.gguf import copy_to_gguf
+from support.hf.gguf import MODEL, copy_to_gguf, write_gguf
 
 TEXTS = ["def f(x):", "naïve 你好", " ", "some words " * 20, "some words " * 20 + "again"]
 CURVE = ServingCurve(((1, 1e-3), (512, 5e-3)), ((1, 1e-4),), 1e-8, 1e-8, 1e-5, 1e-8)
@@ -142,6 +147,36 @@ def test_a_gguf_file_is_answered_as_transformers_answers_its_folder(
             wanted = torch.log_softmax(oracle(torch.tensor([prompt])).logits[0].float(), dim=-1)
         for at, score in enumerate(scores):
             assert score.logprob == pytest.approx(float(wanted[at, score.token]), abs=2e-4)
+
+
+def test_pieces_of_a_gguf_file_are_those_of_transformers(tmp_path: Path) -> None:
+    """As SentencePiece's files of Llama 2 and Mistral have them: scores, and no merges."""
+    letters = [*"▁abcdehilnorstwxy.,é"]
+    words = ["▁a", "he", "▁t", "▁the", "in", "re", "on", "▁in", "the", "ing", "▁w", "▁▁", "▁▁▁▁"]
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{each:02X}>" for each in range(256)), *words, *letters]
+    scores = [0.0] * 259 + [-float(at) for at in range(len(words) + len(letters))]
+    kinds = [2, 3, 3] + [6] * 256 + [1] * (len(words) + len(letters))
+    vocab = {token: at for at, token in enumerate(tokens)}
+    special = tokens[:3] + tokens[3:259]
+    merges = generate_merges(vocab, dict(zip(tokens, scores, strict=True)), special)
+    theirs = transformers.LlamaTokenizer(vocab=vocab, merges=merges, add_bos_token=True)
+
+    def describe(writer: gguf.GGUFWriter) -> None:
+        writer.add_token_scores(scores)
+        writer.add_bos_token_id(1)
+        writer.add_unk_token_id(0)
+
+    model = dataclasses.replace(MODEL, vocab=len(tokens))
+    state = {name: torch.zeros(shape) for name, shape in weight_shapes(model).items()}
+    file = write_gguf(
+        tmp_path / "a.gguf", state, model=model, tokenizer="llama", split="default", tokens=tokens,
+        merges=(), kinds=kinds, end=2, change=describe,
+    )  # fmt: skip
+    core = gguf_tokenizer(file)
+    for text in ("the rain in", " in  the    wind", "on\n", "你好 é🙂", "a</s>the", "", " "):
+        ids = core.encode(text).ids
+        assert ids == theirs(text).input_ids
+        assert core.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
 
 
 def test_a_model_of_other_modules_is_refused_with_what_asks_for_them(tmp_path: Path) -> None:

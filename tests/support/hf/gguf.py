@@ -65,10 +65,12 @@ def write_gguf(
     split: str = "smollm",
     tokens: Sequence[str] = TOKENS,
     merges: Sequence[str] = MERGES,
+    kinds: Sequence[int] | None = None,
+    end: int = 0,
     kind: gguf.GGMLQuantizationType | None = None,
     change: Callable[[gguf.GGUFWriter], object] = lambda writer: None,
 ) -> Path:
-    """Write a model, matrices in a kind if one is given; its first token ends texts."""
+    """Write a model, its matrices in a kind if one is given."""
     writer = gguf.GGUFWriter(file, architecture)
     writer.add_name("tiny")
     writer.add_block_count(model.layers)
@@ -86,8 +88,8 @@ def write_gguf(
     writer.add_tokenizer_pre(split)
     writer.add_token_list(list(tokens))
     writer.add_token_merges(list(merges))
-    writer.add_token_types([3] + [1] * (len(tokens) - 1))
-    writer.add_eos_token_id(0)
+    writer.add_token_types(kinds or [3] + [1] * (len(tokens) - 1))
+    writer.add_eos_token_id(end)
     change(writer)
     for name, weight in state.items():
         turned = permuted(name, weight, model.head_width) if architecture == "llama" else weight

@@ -128,7 +128,7 @@ def read_gguf(file: Path) -> tuple[ModelSpec, dict[str, Tensor], str | None]:
 
     Returns:
         The model; its weights by our names in fp32; and the text of a tokenizer.json, or None
-        if the file has no byte-level BPE that can be rebuilt.
+        if the file has none that can be rebuilt.
 
     Raises:
         ModelError: gguf is not installed, the file is damaged, or it holds something that the
@@ -179,7 +179,7 @@ def _read_whole(file: Path, reader: Any) -> tuple[GgufHeader, dict[str, Tensor],
 
 
 def gguf_tokenizer(file: Path) -> "tokenizers.Tokenizer":
-    """Rebuild the byte-level BPE of a GGUF file.
+    """Rebuild the BPE of a GGUF file.
 
     Raises:
         ModelError: the file is damaged, or has a tokenizer of another kind.
@@ -238,8 +238,8 @@ def _header(file: Path, reader: Any) -> GgufHeader:
         )
     if (parts := _field(reader, "split.count", 1)) not in (0, 1):
         raise ModelError(
-            f"{file} is one of {parts} parts of a model. Join them: llama-gguf-split --merge {file} "
-            "FILE.gguf"
+            f"{file} is one of {parts} parts of a model. Join them: llama-gguf-split --merge "
+            f"{file} FILE.gguf"
         )
     prefix = f"{architecture}."
 

@@ -75,14 +75,23 @@ def test_whole_words_are_pieces_and_begin_with_a_token_where_llama_3_has_them(
     assert core.encode("ab1121").tokens == ["<|end|>", "ab", "112", "1"]
 
 
-@pytest.mark.parametrize(("kind", "split"), [("llama", "default"), ("gpt2", "tekken")])
+@pytest.mark.parametrize(("kind", "split"), [("bert", "default"), ("gpt2", "tekken")])
 def test_a_tokenizer_of_another_kind(tmp_path: Path, kind: str, split: str) -> None:
     file = write(tmp_path / "a.gguf", state_of(MODEL), tokenizer=kind, split=split)
     assert read_gguf(file)[2] is None
     assert refused(lambda: gguf_tokenizer(file)) == (
         f'{file}: a tokenizer with model "{kind}" and pre-tokenizer "{split}" cannot be rebuilt; '
-        'only model "gpt2" with "smollm", "gpt-2", "qwen2", "llama-bpe" can. Supply the model\'s '
-        "tokenizer.json."
+        'only model "gpt2" with "smollm", "gpt-2", "qwen2", "llama-bpe", and model "llama", can. '
+        "Supply the model's tokenizer.json."
+    )
+
+
+def test_pieces_without_scores(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.gguf", state_of(MODEL), tokenizer="llama")
+    assert read_gguf(file)[2] is None
+    assert refused(lambda: gguf_tokenizer(file)) == (
+        f"{file}: its tokenizer cannot be rebuilt (it has 9 pieces and 0 scores). Supply the "
+        "model's tokenizer.json."
     )
 
 
