@@ -1,6 +1,7 @@
 """What a scheduler may use, and what an iteration may take."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -129,9 +130,11 @@ def require_possible(request: ServeRequest, settings: BatchSettings) -> None:
 
     Raises:
         FitError: it may need more pages than there are.
-        SpecError: a size is out of range.
+        SpecError: a size is out of range, or its time is not a number.
     """
     prompt, most = request.prompt_tokens, request.most_tokens
+    if not math.isfinite(request.arrival_s):
+        raise SpecError(f"A request arrives at {request.arrival_s} s. Give a finite time.")
     if prompt < 1 or most < 0:
         raise SpecError(
             f"A request has {prompt} tokens of prompt and may generate {most}. It needs at least "

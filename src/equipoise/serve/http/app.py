@@ -120,6 +120,7 @@ class Gate:
             await self._inner(scope, receive, send)
             return
         headers = Headers(scope=scope)
+        scope["path"] = _origin_form(scope["path"])
         name = headers.get("x-request-id", "")
         if not _REQUEST_ID.fullmatch(name):
             name = f"req-{uuid.uuid4().hex}"
@@ -220,6 +221,17 @@ def _require_one_length(scope: Scope, headers: Headers) -> None:
     else:
         return
     raise HttpError(400, words, code="invalid_http", headers={"Connection": "close"})
+
+
+def _origin_form(target: str) -> str:
+    """The path of a request's target, which may be a whole address: RFC 9112, section 3.2.2.
+
+    >>> _origin_form("/v1/models"), _origin_form("http://a:8000/v1/models"), _origin_form("http://a")
+    ('/v1/models', '/v1/models', '/')
+    """
+    if not target.startswith(("http://", "https://")):
+        return target
+    return "/" + "".join(target.split("/", 3)[3:])
 
 
 def _until_s(headers: Headers) -> float | None:

@@ -236,6 +236,9 @@ def test_what_could_never_run_is_refused() -> None:
     assert str(fault.value) == (
         "A request has 0 tokens of prompt and may generate 12. It needs at least 1 and 0."
     )
+    with pytest.raises(SpecError) as fault:
+        loop.submit(ServeRequest("a", "t", float("nan"), 1, 1))
+    assert str(fault.value) == "A request arrives at nan s. Give a finite time."
     loop.submit(ServeRequest("a", "t", 0.0, 1, 1))
     with pytest.raises(SpecError) as fault:
         loop.submit(ServeRequest("a", "t", 0.0, 1, 1))
