@@ -341,8 +341,12 @@ def test_an_answer_that_is_not_whole_in_time_ends(server: Running) -> None:
         assert (fault["message"], fault["code"]) == (words, "request_timeout")
     assert aborted(server) == before + 2
     short = json.dumps({**HONEST, "max_tokens": 1}).encode()
-    in_time = {"X-Request-Timeout": "60"}
-    assert ask(server.port, "POST", "/v1/completions", short, in_time).status == 200
+    for said, status in (("60", 200), ("soon", 400), ("0", 400), ("nan", 400), ("inf", 400)):
+        within = {"X-Request-Timeout": said}
+        reply = ask(server.port, "POST", "/v1/completions", short, within)
+        assert reply.status == status
+        words = f'X-Request-Timeout must be a number of seconds above 0; it is "{said}".'
+        assert status == 200 or json.loads(reply.body)["error"]["message"] == words
 
 
 def test_a_host_that_nobody_can_have_is_refused() -> None:
