@@ -176,6 +176,10 @@ async def render(model: ServedModel, messages: Sequence[ChatMessage], tenant: st
         HttpError: there is no template, or it refuses the conversation.
     """
     talk = [each.model_dump(exclude_none=True) for each in messages]
+    for each in talk:
+        # OpenAI's newer name of the same turn.
+        if each["role"] == "developer" and not model.tokenizer.knows_role("developer"):
+            each["role"] = "system"
     characters = sum(len(each.content) for each in messages)
     try:
         return await _aside(

@@ -233,7 +233,7 @@ class ChatMessage(BaseModel):
                 if not isinstance(text, str) or set(part) != {"type", "text"}:
                     raise ValueError(_ONLY_TEXT)
                 texts.append(text)
-            return _require_unicode("".join(texts))
+            return _require_unicode("\n".join(texts))  # as vLLM and llama.cpp have it
         if not isinstance(content, str):
             raise ValueError(_ONLY_TEXT)
         return _require_unicode(content)

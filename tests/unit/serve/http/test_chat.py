@@ -51,8 +51,19 @@ def test_what_asks_for_nothing_changes_nothing(client: openai.OpenAI) -> None:
         return answer.choices[0].message.content, answer.usage.prompt_tokens
 
     typed = [{**each, "type": "text"} for each in TALK]
+    typed[0]["role"] = "developer"  # which the template does not name
     asked = {"reasoning_effort": "none", "verbosity": "medium", "moderation": None, "tools": []}
     assert ask(typed, **asked) == ask(TALK)
+
+
+def test_parts_of_a_message_are_lines(client: openai.OpenAI) -> None:
+    def count(content: Any) -> int:
+        talk = [{"role": "user", "content": content}]
+        answer = client.chat.completions.create(model=MODEL, messages=talk, max_tokens=1)
+        return answer.usage.prompt_tokens
+
+    parts = [{"type": "text", "text": text} for text in ("he", "llo")]
+    assert count(parts) == count("he\nllo") != count("hello")
 
 
 SETTINGS: list[dict[str, Any]] = [
