@@ -165,7 +165,13 @@ async def _aside(
             held.callback(each.release)
         running = asyncio.ensure_future(asyncio.to_thread(work))
         release = held.pop_all().close
-        running.add_done_callback(lambda _: release())
+
+        def end(task: "asyncio.Future[_Made]") -> None:
+            release()
+            if not task.cancelled():
+                task.exception()  # its client may have left, and nobody else hears it
+
+        running.add_done_callback(end)
         return await asyncio.shield(running)
 
 
