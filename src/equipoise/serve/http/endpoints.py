@@ -369,9 +369,6 @@ async def _events(
         choices = find()
         return encode_long(chunk(choices)) if choices else b""
 
-    for number in range(len(answers.choices)):
-        if choices := shape.begin(number):
-            yield encode(chunk(choices))
     has_begun = set[int]()
     async for number, part in answers.parts():
         if isinstance(part, PromptScored):
@@ -379,6 +376,9 @@ async def _events(
                 yield await beside(partial(write, partial(shape.begun, late)), asked.echoed_tokens)
         elif isinstance(part, ChoicePart):
             answers.require_whole(number, part)
+            # With the first token and not before: clients time the first chunk.
+            if number not in has_begun and (choices := shape.begin(number)):
+                yield encode(chunk(choices))
             echoed = 0 if number in has_begun else asked.echoed_tokens
             has_begun.add(number)
             if data := await beside(partial(write, partial(shape.chunk, number, part)), echoed):

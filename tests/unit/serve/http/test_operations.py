@@ -349,6 +349,22 @@ def test_an_answer_that_is_not_whole_in_time_ends(server: Running) -> None:
         assert status == 200 or json.loads(reply.body)["error"]["message"] == words
 
 
+def test_a_conversations_stream_says_nothing_before_its_first_token(server: Running) -> None:
+    """Clients take the first chunk for the first token."""
+    talk = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1, "stream": True}
+    with ExitStack() as open_:
+        for _ in range(2):
+            open_.enter_context(begin(server))
+        until(lambda: server.state.model.engine.stats().running == 2)
+        raw = open_.enter_context(begin(server, "/v1/chat/completions", talk))
+        read_reply(raw)  # the head comes at once
+        until(lambda: server.state.model.engine.stats().waiting == 1)
+        raw.settimeout(0.1)
+        with pytest.raises(TimeoutError):
+            raw.recv(1)
+    until(lambda: is_idle(server))
+
+
 def test_a_host_that_nobody_can_have_is_refused() -> None:
     with pytest.raises(SpecError) as refused:
         listen("a..b", 0)
