@@ -43,7 +43,7 @@ from equipoise.spec.model.presets import ModelSpec
 if TYPE_CHECKING:
     import tokenizers
 
-_ARCHITECTURES: dict[str, dict[str, bool]] = {
+_ARCHITECTURES: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen2": {"qkv_bias": True},
     "qwen3": {"qk_norm": True},
