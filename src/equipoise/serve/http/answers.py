@@ -76,7 +76,7 @@ class Answers:
         self._began_s, self._until_s = time.monotonic(), until_s
         self._last_s = [0.0] * len(asked.requests)
         self._tokens = [0] * len(asked.requests)
-        self._is_closed = self._is_answered = False
+        self._is_taken = self._is_closed = self._is_answered = False
         self.choices = [
             StreamedChoice(model.vocabulary, self._end_rule(model, number))
             for number in range(len(asked.requests))
@@ -96,6 +96,7 @@ class Answers:
             self.close(is_answered=False)
             raise overloaded(str(error), 5.0) from None
         self._open = set(range(len(asked.requests)))
+        self._is_taken = True
 
     def _end_rule(self, model: ServedModel, number: int) -> Callable[[int], bool]:
         request = self._asked.requests[number]
@@ -127,7 +128,7 @@ class Answers:
         waits = len(self._events) > self._most_events and not self._is_closed
         while self._arrived:
             number, event, now_s = self._arrived.popleft()
-            if isinstance(event, TokenEvent):
+            if isinstance(event, TokenEvent) and self._is_taken:
                 self._count(number, event, now_s)
             if not self._is_closed:
                 self._events.append((number, event))

@@ -139,14 +139,17 @@ def test_a_full_queue_says_when_to_come_back(server: Running) -> None:
         for _ in range(2):
             open_.enter_context(begin(server))
         until(lambda: server.state.model.engine.stats().running == 2)
-        for _ in range(2):
-            open_.enter_context(begin(server))
+        open_.enter_context(begin(server))
+        until(lambda: server.state.model.engine.stats().waiting == 1)
+        before = aborted(server)
+        several = open_.enter_context(begin(server, n=3, temperature=1))
+        assert read_reply(several).status == 503  # all of its answers or none
+        until(lambda: server.state.model.engine.stats().waiting == 1)
+        open_.enter_context(begin(server))
         until(lambda: server.state.model.engine.stats().waiting == 2)
         raw = open_.enter_context(begin(server))
         refused = read_reply(raw)
-        several = open_.enter_context(begin(server, n=3, temperature=1))
-        assert read_reply(several).status == 503
-        assert server.state.model.engine.stats().waiting == 2
+        assert aborted(server) == before, "who was refused was never there"
     until(lambda: is_idle(server))
     assert refused.status == 503
     seconds = int(refused.headers["retry-after"])
