@@ -74,7 +74,7 @@ class Answers:
         self._metrics, self._asked = metrics, asked
         self._on_token, self._on_slow = on_token, on_slow
         self._began_s, self._until_s = time.monotonic(), until_s
-        self._last_s = [0.0] * len(asked.requests)
+        self._first_s, self._last_s = ([0.0] * len(asked.requests) for _ in range(2))
         self._tokens = [0] * len(asked.requests)
         self._is_taken = self._is_closed = self._is_answered = False
         self.choices = [
@@ -147,13 +147,19 @@ class Answers:
             else:
                 waited_s = self._handles[number].waited_s
                 self._metrics.count_first(tenant, now_s - self._began_s, waited_s)
+                self._first_s[number] = now_s
             self._last_s[number] = now_s
             self._tokens[number] += 1
             self._on_token(1)
             if self._is_closed and not self._is_answered:
                 self._metrics.count_unanswered(tenant, 1)
         if event.finish is not None:
-            self._metrics.count_answer(event.finish, self._tokens[number], now_s - self._began_s)
+            self._metrics.count_answer(
+                event.finish,
+                self._tokens[number],
+                now_s - self._began_s,
+                self._last_s[number] - self._first_s[number],
+            )
 
     def _abort(self) -> None:
         """Give up what has not ended."""
@@ -168,6 +174,8 @@ class Answers:
             is_answered: Whether the client got all of them.
         """
         self._is_closed, self._is_answered = True, is_answered
+        if self._is_taken and not self._asked.requests[0].embeds:
+            self._metrics.count_longest(max(self._tokens))
         if not is_answered:
             self._metrics.count_unanswered(self._asked.requests[0].tenant, sum(self._tokens))
         self._abort()

@@ -297,6 +297,9 @@ def test_every_token_is_in_a_usage_or_was_given_up() -> None:
     firsts = said["equipoise_time_to_first_token_seconds_count", ""]
     nexts = said["equipoise_inter_token_latency_seconds_count", ""]
     assert firsts + nexts == generated
+    assert said["vllm:request_decode_time_seconds_count", ""] == firsts
+    assert said["equipoise_request_longest_tokens_count", ""] == 7
+    assert said["vllm:request_max_num_generation_tokens_sum", ""] >= 5 * 9
 
 
 def test_tokens_of_a_stream_that_fails_are_in_no_usage() -> None:
