@@ -16,6 +16,7 @@ import time
 import traceback
 import uuid
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any, Protocol
 
 from starlette.datastructures import Headers
@@ -128,7 +129,7 @@ class Gate:
         began_s = time.monotonic()
         scope["app"] = self  # the router then raises what it refuses
         state: dict[str, Any] = scope.setdefault("state", {})
-        state["name"] = name
+        state["name"], state["held"] = name, ExitStack()
         self._state.under_way += 1
         try:
             await self._pass(scope, receive, answer.send, headers)
@@ -147,6 +148,7 @@ class Gate:
             sys.stderr.write(traceback.format_exc())
             await self._refuse(answer, failed())
         finally:
+            state["held"].close()
             self._state.under_way -= 1
             self._state.log(
                 f"{scope['method']} {shorten(scope['path'], 100)} {answer.status} "

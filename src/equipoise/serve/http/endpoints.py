@@ -304,10 +304,14 @@ class Endpoints(AboutModel):
             self.state.metrics.count_prompt(tenant, len(prompt.ids))
 
     async def _read(self, request: Request, kind: Any) -> Any:
-        body = await read_body(request, kind, self.state.most_body_bytes)
+        limits, held = self.state.limits[self._tenant(request)], request.scope["state"]["held"]
+
+        def hold(size: int) -> None:
+            self._let_in(limits, partial(limits.hold, size, held))
+
+        body = await read_body(request, kind, self.state.most_body_bytes, hold)
         if body.model is not None:
             self._require_model(body.model)
-        limits = self.state.limits[self._tenant(request)]
         has_answers = kind not in (TokenizeBody, DetokenizeBody)
         self._let_in(limits, limits.require_turn if has_answers else limits.count_request)
         return body

@@ -94,7 +94,7 @@ class RankEndpoints(AboutModel):
         """``POST /v1/rank``."""
         began = time.perf_counter()
         try:
-            body = await read_body(request, RankBody, _MOST_BODY_BYTES)
+            body = await read_body(request, RankBody, _MOST_BODY_BYTES, lambda _: None)
             if body.model is not None:
                 self._require_model(body.model)
         except HttpError:

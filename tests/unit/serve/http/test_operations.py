@@ -371,6 +371,18 @@ def test_a_conversations_stream_says_nothing_before_its_first_token(server: Runn
     until(lambda: is_idle(server))
 
 
+def test_bodies_are_let_go_with_their_requests(server: Running) -> None:
+    limits = server.state.limits["default"]
+    with begin(server, prompt="a" * 3_000):
+        until(lambda: server.state.model.engine.stats().running == 1)
+        assert limits._held_bytes > 3_000
+    until(lambda: is_idle(server))
+    for data in (b"{", json.dumps({**HONEST, "max_tokens": 1}).encode()):
+        ask(server.port, "POST", "/v1/completions", data)
+    until(lambda: is_idle(server))
+    assert limits._held_bytes == 0
+
+
 def test_a_host_that_nobody_can_have_is_refused() -> None:
     with pytest.raises(SpecError) as refused:
         listen("a..b", 0)
