@@ -13,19 +13,14 @@ from typing import Any
 import pytest
 import torch
 
-from equipoise.base.errors import SpecError
 from equipoise.schedule.batching.iteration import ServeChunk
 from equipoise.serve.engine.forward import PagedDecoder
 from equipoise.serve.engine.request import Event, GenerateRequest, TokenEvent
 from equipoise.serve.http.answers import Answers, SlowReaderError
-from equipoise.serve.http.app import make_app
 from equipoise.serve.http.asked import Asked, Prompt
-from equipoise.serve.http.server import Server, listen
-from equipoise.serve.http.server_state import ServerState
-from equipoise.serve.http.tenants import open_tenants
 from support.serving.http.raw import Reply, ask, open_socket, read_reply
 from support.serving.http.scrape import scraped
-from support.serving.http.served import MODEL, Running, running, served_model
+from support.serving.http.served import MODEL, Running, running
 
 LONG = {"model": MODEL, "prompt": "a", "max_tokens": 3500, "ignore_eos": True, "temperature": 0}
 HONEST = {"model": MODEL, "prompt": "Hello world", "max_tokens": 20, "ignore_eos": True}
@@ -381,26 +376,3 @@ def test_bodies_are_let_go_with_their_requests(server: Running) -> None:
         ask(server.port, "POST", "/v1/completions", data)
     until(lambda: is_idle(server))
     assert limits._held_bytes == 0
-
-
-def test_a_host_that_nobody_can_have_is_refused() -> None:
-    with pytest.raises(SpecError) as refused:
-        listen("a..b", 0)
-    assert str(refused.value) == (
-        "Cannot listen on a..b:0: no such host. Give another --port (0 takes any free one) or "
-        "--host."
-    )
-
-
-def test_of_two_servers_that_start_at_one_address_the_second_says_so() -> None:
-    first = listen("127.0.0.1", 0)
-    port = first.getsockname()[1]
-    second = listen("127.0.0.1", port)  # neither listens yet, so the kernel lets both have it
-    first.listen()
-    state = ServerState(served_model(), open_tenants())
-    with first, second, pytest.raises(SpecError) as refused:
-        Server(make_app(state), state).run([second])
-    assert str(refused.value) == (
-        f"Cannot listen on 127.0.0.1:{port}: address already in use. Give another --port (0 takes "
-        "any free one) or --host."
-    )
