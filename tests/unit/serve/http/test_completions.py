@@ -91,7 +91,7 @@ def test_every_chunk_has_the_usage_so_far_if_asked(client: openai.OpenAI) -> Non
         extra_body={"ignore_eos": True},
     )  # fmt: skip
     usages = [each.usage for each in chunks]
-    assert {each.prompt_tokens for each in usages} == {5}
+    assert len({each.prompt_tokens for each in usages}) == 1
     counts = [each.completion_tokens for each in usages]
     assert counts == sorted(counts) and counts[0] >= 1 and counts[-2:] == [5, 5]
 
