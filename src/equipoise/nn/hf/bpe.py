@@ -15,7 +15,7 @@ Kept true (tests/oracle/test_smollm2.py, tests/oracle/serving/test_serving_engin
 Sources
     llama.cpp, ``llama-vocab.cpp``: the expressions of each name, and whose texts begin with a token
     unless the file says otherwise. transformers 5.23, ``Qwen2Tokenizer``: letters are composed
-    (NFC) first; ``LlamaTokenizer`` and ``convert_slow_tokenizer.generate_merges``: pieces.
+    (NFC) first; ``convert_slow_tokenizer.generate_merges``: merges of pieces.
 """
 
 from collections.abc import Callable, Sequence
@@ -142,7 +142,7 @@ def _of_pieces(
         ValueError: there is not a score for each piece.
     """
     import tokenizers
-    from tokenizers import decoders, models, pre_tokenizers
+    from tokenizers import decoders, models, normalizers
 
     scores, unknown = say("scores", []), say("unknown_token_id")
     if len(scores) != len(tokens):
@@ -176,9 +176,10 @@ def _of_pieces(
             byte_fallback=True,
         )
     )
-    core.pre_tokenizer = pre_tokenizers.Metaspace(
-        replacement="▁", prepend_scheme="first" if has_prefix else "never", split=False
-    )
+    # As tokenizer.json of Llama 2 and Mistral has it: a blank before every text between specials.
+    blanks = normalizers.Replace(" ", "▁")
+    prefixed = normalizers.Sequence([normalizers.Prepend("▁"), blanks])
+    core.normalizer = prefixed if has_prefix else blanks
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     core.decoder = decoders.Sequence(
         [*steps, decoders.Strip(content=" ", left=1)] if has_prefix else steps
