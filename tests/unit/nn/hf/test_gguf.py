@@ -68,6 +68,7 @@ def test_whole_words_are_pieces_and_begin_with_a_token_where_llama_3_has_them(
         state_of(MODEL),
         split="llama-bpe",
         tokens=("<|end|>", "a", "b", "1", "2", "Ġ", "ab", "Ġa", "112"),
+        merges=("a b", "Ġ a"),
         change=begin,
     )
     core = gguf_tokenizer(file)

@@ -150,7 +150,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     (
         {"messages": [{"role": "user", "content": "a" * 600}]},
         "messages",
-        "The model's context is 512 tokens; the prompt has 659 tokens. Shorten the prompt or ask "
+        "The model's context is 512 tokens; the prompt has 650 tokens. Shorten the prompt or ask "
         "for fewer.",
     ),
     (

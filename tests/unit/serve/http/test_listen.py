@@ -12,9 +12,9 @@ from support.serving.http.served import served_model
 
 def test_a_host_that_nobody_can_have_is_refused() -> None:
     with pytest.raises(SpecError) as refused:
-        listen("a..b", 0)
+        listen("é..b", 0)
     assert str(refused.value) == (
-        "Cannot listen on a..b:0: no such host. Give another --port (0 takes any free one) or "
+        "Cannot listen on é..b:0: no such host. Give another --port (0 takes any free one) or "
         "--host."
     )
 
