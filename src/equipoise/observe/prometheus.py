@@ -31,7 +31,7 @@ def parse_metrics(text: str) -> Samples:
     {'a': {(('b', 'c'),): 2.0}}
     """
     samples: Samples = {}
-    for line in text.splitlines():
+    for line in text.split("\n"):  # a label may hold other marks of lines
         sample = _SAMPLE.match(line)
         if sample is None:
             continue

@@ -1,6 +1,6 @@
 """Prompts as token ids: texts, conversations, or ids that are checked."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from equipoise.base.errors import ModelError
 from equipoise.data.chat.rows import Message
@@ -22,8 +22,18 @@ class PromptReader:
             ModelError: there is no tokenizer, or it cannot be read.
         """
         self.tokenizer = ModelTokenizer(files)
-        self.end_ids = frozenset(each for each in files.end_ids if 0 <= each < model.vocab)
+        self.end_ids = frozenset(each for each in self._ends(files) if 0 <= each < model.vocab)
         self._files, self._vocab = files, model.vocab
+
+    def _ends(self, files: ModelFiles) -> Iterator[int]:
+        """End tokens: those by which the model generates, and the tokenizer's where none are said.
+
+        A model that was taught to talk often has the end of a turn in its tokenizer's files alone.
+        """
+        yield from files.end_ids
+        end = self.tokenizer.end_id
+        if end is not None and files.table(GENERATION).get("eos_token_id") is None:
+            yield end
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a text or of a conversation; never empty.

@@ -252,7 +252,7 @@ def open_gguf(file: Path) -> TrainedModel:
     remarks: tuple[str, ...] = ()
     if tokenizer_json is None:
         remarks = (
-            f"The tokenizer in {file} is not a byte-level BPE that can be read. Give the model's "
+            f"The tokenizer in {file} is not a BPE that can be read. Give the model's "
             "tokenizer.json with --tokenizer.",
         )
     else:

@@ -75,6 +75,16 @@ class ModelTokenizer:
         self._settings.complete(self.core)
         self._template: ChatTemplate | None = None
 
+    @property
+    def end_id(self) -> int | None:
+        """The token that its own files say ends a text; None if they name none."""
+        name = self._settings.end_name
+        return None if name is None else self.core.token_to_id(name)
+
+    def knows_role(self, role: str) -> bool:
+        """Whether a chat template names a role; another one it may write out as it stands."""
+        return any(role in template for template in self._settings.templates.values())
+
     def encode(self, text: str) -> list[int]:
         """Token ids of a text, with what the tokenizer's own rules add."""
         return self._ids(text, special=True)

@@ -152,7 +152,7 @@ def _later(request: TracedRequest, by_s: float) -> TracedRequest:
 
 def _json_rows(path: Path, text: str) -> list[tuple[int, Mapping[str, Any]]]:
     rows: list[tuple[int, Mapping[str, Any]]] = []
-    for line, each in enumerate(text.splitlines(), 1):
+    for line, each in enumerate(text.split("\n"), 1):  # a name may hold other marks of lines
         if not each.strip():
             continue
         try:

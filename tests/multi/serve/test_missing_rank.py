@@ -62,6 +62,7 @@ def test_a_rank_killed_while_nothing_is_computed_is_missing_until_it_is_back() -
             assert (first.status, ask(port, "GET", "/health").status) == (200, 200)
             (victim,) = ranks.peers.pids
             assert not named_semaphores(victim)
+            assert os.getpgid(victim) != os.getpgid(0), "a signal to the group lets it drain"
             os.kill(victim, signal.SIGKILL)
             told = [wait_for_health(port, 503), ask(port, "GET", "/ready"), asked(port)]
             for answer in told:

@@ -9,7 +9,9 @@ from equipoise.spec.request_trace import TracedRequest
 
 
 def test_a_picture_has_a_line_for_each_tenant_and_is_the_same_again(tmp_path: Path) -> None:
-    trace = [TracedRequest(0.1 * at, ("gold", "free")[at % 2], 300, at % 9, 9) for at in range(40)]
+    trace = [
+        TracedRequest(0.1 * at, (r"$\frac", "_free$")[at % 2], 300, at % 9, 9) for at in range(40)
+    ]
     answer = simulate_serving(
         ServingRequest(trace, "llama3-8b", "h100-sxm:1", "tp=1", objectives={"": Objective(0.1)})
     )
@@ -21,3 +23,4 @@ def test_a_picture_has_a_line_for_each_tenant_and_is_the_same_again(tmp_path: Pa
     for colour in ("#4c7aae", "#c8553d"):
         assert text.count(f"stroke: {colour}") >= 3, "both panels, and the legend"
     assert "stroke-dasharray" in text
+    assert "<!-- $\\frac -->" in text and "<!--  _free$ -->" in text, "names are not formulas"

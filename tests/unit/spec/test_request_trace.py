@@ -61,6 +61,13 @@ def test_apex_and_azure_read_like_ours(tmp_path: Path) -> None:
     assert [each.tenant for each in read_request_trace(write(tmp_path, owned))] == ["ann", "bob"]
 
 
+def test_a_name_may_hold_what_ends_lines_elsewhere(tmp_path: Path) -> None:
+    row = {"arrival_s": 0, "tenant": "a\u2028b\x85", "prompt_tokens": 1, "output_tokens": 1}
+    file = tmp_path / "trace.jsonl"
+    file.write_text(f"{json.dumps(row, ensure_ascii=False)}\r\n" * 2, newline="")
+    assert [each.tenant for each in read_request_trace(file)] == ["a\u2028b\x85"] * 2
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

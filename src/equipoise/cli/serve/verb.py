@@ -38,9 +38,10 @@ examples:
   curl http://127.0.0.1:8000/v1/rank -H "Content-Type: application/json" \\
     -d '{"context": {"user_id": 196}, "candidates": {"item_id": [242, 302, 377]}}'
 
-The server answers /v1/completions, /v1/chat/completions, /v1/models, /tokenize, /detokenize,
-/health, /ready, /version and /metrics. Ctrl-C lets answers end and refuses new requests; a second
-one stops at once. Without --tenants there are no keys, so it listens on this machine alone.
+The server answers /v1/completions, /v1/chat/completions, /v1/embeddings, /v1/models, /tokenize,
+/detokenize, /health, /ready, /version and /metrics. Ctrl-C lets answers end and refuses new
+requests; a second one stops at once. Without --tenants there are no keys, so it listens on this
+machine alone.
 
 --json prints {"url", "model", "from", "context_tokens", "kv_tokens", "dtype", "device",
 "tenants", "nano_batches", "seconds"} once clients can connect; for a recommender {"url", "model",

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from equipoise.base.shown import shorten
 from equipoise.base.units import format_seconds
 from equipoise.cli.console import make_console
 from equipoise.cli.show import refused_sentence
@@ -36,7 +37,7 @@ def print_serving(answer: ServingAnswer, title: str, *, is_quiet: bool) -> None:
         Column("p99", goes=3),
         Column("tokens/s", goes=4),
     ]
-    rows = [_cells(name or "(none)", each) for name, each in row["tenants"].items()]
+    rows = [_cells(shorten(name) or "(none)", each) for name, each in row["tenants"].items()]
     if len(rows) > 1:
         rows.append(_cells("all", row))
     if answer.objectives:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from equipoise.base.shown import shorten
 from equipoise.sim.serve.answer import Objective, ServingAnswer
 from equipoise.sim.serve.record import RequestRecord
 
@@ -79,4 +80,15 @@ def _line(axis: Any, seconds: Sequence[float], name: str, colour: str) -> None:
     count = len(values)
     if count:
         shares = [(at + 1) / count for at in range(count)]
-        axis.step([values[0], *values], [0.0, *shares], color=colour, label=name, where="post")
+        label = _label(name)
+        axis.step([values[0], *values], [0.0, *shares], color=colour, label=label, where="post")
+
+
+def _label(name: str) -> str:
+    r"""A name as matplotlib shows it: without formulas, and not left out of the legend.
+
+    >>> _label("a$b$"), _label("_a")
+    ('a\\$b\\$', ' _a')
+    """
+    text = shorten(name).replace("$", r"\$")
+    return f" {text}" if text.startswith("_") else text

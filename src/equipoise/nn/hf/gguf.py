@@ -5,20 +5,19 @@ Why
     Dequantised, it is a starting point for training.
 
 What it decides
-    llama.cpp turns neighbouring rotary pairs, so its converter reorders the rows of queries
-    and keys; they are put back here (``nn.hf.names`` draws both orders).
+    Under the architecture "llama", which Mistral's models have too, llama.cpp turns neighbouring
+    rotary pairs, so its converter reorders the rows of queries and keys; they are put back here
+    (``nn.hf.names`` draws both orders). Under "qwen2" and "qwen3" rows have our order.
 
     Settings that this decoder does not compute (experts, scaled or partial rotation) are
     refused by name.
 
-Kept true (tests/oracle/test_smollm2.py, tests/unit/nn/hf/test_gguf.py)
-    Logits equal those of ``transformers`` on the same file. So do token ids, except for spaces
-    and number signs before a digit: transformers 5.23 does not know "smollm" and splits like GPT-2.
+Kept true (tests/oracle/test_smollm2.py, tests/oracle/serving/test_serving_engine.py)
+    Logits equal those of ``transformers`` on the same file.
 
 Sources
     gguf.md of github.com/ggml-org/ggml for the keys; llama.cpp, ``convert_hf_to_gguf.py``,
-    ``LlamaModel.permute`` for the order of rows; llama.cpp, ``llama-vocab.cpp`` for how a named
-    pre-tokenizer splits text.
+    ``LlamaModel.permute`` for the order of rows.
 """
 
 import re
@@ -36,6 +35,7 @@ from torch import Tensor
 from equipoise.base.errors import ModelError
 from equipoise.base.read import reason
 from equipoise.base.shown import shown
+from equipoise.nn.hf.bpe import rebuild_bpe
 from equipoise.nn.hf.names import half_split
 from equipoise.nn.hf.read import check_weights, weight_shapes
 from equipoise.spec.model.presets import ModelSpec
@@ -43,7 +43,13 @@ from equipoise.spec.model.presets import ModelSpec
 if TYPE_CHECKING:
     import tokenizers
 
-ARCHITECTURE = "llama"
+_ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen2": {"qkv_bias": True},
+    "qwen3": {"qk_norm": True},
+}
+"""What the models of each have beside the sizes in a file."""
+_TURNS_NEIGHBOURS = ("llama",)
 
 _OUTER = {"embed": "token_embd", "norm": "output_norm", "head": "output"}
 _INNER = {
@@ -52,6 +58,8 @@ _INNER = {
     "attention.key": "attn_k",
     "attention.value": "attn_v",
     "attention.output": "attn_output",
+    "attention.query_norm": "attn_q_norm",
+    "attention.key_norm": "attn_k_norm",
     "feed_forward_norm": "ffn_norm",
     "feed_forward.gate": "ffn_gate",
     "feed_forward.up": "ffn_up",
@@ -80,17 +88,13 @@ _KEYS = frozenset(
     )
 )
 
-# tokenizer.ggml.pre, and whether digits are split from all else, and from each other, before
-# GPT-2's own expression splits the rest.
-_SPLITS_DIGITS = {"smollm": True, "gpt-2": False}
-_CONTROL, _USER_DEFINED = 3, 4  # tokenizer.ggml.token_type
-
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
     """A GGUF file's metadata, read without its weights."""
 
     name: str
+    architecture: str
     model: ModelSpec
     context_tokens: int | None
     tensors: int
@@ -120,11 +124,11 @@ def read_gguf_header(file: Path) -> GgufHeader:
 
 
 def read_gguf(file: Path) -> tuple[ModelSpec, dict[str, Tensor], str | None]:
-    """Read a GGUF file of the llama architecture, dequantised.
+    """Read a GGUF file of an architecture in ``_ARCHITECTURES``, dequantised.
 
     Returns:
         The model; its weights by our names in fp32; and the text of a tokenizer.json, or None
-        if the file has no byte-level BPE that can be rebuilt.
+        if the file has none that can be rebuilt.
 
     Raises:
         ModelError: gguf is not installed, the file is damaged, or it holds something that the
@@ -160,7 +164,7 @@ def _read_whole(file: Path, reader: Any) -> tuple[GgufHeader, dict[str, Tensor],
                 "package cannot dequantise. Use a file with another quantisation."
             ) from None
         weight = torch.from_numpy(values)
-        is_turned = _PERMUTED.fullmatch(name)
+        is_turned = header.architecture in _TURNS_NEIGHBOURS and _PERMUTED.fullmatch(name)
         state[name] = half_split(weight, model.head_width) if is_turned else weight
     if tensors:
         raise ModelError(
@@ -175,7 +179,7 @@ def _read_whole(file: Path, reader: Any) -> tuple[GgufHeader, dict[str, Tensor],
 
 
 def gguf_tokenizer(file: Path) -> "tokenizers.Tokenizer":
-    """Rebuild the byte-level BPE of a GGUF file.
+    """Rebuild the BPE of a GGUF file.
 
     Raises:
         ModelError: the file is damaged, or has a tokenizer of another kind.
@@ -226,24 +230,30 @@ def _field(reader: Any, key: str, default: Any = None) -> Any:
 
 def _header(file: Path, reader: Any) -> GgufHeader:
     architecture = _field(reader, "general.architecture")
-    if architecture != ARCHITECTURE:
+    if architecture not in _ARCHITECTURES:
+        known = ", ".join(f'"{each}"' for each in _ARCHITECTURES)
         raise ModelError(
-            f'{file} has architecture "{architecture}"; only "{ARCHITECTURE}" can be read. '
+            f'{file} has architecture "{architecture}"; only {known} can be read. '
             "Convert the model's Hugging Face folder instead."
         )
+    if (parts := _field(reader, "split.count", 1)) not in (0, 1):
+        raise ModelError(
+            f"{file} is one of {parts} parts of a model. Join them: llama-gguf-split --merge "
+            f"{file} FILE.gguf"
+        )
+    prefix = f"{architecture}."
 
     def say(key: str, default: Any = None) -> Any:
-        return _field(reader, f"{ARCHITECTURE}.{key}", default)
+        return _field(reader, f"{prefix}{key}", default)
 
     def size(key: str) -> int:
         value = say(key)
         if not isinstance(value, int) or value < 1:
             raise ModelError(
-                f"{file}: {ARCHITECTURE}.{key} is {value}, which is not a whole number above 0."
+                f"{file}: {prefix}{key} is {value}, which is not a whole number above 0."
             )
         return value
 
-    prefix = f"{ARCHITECTURE}."
     named = {key.removeprefix(prefix) for key in reader.fields if key.startswith(prefix)}
     if unknown := sorted(named - _KEYS):
         raise ModelError(
@@ -288,9 +298,11 @@ def _header(file: Path, reader: Any) -> GgufHeader:
         tied="output.weight" not in shapes,
         rope_theta=theta,
         norm_eps=eps,
+        **_ARCHITECTURES[architecture],
     )
     return GgufHeader(
         name=str(_field(reader, "general.name", file.stem)),
+        architecture=architecture,
         model=model,
         context_tokens=say("context_length"),
         tensors=len(shapes),
@@ -317,58 +329,13 @@ def _tokenizer_config(reader: Any) -> dict[str, str]:
 def _generation_config(reader: Any) -> dict[str, Any]:
     ends = [_field(reader, f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom")]
     ids = list(dict.fromkeys(int(each) for each in ends if each is not None))
-    if not ids:
-        return {}
     begin = _field(reader, "tokenizer.ggml.bos_token_id")
     settings: dict[str, Any] = {} if begin is None else {"bos_token_id": int(begin)}
-    return settings | {"eos_token_id": ids[0] if len(ids) == 1 else ids}
+    return settings | ({"eos_token_id": ids[0] if len(ids) == 1 else ids} if ids else {})
 
 
 def _tokenizer(file: Path, reader: Any) -> "tokenizers.Tokenizer":
-    import tokenizers
-    from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
+    def say(key: str, default: Any = None) -> Any:
+        return _field(reader, f"tokenizer.ggml.{key}", default)
 
-    kind = _field(reader, "tokenizer.ggml.model")
-    split = _field(reader, "tokenizer.ggml.pre", "gpt-2")
-    if kind != "gpt2" or split not in _SPLITS_DIGITS:
-        known = ", ".join(f'"{name}"' for name in _SPLITS_DIGITS)
-        raise ModelError(
-            f'{file}: a tokenizer with model "{kind}" and pre-tokenizer "{split}" cannot be '
-            f'rebuilt; only model "gpt2" with {known} can. Supply the model\'s tokenizer.json.'
-        )
-    tokens = _field(reader, "tokenizer.ggml.tokens")
-    merges = [tuple(merge.split(" ")) for merge in _field(reader, "tokenizer.ggml.merges", [])]
-    vocab = {token: number for number, token in enumerate(tokens)}
-    try:
-        core = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges))
-    except Exception as error:  # the library raises bare Exception
-        raise ModelError(
-            f"{file}: its tokenizer cannot be rebuilt ({reason(error)}). Supply the model's "
-            f"tokenizer.json."
-        ) from None
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    core.pre_tokenizer = (
-        pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])
-        if _SPLITS_DIGITS[split]
-        else byte_level
-    )
-    core.decoder = decoders.ByteLevel()
-    begin = _field(reader, "tokenizer.ggml.bos_token_id")
-    if _field(reader, "tokenizer.ggml.add_bos_token", False) and begin is not None:
-        token = tokens[int(begin)]
-        core.post_processor = processors.TemplateProcessing(
-            single=f"{token} $A", special_tokens=[(token, int(begin))]
-        )
-    types = _field(reader, "tokenizer.ggml.token_type", [])
-    for number, add in (
-        (_CONTROL, core.add_special_tokens),
-        (_USER_DEFINED, core.add_tokens),
-    ):
-        add(
-            [
-                AddedToken(token, normalized=False, special=number == _CONTROL)
-                for token, each in zip(tokens, types, strict=False)
-                if each == number
-            ]
-        )
-    return core
+    return rebuild_bpe(file, say)

@@ -7,9 +7,12 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from equipoise.base.errors import FitError, SpecError
+from equipoise.base.shown import shorten
 from equipoise.schedule.batching.request import ServeRequest
 from equipoise.spec.serving import IterationWork
 
+LEAST_WEIGHT, MOST_WEIGHT = 1e-6, 1e6
+"""Shares of tenants: beyond these, sums of work over weight would lose their digits."""
 PAGE_TOKENS = 16
 """Tokens of a page unless given."""
 
@@ -88,8 +91,13 @@ class BatchSettings:
             if not getattr(self, name) > 0:
                 raise SpecError(f"{name} is {getattr(self, name)}. It must be above 0.")
         for tenant, weight in self.weights.items():
-            if not (math.isfinite(weight) and weight > 0):
-                raise SpecError(f'The weight of tenant "{tenant}" is {weight}. It must be above 0.')
+            if not LEAST_WEIGHT <= weight <= MOST_WEIGHT:
+                raise SpecError(
+                    f'The weight of tenant "{shorten(tenant)}" is {weight}. Give {LEAST_WEIGHT:f} '
+                    f"to {MOST_WEIGHT:,.0f}."
+                )
+        if not self.grace_s >= 0:
+            raise SpecError(f"grace_s is {self.grace_s}. It must be at least 0.")
 
 
 def single_s(price: ServingPrice) -> float:
@@ -124,9 +132,11 @@ def require_possible(request: ServeRequest, settings: BatchSettings) -> None:
 
     Raises:
         FitError: it may need more pages than there are.
-        SpecError: a size is out of range.
+        SpecError: a size is out of range, or its time is not a number.
     """
     prompt, most = request.prompt_tokens, request.most_tokens
+    if not math.isfinite(request.arrival_s):
+        raise SpecError(f"A request arrives at {request.arrival_s} s. Give a finite time.")
     if prompt < 1 or most < 0:
         raise SpecError(
             f"A request has {prompt} tokens of prompt and may generate {most}. It needs at least "

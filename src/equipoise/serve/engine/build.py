@@ -14,9 +14,11 @@ from typing import Literal
 import torch
 
 from equipoise.base.errors import FitError, ModelError, SpecError
+from equipoise.base.shown import shown
 from equipoise.base.units import format_bytes
 from equipoise.cost.serving import CurvePrice, PacedPrice
 from equipoise.nn.decoder import Decoder
+from equipoise.nn.hf.files import CONFIG
 from equipoise.observe.journal import EventSink
 from equipoise.observe.machine import available_bytes
 from equipoise.schedule.batching.fair.table import DEFAULT_POLICY, find_policy
@@ -36,6 +38,7 @@ from equipoise.serve.nano.report import nano_file
 from equipoise.serve.prompt import PromptReader
 from equipoise.serve.source import TrainedModel, open_model
 from equipoise.spec.device.serving import ServingCurve, serving_file
+from equipoise.spec.model.hf_config import model_from_hf_config
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _FREE_SHARE = 4
@@ -110,8 +113,10 @@ def open_engine(
     if trained.theirs is not None:
         raise ModelError(
             f"{trained.origin} is computed by the modules of transformers, which keep no pages. "
-            f"Continue single texts with equipoise generate."
+            f"{_why_theirs(trained)}Continue single texts with equipoise generate."
         )
+    if settings.dtype is not None and settings.dtype not in _DTYPES:
+        raise SpecError(f'dtype must be "fp32" or "bf16"; it is {shown(settings.dtype)}.')
     prompts = PromptReader(trained.files, trained.model)
     policy = watch(find_policy(settings.policy))
     context_tokens = _context(trained, settings)
@@ -148,6 +153,15 @@ def open_engine(
     except BaseException:
         paged.close()
         raise
+
+
+def _why_theirs(trained: TrainedModel) -> str:
+    """What our own decoder does not compute, as a sentence and a blank; empty if nothing."""
+    try:
+        model_from_hf_config(trained.files.table(CONFIG))
+    except ModelError as error:
+        return f"{error} "
+    return ""
 
 
 def _paged(

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from equipoise.base.errors import FaultError, SpecError
+from equipoise.base.shown import shown
 from equipoise.serve.sample import Sampling
 
 Finish = Literal["stop", "length", "abort", "error"]
@@ -71,6 +72,10 @@ class GenerateRequest:
             (
                 self.top is None or 0 <= self.top <= MOST_TOP,
                 f"top must be from 0 to {MOST_TOP}; it is {self.top}.",
+            ),
+            (
+                not isinstance(self.stop, str),
+                f"stop must be a tuple of strings; it is the string {shown(self.stop)}.",
             ),
             (
                 most != 0 or self.scores_prompt or self.embeds,

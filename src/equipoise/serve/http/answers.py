@@ -25,7 +25,7 @@ from equipoise.serve.engine.request import (
 )
 from equipoise.serve.http.asked import Asked, refusal
 from equipoise.serve.http.choice import ChoicePart, StreamedChoice
-from equipoise.serve.http.fault import failed, overloaded
+from equipoise.serve.http.fault import HttpError, failed, overloaded
 from equipoise.serve.http.metrics import Metrics
 from equipoise.serve.http.served import ServedModel
 
@@ -49,6 +49,7 @@ class Answers:
         on_token: Callable[[int], None] = lambda _: None,
         on_slow: Callable[[], None] = lambda: None,
         most_events: int = MOST_EVENTS,
+        until_s: float | None = None,
     ) -> None:
         """Submit every answer, or none.
 
@@ -59,6 +60,7 @@ class Answers:
             on_token: Called with the number of tokens that came, for the tenant's limits.
             on_slow: Called once if too many events wait.
             most_events: See ``MOST_EVENTS``.
+            until_s: When all of them must be whole, on the monotonic clock [s]; None for any time.
 
         Raises:
             HttpError: 503 if the queue is full, 400 if the engine refuses.
@@ -71,10 +73,10 @@ class Answers:
         self._most_events, self._is_slow = most_events, False
         self._metrics, self._asked = metrics, asked
         self._on_token, self._on_slow = on_token, on_slow
-        self._began_s = time.monotonic()
-        self._last_s = [0.0] * len(asked.requests)
+        self._began_s, self._until_s = time.monotonic(), until_s
+        self._first_s, self._last_s = ([0.0] * len(asked.requests) for _ in range(2))
         self._tokens = [0] * len(asked.requests)
-        self._is_closed = self._is_answered = False
+        self._is_taken = self._is_closed = self._is_answered = False
         self.choices = [
             StreamedChoice(model.vocabulary, self._end_rule(model, number))
             for number in range(len(asked.requests))
@@ -94,6 +96,7 @@ class Answers:
             self.close(is_answered=False)
             raise overloaded(str(error), 5.0) from None
         self._open = set(range(len(asked.requests)))
+        self._is_taken = True
 
     def _end_rule(self, model: ServedModel, number: int) -> Callable[[int], bool]:
         request = self._asked.requests[number]
@@ -125,7 +128,7 @@ class Answers:
         waits = len(self._events) > self._most_events and not self._is_closed
         while self._arrived:
             number, event, now_s = self._arrived.popleft()
-            if isinstance(event, TokenEvent):
+            if isinstance(event, TokenEvent) and self._is_taken:
                 self._count(number, event, now_s)
             if not self._is_closed:
                 self._events.append((number, event))
@@ -144,13 +147,19 @@ class Answers:
             else:
                 waited_s = self._handles[number].waited_s
                 self._metrics.count_first(tenant, now_s - self._began_s, waited_s)
+                self._first_s[number] = now_s
             self._last_s[number] = now_s
             self._tokens[number] += 1
             self._on_token(1)
             if self._is_closed and not self._is_answered:
                 self._metrics.count_unanswered(tenant, 1)
         if event.finish is not None:
-            self._metrics.count_answer(event.finish, self._tokens[number], now_s - self._began_s)
+            self._metrics.count_answer(
+                event.finish,
+                self._tokens[number],
+                now_s - self._began_s,
+                self._last_s[number] - self._first_s[number],
+            )
 
     def _abort(self) -> None:
         """Give up what has not ended."""
@@ -165,6 +174,8 @@ class Answers:
             is_answered: Whether the client got all of them.
         """
         self._is_closed, self._is_answered = True, is_answered
+        if self._is_taken and not self._asked.requests[0].embeds:
+            self._metrics.count_longest(max(self._tokens))
         if not is_answered:
             self._metrics.count_unanswered(self._asked.requests[0].tenant, sum(self._tokens))
         self._abort()
@@ -216,9 +227,10 @@ class Answers:
 
         Raises:
             SlowReaderError: too many events wait.
+            HttpError: 408, if they are not whole in time.
         """
         while self._open:
-            await self._news.wait()
+            await self._wait()
             self._news.clear()
             while self._events:
                 if self._is_slow:
@@ -231,3 +243,20 @@ class Answers:
                 if event.finish is not None:
                     self._open.discard(number)
                 yield number, part
+
+    async def _wait(self) -> None:
+        """Until there is something new."""
+        left_s = None if self._until_s is None else self._until_s - time.monotonic()
+        try:
+            # A timeout that has passed already would not interrupt what need not wait.
+            if left_s is not None and left_s <= 0:
+                raise TimeoutError
+            async with asyncio.timeout(left_s):
+                await self._news.wait()
+        except TimeoutError:
+            raise HttpError(
+                408,
+                "The answer was not whole within the seconds that X-Request-Timeout gives.",
+                code="request_timeout",
+                headers={"x-should-retry": "false"},
+            ) from None

@@ -1,19 +1,22 @@
 """The ASGI application: routes, and the gate that every request passes.
 
 What it decides
-    Each request has an id, a tenant, and an answer in OpenAI's shape, whatever goes wrong. All
-    routes need a key but those that a load balancer asks: ``/health``, ``/ready``, ``/version``.
+    Each request has an id, a tenant, a time to be answered by if it says so, and an answer in
+    OpenAI's shape, whatever goes wrong. All routes need a key but those that a load balancer asks:
+    ``/health``, ``/ready``, ``/version``.
 
 Kept true (tests/unit/serve/http/test_gate.py)
     No route answers strangers; no failure is a page of HTML or a traceback.
 """
 
+import math
 import re
 import sys
 import time
 import traceback
 import uuid
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any, Protocol
 
 from starlette.datastructures import Headers
@@ -25,7 +28,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from equipoise.base.errors import FitError, ModelError, SpecError
 from equipoise.base.shown import shorten
 from equipoise.serve.http.asked import refusal
-from equipoise.serve.http.endpoints import Endpoint, Endpoints
+from equipoise.serve.http.endpoints import Endpoints
 from equipoise.serve.http.fault import HttpError, failed, overloaded
 from equipoise.serve.http.keys import find_tenant
 from equipoise.serve.http.send import ClientGoneError, drop, send_json
@@ -34,6 +37,7 @@ from equipoise.serve.http.tenants import OPEN, Tenants
 
 _OPEN_PATHS = ("/health", "/ready", "/version")
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+_TIMEOUT = "X-Request-Timeout"
 _CLOSED = 499
 """As nginx logs a client that went away."""
 
@@ -61,6 +65,17 @@ def make_app(state: ServerState) -> ASGIApp:
         redirect_slashes=False,
     )
     return Gate(state, router)
+
+
+class Endpoint:
+    """An endpoint as an ASGI application."""
+
+    def __init__(self, answer: Any) -> None:
+        self._answer = answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        await self._answer(Request(scope, receive), send)
 
 
 class Refusals(Protocol):
@@ -106,6 +121,7 @@ class Gate:
             await self._inner(scope, receive, send)
             return
         headers = Headers(scope=scope)
+        scope["path"] = _origin_form(scope["path"])
         name = headers.get("x-request-id", "")
         if not _REQUEST_ID.fullmatch(name):
             name = f"req-{uuid.uuid4().hex}"
@@ -113,7 +129,7 @@ class Gate:
         began_s = time.monotonic()
         scope["app"] = self  # the router then raises what it refuses
         state: dict[str, Any] = scope.setdefault("state", {})
-        state["name"] = name
+        state["name"], state["held"] = name, ExitStack()
         self._state.under_way += 1
         try:
             await self._pass(scope, receive, answer.send, headers)
@@ -132,6 +148,7 @@ class Gate:
             sys.stderr.write(traceback.format_exc())
             await self._refuse(answer, failed())
         finally:
+            state["held"].close()
             self._state.under_way -= 1
             self._state.log(
                 f"{scope['method']} {shorten(scope['path'], 100)} {answer.status} "
@@ -141,6 +158,7 @@ class Gate:
     async def _pass(self, scope: Scope, receive: Receive, send: Send, headers: Headers) -> None:
         state = self._state
         _require_one_length(scope, headers)
+        scope["state"]["until_s"] = _until_s(headers)
         is_open_path = scope["path"] in _OPEN_PATHS
         if not is_open_path:
             scope["state"]["tenant"] = self._find_tenant(headers)
@@ -205,6 +223,32 @@ def _require_one_length(scope: Scope, headers: Headers) -> None:
     else:
         return
     raise HttpError(400, words, code="invalid_http", headers={"Connection": "close"})
+
+
+def _origin_form(target: str) -> str:
+    """The path of a request's target, which may be a whole address: RFC 9112, section 3.2.2.
+
+    >>> _origin_form("/v1/models"), _origin_form("http://a:8000/v1/models"), _origin_form("http://a")
+    ('/v1/models', '/v1/models', '/')
+    """
+    if not target.startswith(("http://", "https://")):
+        return target
+    return "/" + "".join(target.split("/", 3)[3:])
+
+
+def _until_s(headers: Headers) -> float | None:
+    """When the client wants its whole answer by, on the monotonic clock [s]; None if any time."""
+    said = headers.get(_TIMEOUT)
+    if said is None:
+        return None
+    try:
+        seconds = float(said)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        words = f'{_TIMEOUT} must be a number of seconds above 0; it is "{shorten(said)}".'
+        raise HttpError(400, words, code="invalid_value")
+    return time.monotonic() + seconds
 
 
 def _routing_fault(scope: Scope, error: HTTPException) -> HttpError:

@@ -9,6 +9,7 @@ import asyncio
 import hashlib
 import secrets
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -78,6 +79,7 @@ class Asked:
 async def tokenize(
     model: ServedModel,
     text: str,
+    tenant: str,
     *,
     special: bool = True,
     most_tokens: int | None = None,
@@ -88,6 +90,7 @@ async def tokenize(
     Args:
         model: Its tokenizer.
         text: What to cut.
+        tenant: Whose it is.
         special: Whether to add what the tokenizer's own rules add.
         most_tokens: Tokens of more are not listed; None lists all.
         name: The field that the text is from.
@@ -99,17 +102,18 @@ async def tokenize(
     def encode() -> Prompt:
         return _encode(model, text, special=special, most_tokens=most_tokens, name=name)
 
-    return encode() if len(text) <= _SHORT else await _aside(model, len(text), encode)
+    return encode() if len(text) <= _SHORT else await _aside(model, tenant, len(text), encode)
 
 
 async def read_prompts(
-    model: ServedModel, given: Prompts, *, most_tokens: int, name: str
+    model: ServedModel, given: Prompts, tenant: str, *, most_tokens: int, name: str
 ) -> list[Prompt]:
     """Texts and token ids as prompts, none of them empty.
 
     Args:
         model: Its tokenizer.
         given: What a body has.
+        tenant: Whose they are.
         most_tokens: Of each.
         name: The field that they are from.
 
@@ -126,7 +130,7 @@ async def read_prompts(
         ]
 
     characters = sum(len(each) for each in given if isinstance(each, str))
-    prompts = encode() if characters <= _SHORT else await _aside(model, characters, encode)
+    prompts = encode() if characters <= _SHORT else await _aside(model, tenant, characters, encode)
     return [_begun(model, prompt) for prompt in prompts]
 
 
@@ -148,27 +152,47 @@ def _begun(model: ServedModel, prompt: Prompt) -> Prompt:
     return Prompt(first, prompt.text, (0,) * len(first))
 
 
-async def _aside(model: ServedModel, characters: int, work: Callable[[], _Made]) -> _Made:
-    """Do work on another thread; very long texts one at a time, also if their clients go away."""
-    if characters <= _LONG:
-        return await asyncio.to_thread(work)
-    await model.long_texts.acquire()
-    running = asyncio.ensure_future(asyncio.to_thread(work))
-    running.add_done_callback(lambda _: model.long_texts.release())
-    return await asyncio.shield(running)
+async def _aside(
+    model: ServedModel, tenant: str, characters: int, work: Callable[[], _Made]
+) -> _Made:
+    """Do work on another thread, of each tenant a bounded number at a time.
+
+    Very long texts of all of them are cut one at a time. Both hold for clients that go away, too.
+    """
+    with ExitStack() as held:
+        for each in (model.texts[tenant], *([model.long_texts] if characters > _LONG else [])):
+            await each.acquire()
+            held.callback(each.release)
+        running = asyncio.ensure_future(asyncio.to_thread(work))
+        release = held.pop_all().close
+
+        def end(task: "asyncio.Future[_Made]") -> None:
+            release()
+            if not task.cancelled():
+                task.exception()  # its client may have left, and nobody else hears it
+
+        running.add_done_callback(end)
+        return await asyncio.shield(running)
 
 
-async def render(model: ServedModel, messages: Sequence[ChatMessage]) -> Prompt:
+async def render(model: ServedModel, messages: Sequence[ChatMessage], tenant: str) -> Prompt:
     """Tokens of a conversation, by the model's chat template.
 
     Raises:
         HttpError: there is no template, or it refuses the conversation.
     """
     talk = [each.model_dump(exclude_none=True) for each in messages]
+    for each in talk:
+        # OpenAI's newer name of the same turn.
+        if each["role"] == "developer" and not model.tokenizer.knows_role("developer"):
+            each["role"] = "system"
     characters = sum(len(each.content) for each in messages)
     try:
         return await _aside(
-            model, characters, lambda: Prompt(tuple(model.tokenizer.encode_chat(talk)), None)
+            model,
+            tenant,
+            characters,
+            lambda: Prompt(tuple(model.tokenizer.encode_chat(talk)), None),
         )
     except (ModelError, DataError) as error:
         raise invalid(str(error), "messages") from None
@@ -189,11 +213,12 @@ async def ask_completion(model: ServedModel, body: CompletionBody, tenant: str) 
             "n",
         )
     limit = model.context_tokens
-    prompts = await read_prompts(model, body.prompt, most_tokens=limit, name="prompt")
+    prompts = await read_prompts(model, body.prompt, tenant, most_tokens=limit, name="prompt")
     return _ask(
         model,
         body,
         tuple(prompts),
+        field="prompt",
         tenant=tenant,
         most_tokens=body.max_tokens,
         most_name="max_tokens",
@@ -215,7 +240,8 @@ async def ask_chat(model: ServedModel, body: ChatBody, tenant: str) -> Asked:
     return _ask(
         model,
         body,
-        (_begun(model, await render(model, body.messages)),),
+        (_begun(model, await render(model, body.messages, tenant)),),
+        field="messages",
         tenant=tenant,
         most_tokens=body.max_tokens if is_old else body.max_completion_tokens,
         most_name="max_tokens" if is_old else "max_completion_tokens",
@@ -231,6 +257,7 @@ def _ask(
     body: Body,
     prompts: tuple[Prompt, ...],
     *,
+    field: str,
     tenant: str,
     most_tokens: int | None,
     most_name: str,
@@ -242,13 +269,13 @@ def _ask(
 ) -> Asked:
     require_tokens(
         model,
-        prompt=max((max(prompt.ids) for prompt in prompts), default=0),
         logit_bias=max(body.logit_bias, default=0),
         stop_token_ids=max(body.stop_token_ids or (0,)),
+        **{field: max((max(prompt.ids) for prompt in prompts), default=0)},
     )
     requests = []
     for prompt in prompts:
-        most = _require_room(model, len(prompt.ids), most_tokens, most_name)
+        most = _require_room(model, len(prompt.ids), field, most_tokens, most_name)
         if most_tokens is None and unsaid is not None:
             most = min(most, unsaid)
         if not most and each > 1:
@@ -315,7 +342,7 @@ def require_tokens(model: ServedModel, **largest_of: int) -> None:
 
 
 def _require_room(
-    model: ServedModel, prompt_tokens: int, most_tokens: int | None, name: str
+    model: ServedModel, prompt_tokens: int, field: str, most_tokens: int | None, name: str
 ) -> int:
     """Tokens that an answer may have.
 
@@ -325,7 +352,7 @@ def _require_room(
     limit = model.context_tokens
     asked = prompt_tokens + (1 if most_tokens is None else most_tokens)
     if asked > limit:
-        raise too_long(limit, prompt_tokens, "prompt", most_tokens, name)
+        raise too_long(limit, prompt_tokens, field, most_tokens, name)
     return limit - prompt_tokens if most_tokens is None else most_tokens
 
 
@@ -333,7 +360,8 @@ def too_long(
     limit: int, prompt_tokens: int, field: str, most_tokens: int | None = None, most_name: str = ""
 ) -> HttpError:
     """What a context refuses, by the field of the prompt and the one that asks for the answer."""
-    parts = f"the {field} has {prompt_tokens:,} token{'s' * (prompt_tokens != 1)}"
+    what = "input" if field == "input" else "prompt"
+    parts = f"the {what} has {prompt_tokens:,} token{'s' * (prompt_tokens != 1)}"
     if most_tokens:
         parts += f" and the answer may have {most_tokens:,} ({most_name}), together "
         parts += f"{prompt_tokens + most_tokens:,}"

@@ -10,7 +10,7 @@ Kept true (tests/unit/serve/http/test_gate.py, test_fields.py)
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -38,11 +38,19 @@ _LOOKED_AT = 64
 _Body = TypeVar("_Body", bound=BaseModel)
 
 
-async def read_body(request: Request, kind: type[_Body], most_bytes: int) -> _Body:
+async def read_body(
+    request: Request, kind: type[_Body], most_bytes: int, hold: Callable[[int], None]
+) -> _Body:
     """The body of a request.
 
+    Args:
+        request: Whose body it is.
+        kind: What it holds.
+        most_bytes: Its largest size.
+        hold: Called with the size of each part before it is kept; may refuse it.
+
     Raises:
-        HttpError: 400, 408, 413 or 415.
+        HttpError: 400, 408, 413 or 415, or what ``hold`` raises.
     """
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != "application/json" and not content_type.endswith("+json"):
@@ -58,7 +66,7 @@ async def read_body(request: Request, kind: type[_Body], most_bytes: int) -> _Bo
             "The body must not be compressed. Leave Content-Encoding out.",
             code="unsupported_media_type",
         )
-    data = await _read_bytes(request, most_bytes)
+    data = await _read_bytes(request, most_bytes, hold)
     if len(data) <= SHORT_BYTES:
         return parse_body(data, kind)
     return await asyncio.to_thread(parse_body, data, kind)
@@ -88,7 +96,7 @@ def parse_body(data: bytes, kind: type[_Body]) -> _Body:
     return judge(value, kind)
 
 
-async def _read_bytes(request: Request, most_bytes: int) -> bytes:
+async def _read_bytes(request: Request, most_bytes: int, hold: Callable[[int], None]) -> bytes:
     too_large = HttpError(
         413,
         f"The body is too large: at most {most_bytes:,} bytes are read.",
@@ -104,6 +112,7 @@ async def _read_bytes(request: Request, most_bytes: int) -> bytes:
             async for part in request.stream():
                 size += len(part)
                 if size <= most_bytes:
+                    hold(len(part))
                     data += part
                 elif size > _DISCARDED * most_bytes:
                     raise too_large

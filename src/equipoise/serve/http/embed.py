@@ -31,7 +31,9 @@ _WAVE = 32
 """Inputs that are computed together."""
 
 
-async def ask_embeddings(model: ServedModel, body: EmbeddingsBody) -> tuple[Prompt, ...]:
+async def ask_embeddings(
+    model: ServedModel, body: EmbeddingsBody, tenant: str
+) -> tuple[Prompt, ...]:
     """The inputs as tokens.
 
     Raises:
@@ -45,7 +47,7 @@ async def ask_embeddings(model: ServedModel, body: EmbeddingsBody) -> tuple[Prom
             "was not trained to have its vectors cut.",
             "dimensions",
         )
-    prompts = await read_prompts(model, body.input, most_tokens=limit, name="input")
+    prompts = await read_prompts(model, body.input, tenant, most_tokens=limit, name="input")
     if (longest := max(len(prompt.ids) for prompt in prompts)) > limit:
         raise too_long(limit, longest, "input")
     require_tokens(model, input=max(max(prompt.ids) for prompt in prompts))

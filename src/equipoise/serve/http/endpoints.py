@@ -4,13 +4,12 @@ Kept true (tests/unit/serve/http/test_completions.py, test_chat.py, with OpenAI'
     Streamed or not, an answer's text, scores and usage are the same.
 """
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Any, Protocol
 
 from starlette.requests import Request
-from starlette.types import Receive, Scope, Send
+from starlette.types import Send
 
 from equipoise import __version__
 from equipoise.base.shown import shorten
@@ -33,10 +32,13 @@ from equipoise.serve.http.fields import (
     CompletionBody,
     DetokenizeBody,
     EmbeddingsBody,
+    StreamOptions,
     TokenizeBody,
 )
+from equipoise.serve.http.limits import TenantLimits
 from equipoise.serve.http.send import (
     ClientGoneError,
+    beside,
     drop,
     encode,
     encode_long,
@@ -49,8 +51,6 @@ from equipoise.serve.http.server_state import ServerState
 from equipoise.serve.http.shape import AnswerHead, ChatShape, CompletionShape, Json, Shape, usage
 
 _MOST_DETOKENIZED = 1_000_000
-_FEW = 256
-"""Scores or tokens that are written at once; more must not hold others up."""
 
 
 class KnownModel(Protocol):
@@ -146,19 +146,20 @@ class Endpoints(AboutModel):
     async def embeddings(self, request: Request, send: Send) -> None:
         """``POST /v1/embeddings``."""
         body = await self._read(request, EmbeddingsBody)
-        await while_connected(request.receive, self._embed(send, body, self._tenant(request)))
+        await while_connected(request.receive, self._embed(request, send, body))
 
-    async def _embed(self, send: Send, body: EmbeddingsBody, tenant: str) -> None:
-        prompts = await ask_embeddings(self.model, body)
+    async def _embed(self, request: Request, send: Send, body: EmbeddingsBody) -> None:
+        tenant = self._tenant(request)
+        prompts = await ask_embeddings(self.model, body, tenant)
         limits = self.state.limits[tenant]
         groups = waves(prompts, limits.most_answers, tenant)
         count = len(groups[0].requests)
         prompt_tokens = sum(each.prompt_tokens for each in groups)
-        self._let_in(partial(limits.take, prompt_tokens, count))
+        self._let_in(limits, partial(limits.take, prompt_tokens, count))
         vectors: list[tuple[float, ...]] = []
         try:
             for group in groups:
-                answers = Answers(self.model, group, self.state.metrics)
+                answers = Answers(self.model, group, self.state.metrics, until_s=_until_s(request))
                 self._count_prompts(group, tenant)
                 try:
                     vectors += await embed(answers)
@@ -177,7 +178,7 @@ class Endpoints(AboutModel):
             name = self.model.name
             return encode_long(embeddings_json(name, vectors, prompt_tokens, is_base64=is_base64))
 
-        data = await _beside(write, len(vectors) * self.model.width)
+        data = await beside(write, len(vectors) * self.model.width)
         await send_bytes(send, data, "application/json", headers=limits.headers())
 
     async def _answer(
@@ -191,7 +192,7 @@ class Endpoints(AboutModel):
         tenant = self._tenant(request)
         limits = self.state.limits[tenant]
         count = len(asked.requests)
-        self._let_in(partial(limits.take, asked.prompt_tokens, count))
+        self._let_in(limits, partial(limits.take, asked.prompt_tokens, count))
         try:
             answers = Answers(
                 self.model,
@@ -200,6 +201,7 @@ class Endpoints(AboutModel):
                 on_token=limits.use,
                 on_slow=lambda: self._give_up(request),
                 most_events=self.state.most_events,
+                until_s=_until_s(request),
             )
         except HttpError as fault:
             limits.give_back(asked.prompt_tokens, count)
@@ -209,9 +211,8 @@ class Endpoints(AboutModel):
         is_answered = False
         try:
             if body.stream:
-                options = body.stream_options
-                shows_usage = options is not None and bool(options.include_usage)
-                events = _events(answers, asked, shape, shows_usage=shows_usage)
+                options = body.stream_options or StreamOptions()
+                events = _events(answers, asked, shape, options)
                 is_answered = await send_events(
                     send, events, headers=limits.headers(), heartbeat_s=self.state.heartbeat_s
                 )
@@ -222,6 +223,9 @@ class Endpoints(AboutModel):
                 is_answered = True
         except SlowReaderError:
             raise ClientGoneError from None
+        except HttpError as fault:
+            fault.headers = {**limits.headers(), **fault.headers}
+            raise
         finally:
             answers.close(is_answered=is_answered)
             limits.end(count)
@@ -237,13 +241,14 @@ class Endpoints(AboutModel):
     async def tokenize(self, request: Request, send: Send) -> None:
         """``POST /tokenize``: tokens of a text or of a conversation."""
         body = await self._read(request, TokenizeBody)
-        await while_connected(request.receive, self._tokenize(send, body))
+        await while_connected(request.receive, self._tokenize(send, body, self._tenant(request)))
 
-    async def _tokenize(self, send: Send, body: TokenizeBody) -> None:
+    async def _tokenize(self, send: Send, body: TokenizeBody, tenant: str) -> None:
         if body.messages is not None:
-            prompt = await render(self.model, body.messages)
+            prompt = await render(self.model, body.messages, tenant)
         else:
-            prompt = await tokenize(self.model, body.prompt or "", special=body.add_special_tokens)
+            text, special = body.prompt or "", body.add_special_tokens
+            prompt = await tokenize(self.model, text, tenant, special=special)
 
         def write() -> bytes:
             name = self.model.vocabulary.name
@@ -256,7 +261,7 @@ class Endpoints(AboutModel):
                 }
             )
 
-        await send_bytes(send, await _beside(write, len(prompt.ids)), "application/json")
+        await send_bytes(send, await beside(write, len(prompt.ids)), "application/json")
 
     async def detokenize(self, request: Request, send: Send) -> None:
         """``POST /detokenize``: the text of tokens."""
@@ -271,7 +276,7 @@ class Endpoints(AboutModel):
             (text,) = core.decode_batch([body.tokens], skip_special_tokens=False)
             return encode({"prompt": text})
 
-        await send_bytes(send, await _beside(write, len(body.tokens)), "application/json")
+        await send_bytes(send, await beside(write, len(body.tokens)), "application/json")
 
     async def health(self, _: Request, send: Send) -> None:
         """``GET /health``: whether this server answers: not if it drains or a rank is missing."""
@@ -280,7 +285,7 @@ class Endpoints(AboutModel):
         self._require_engine()
         await send_json(send, {"status": "ok"})
 
-    def _let_in(self, take: Callable[[], None]) -> None:
+    def _let_in(self, limits: TenantLimits, take: Callable[[], None]) -> None:
         """Let a request in, if the tenant's limits do.
 
         Raises:
@@ -291,6 +296,7 @@ class Endpoints(AboutModel):
             take()
         except HttpError as fault:
             self.state.metrics.count_refusal("engine" if fault.status == 503 else "rate_limit")
+            fault.headers = {**limits.headers(), **fault.headers}
             raise
 
     def _count_prompts(self, asked: Asked, tenant: str) -> None:
@@ -298,12 +304,16 @@ class Endpoints(AboutModel):
             self.state.metrics.count_prompt(tenant, len(prompt.ids))
 
     async def _read(self, request: Request, kind: Any) -> Any:
-        body = await read_body(request, kind, self.state.most_body_bytes)
+        limits, held = self.state.limits[self._tenant(request)], request.scope["state"]["held"]
+
+        def hold(size: int) -> None:
+            self._let_in(limits, partial(limits.hold, size, held))
+
+        body = await read_body(request, kind, self.state.most_body_bytes, hold)
         if body.model is not None:
             self._require_model(body.model)
-        limits = self.state.limits[self._tenant(request)]
         has_answers = kind not in (TokenizeBody, DetokenizeBody)
-        self._let_in(limits.require_turn if has_answers else limits.count_request)
+        self._let_in(limits, limits.require_turn if has_answers else limits.count_request)
         return body
 
     def _require_engine(self) -> None:
@@ -345,55 +355,46 @@ async def _write_whole(answers: Answers, asked: Asked, shape: Shape) -> bytes:
         return encode_long({**whole, "usage": _usage(answers)})
 
     tokens = asked.echoed_tokens * len(asked.requests) + answers.answer_tokens
-    return await _beside(write, 0 if asked.top is None else tokens)
+    return await beside(write, 0 if asked.top is None else tokens)
 
 
 async def _events(
-    answers: Answers, asked: Asked, shape: Shape, *, shows_usage: bool
+    answers: Answers, asked: Asked, shape: Shape, options: StreamOptions
 ) -> AsyncIterator[bytes]:
     """Chunks of all answers as they come, each as JSON."""
 
     def chunk(choices: list[Json]) -> Json:
         envelope = shape.envelope(choices, is_chunk=True)
-        return {**envelope, "usage": None} if shows_usage else envelope
+        if not options.include_usage:
+            return envelope
+        return {**envelope, "usage": _usage(answers) if options.continuous_usage_stats else None}
 
     def write(find: Callable[[], list[Json]]) -> bytes:
         choices = find()
         return encode_long(chunk(choices)) if choices else b""
 
-    for number in range(len(answers.choices)):
-        if choices := shape.begin(number):
-            yield encode(chunk(choices))
     has_begun = set[int]()
     async for number, part in answers.parts():
         if isinstance(part, PromptScored):
             for late in shape.scored(number, part):
-                yield await _beside(partial(write, partial(shape.begun, late)), asked.echoed_tokens)
+                yield await beside(partial(write, partial(shape.begun, late)), asked.echoed_tokens)
         elif isinstance(part, ChoicePart):
             answers.require_whole(number, part)
+            # With the first token and not before: clients time the first chunk.
+            if number not in has_begun and (choices := shape.begin(number)):
+                yield encode(chunk(choices))
             echoed = 0 if number in has_begun else asked.echoed_tokens
             has_begun.add(number)
-            if data := await _beside(partial(write, partial(shape.chunk, number, part)), echoed):
+            if data := await beside(partial(write, partial(shape.chunk, number, part)), echoed):
                 yield data
-    if shows_usage:
+    if options.include_usage:
         yield encode({**shape.envelope([], is_chunk=True), "usage": _usage(answers)})
 
 
-async def _beside(write: Callable[[], bytes], entries: int) -> bytes:
-    """Write this many scores, tokens or numbers; on another thread if they are many."""
-    return write() if entries <= _FEW else await asyncio.to_thread(write)
+def _until_s(request: Request) -> float | None:
+    until_s: float | None = request.scope["state"]["until_s"]
+    return until_s
 
 
 def _usage(answers: Answers) -> Json:
     return usage(answers.prompt_tokens, answers.answer_tokens, answers.cached_tokens)
-
-
-class Endpoint:
-    """An endpoint as an ASGI application."""
-
-    def __init__(self, answer: Any) -> None:
-        self._answer = answer
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
-        await self._answer(Request(scope, receive), send)

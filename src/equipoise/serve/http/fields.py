@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, field_validator, model_validator
+from pydantic_core.core_schema import ValidationInfo
 
 _STRICT = ConfigDict(
     strict=True, extra="forbid", allow_inf_nan=False, frozen=True, validate_default=True
@@ -47,6 +48,18 @@ class StreamOptions(BaseModel):
 
     model_config = _STRICT
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
+
+    @model_validator(mode="after")
+    def _judge_parts(self) -> "StreamOptions":
+        if self.include_obfuscation:
+            raise ValueError("has include_obfuscation, which is not supported. Leave it out.")
+        if self.continuous_usage_stats and not self.include_usage:
+            raise ValueError(
+                "has continuous_usage_stats, which needs include_usage: true. Give both or neither."
+            )
+        return self
 
 
 class Body(BaseModel):
@@ -205,6 +218,8 @@ class ChatMessage(BaseModel):
     annotations: Any = None
     tool_calls: Any = None
     function_call: Any = None
+    type: Annotated[Literal["text"] | None, Field(exclude=True)] = None
+    """lm-eval sends it; no chat template reads it."""
 
     @field_validator("content", mode="after")
     @classmethod
@@ -218,7 +233,7 @@ class ChatMessage(BaseModel):
                 if not isinstance(text, str) or set(part) != {"type", "text"}:
                     raise ValueError(_ONLY_TEXT)
                 texts.append(text)
-            return _require_unicode("".join(texts))
+            return _require_unicode("\n".join(texts))  # as vLLM and llama.cpp have it
         if not isinstance(content, str):
             raise ValueError(_ONLY_TEXT)
         return _require_unicode(content)
@@ -237,6 +252,10 @@ class ChatMessage(BaseModel):
 
 
 _Talk = Annotated[list[ChatMessage], Field(min_length=1, max_length=MOST_MESSAGES)]
+
+
+_NOTHING_ASKED = {"reasoning_effort": "none", "verbosity": "medium"}
+"""Values of fields that change nothing, beside their absence."""
 
 
 class ChatBody(Body):
@@ -262,7 +281,9 @@ class ChatBody(Body):
     metadata: Any = None
     service_tier: Any = None
     safety_identifier: str | None = None
+    moderation: Any = None
     prompt_cache_key: str | None = None
+    prompt_cache_options: Any = None
     prompt_cache_retention: str | None = None
 
     @field_validator(
@@ -275,10 +296,12 @@ class ChatBody(Body):
         "web_search_options",
         "store",
         "metadata",
+        "moderation",
+        "prompt_cache_options",
     )
     @classmethod
-    def _judge_absent(cls, value: Any) -> None:
-        if value:
+    def _judge_absent(cls, value: Any, info: ValidationInfo) -> None:
+        if value and value != _NOTHING_ASKED.get(str(info.field_name)):
             raise ValueError("is not supported by this server. Leave it out.")
 
     @field_validator("tool_choice", "function_call")

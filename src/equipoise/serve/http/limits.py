@@ -7,6 +7,9 @@ What it decides
     next request. One that comes too soon is refused before its texts are cut into tokens, which
     takes the cores of all; to cut texts alone is a request, too.
 
+    Bodies are kept while their requests are here. Those of a tenant have a bounded size together,
+    so that no flood of them fills the memory.
+
 Kept true (tests/unit/serve/http/test_limits.py, by Hypothesis)
     No tenant fills the queue alone. In any span of time a tenant gets at most its allowance of
     that span, one minute's more, and what the answers under way overdraw.
@@ -15,12 +18,15 @@ Kept true (tests/unit/serve/http/test_limits.py, by Hypothesis)
 import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from equipoise.serve.http.fault import HttpError, invalid, retry_headers
 from equipoise.serve.http.tenants import Tenant
 
 Clock = Callable[[], float]
+_BODIES, _BODIES_BYTES = 4, 256 << 20
+"""Largest bodies of each tenant that may be here, and the size of all tenants' if that is more."""
 
 
 @dataclass(slots=True)
@@ -50,7 +56,13 @@ class Bucket:
 class TenantLimits:
     """What one tenant has used."""
 
-    def __init__(self, tenant: Tenant, clock: Clock, most_answers: int | None = None) -> None:
+    def __init__(
+        self,
+        tenant: Tenant,
+        clock: Clock,
+        most_answers: int | None = None,
+        most_bytes: int = _BODIES_BYTES,
+    ) -> None:
         """Begin with all that a tenant may use.
 
         Args:
@@ -58,7 +70,9 @@ class TenantLimits:
             clock: Seconds.
             most_answers: Answers that it may have under way whatever its limits say, so that no
                 tenant fills the queue.
+            most_bytes: Size of all of its bodies that are here.
         """
+        self._most_bytes, self._held_bytes = most_bytes, 0
         self.tenant = tenant
         bounds = [each for each in (tenant.concurrency, most_answers) if each is not None]
         self.most_answers = min(bounds, default=None)
@@ -105,7 +119,7 @@ class TenantLimits:
             HttpError: 429: whatever it asks for, it must wait.
         """
         self._require_place(1)
-        self._require_left((self._requests, 1, "requests"))
+        self._require_left((self._requests, 1, "requests"), (self._tokens, 1, "tokens"))
 
     def count_request(self) -> None:
         """Let a request in that asks for no answer.
@@ -116,6 +130,25 @@ class TenantLimits:
         self._require_left((self._requests, 1, "requests"))
         if self._requests is not None:
             self._requests.level -= 1
+
+    def hold(self, size: int, held: ExitStack) -> None:
+        """Keep further bytes of a body, until ``held`` closes.
+
+        Raises:
+            HttpError: 429 if there are too many.
+        """
+        if self._held_bytes + size > self._most_bytes:
+            raise self._refuse(
+                f"The requests of tenant {self.tenant.name} that are here have bodies of "
+                f"{self._held_bytes:,} bytes, and may have {self._most_bytes:,}. Wait for one to "
+                "end.",
+                1.0,
+            )
+        self._held_bytes += size
+        held.callback(self._let_go, size)
+
+    def _let_go(self, size: int) -> None:
+        self._held_bytes -= size
 
     def _require_place(self, answers: int) -> None:
         most = self.most_answers
@@ -182,6 +215,7 @@ def limits_of(
     *,
     running: int,
     waiting: int,
+    body_bytes: int,
 ) -> dict[str, TenantLimits]:
     """Limits of every tenant, all unused.
 
@@ -190,10 +224,14 @@ def limits_of(
         clock: Seconds.
         running: Answers that are computed together.
         waiting: Answers that may wait. Of several tenants each may have its share of them.
+        body_bytes: Size of the largest body. Of each tenant a few may be here.
     """
+    most_bytes = max(_BODIES * body_bytes, _BODIES_BYTES // len(tenants))
     whole = sum(tenant.weight for tenant in tenants.values())
 
     def most(tenant: Tenant) -> int | None:
         return None if len(tenants) == 1 else running + int(waiting * tenant.weight / whole)
 
-    return {name: TenantLimits(each, clock, most(each)) for name, each in tenants.items()}
+    return {
+        name: TenantLimits(each, clock, most(each), most_bytes) for name, each in tenants.items()
+    }

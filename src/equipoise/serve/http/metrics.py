@@ -50,6 +50,8 @@ _VLLM = {
     "equipoise_e2e_request_latency_seconds": "vllm:e2e_request_latency_seconds",
     "equipoise_request_queue_time_seconds": "vllm:request_queue_time_seconds",
     "equipoise_request_prefill_time_seconds": "vllm:request_prefill_time_seconds",
+    "equipoise_request_decode_time_seconds": "vllm:request_decode_time_seconds",
+    "equipoise_request_longest_tokens": "vllm:request_max_num_generation_tokens",
     "equipoise_iteration_tokens": "vllm:iteration_tokens_total",
     "equipoise_request_prompt_tokens": "vllm:request_prompt_tokens",
     "equipoise_request_generation_tokens": "vllm:request_generation_tokens",
@@ -103,6 +105,12 @@ class Metrics:
             "From an answer's first iteration to its first token.",
             _FIRST_S,
         )
+        self._decode = self._histogram(
+            "request_decode_time_seconds", "From an answer's first token to its last.", _WHOLE_S
+        )
+        self._longest = self._histogram(
+            "request_longest_tokens", "Tokens of the longest answer of a request.", _TOKENS
+        )
         self._prompts = self._histogram("request_prompt_tokens", "Tokens of a prompt.", _TOKENS)
         self._answers = self._histogram(
             "request_generation_tokens", "Tokens of an answer.", _TOKENS
@@ -150,11 +158,24 @@ class Metrics:
         self._generated.labels(self._model, tenant).inc()
         self._next.observe(seconds)
 
-    def count_answer(self, reason: str, tokens: int, seconds: float) -> None:
-        """An answer ended."""
+    def count_answer(self, reason: str, tokens: int, seconds: float, decode_s: float) -> None:
+        """An answer ended, these seconds after the request.
+
+        Args:
+            reason: Why.
+            tokens: Of the answer.
+            seconds: All of them.
+            decode_s: Those of them between its first token and its last.
+        """
+        if tokens:
+            self._decode.observe(decode_s)
         self._success.labels(self._model, reason).inc()
         self._answers.observe(tokens)
         self._whole.observe(seconds)
+
+    def count_longest(self, tokens: int) -> None:
+        """A request is over; its longest answer had this many tokens."""
+        self._longest.observe(tokens)
 
     def count_unanswered(self, tenant: str, tokens: int) -> None:
         """Tokens that no usage names."""

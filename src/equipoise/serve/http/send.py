@@ -15,7 +15,7 @@ Sources
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -27,6 +27,8 @@ from equipoise.serve.http.fault import HttpError
 HEARTBEAT_S = 15.0
 _SLICE = 256
 """Entries of a list that are written at once: with 20 alternatives each, some ms."""
+_FEW = 256
+"""Scores or tokens that are written at once; more must not hold others up."""
 _WRITE_S = 30.0
 """Most seconds that a client may leave one write unread."""
 
@@ -66,6 +68,11 @@ def _holds_long(value: Any) -> bool:
 
 def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+async def beside(write: Callable[[], bytes], entries: int) -> bytes:
+    """Write this many scores, tokens or numbers; on another thread if they are many."""
+    return write() if entries <= _FEW else await asyncio.to_thread(write)
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:

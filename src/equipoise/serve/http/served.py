@@ -7,6 +7,7 @@ Kept true (tests/unit/serve/http/test_served.py)
 import asyncio
 import hashlib
 import time
+from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from equipoise.serve.http.vocabulary import Vocabulary
 from equipoise.serve.source import TrainedModel
 from equipoise.serve.tokenizer import ModelTokenizer
 
+_TEXTS = 2
+"""Texts of a tenant that are tokenized at a time: with more, the others' would wait for them."""
 _SAMPLED = 1024
 """Values at each end of a weight that a fingerprint reads: training changes all of them."""
 
@@ -37,6 +40,10 @@ class ServedModel:
     created: int = field(default_factory=lambda: int(time.time()))
     long_texts: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
     """Held while a very long text is tokenized."""
+    texts: defaultdict[str, asyncio.Semaphore] = field(
+        default_factory=lambda: defaultdict(lambda: asyncio.Semaphore(_TEXTS))
+    )
+    """By tenant, held while one of its texts is tokenized beside other requests."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "vocabulary", Vocabulary(self.tokenizer.core))

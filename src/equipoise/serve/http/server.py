@@ -48,7 +48,7 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
-    except OSError as error:
+    except (OSError, UnicodeError, TypeError) as error:  # the last of a name that no host can have
         listener.close()
         raise _taken(host, port, error) from None
     except OverflowError:
@@ -58,8 +58,8 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _taken(host: str, port: int, error: OSError) -> SpecError:
-    why = (error.strerror or str(error)).lower()
+def _taken(host: str, port: int, error: Exception) -> SpecError:
+    why = (getattr(error, "strerror", None) or "no such host").lower()
     return SpecError(
         f"Cannot listen on {host}:{port}: {why}. Give another --port (0 takes any free one) or "
         "--host."

@@ -40,10 +40,11 @@ class ServerState:
     def __post_init__(self) -> None:
         self.metrics = Metrics(self.model.engine, self.model.name, self.tenants.by_name)
         engine = self.model.engine.limits
+        self.most_body_bytes = max(_LEAST_BODY_BYTES, _TOKEN_BYTES * self.model.context_tokens)
         self.limits = limits_of(
             self.tenants.by_name,
             self.clock,
             running=engine.most_sequences,
             waiting=engine.queued_requests,
+            body_bytes=self.most_body_bytes,
         )
-        self.most_body_bytes = max(_LEAST_BODY_BYTES, _TOKEN_BYTES * self.model.context_tokens)

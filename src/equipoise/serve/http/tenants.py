@@ -27,6 +27,7 @@ from equipoise.base.errors import SpecError
 from equipoise.base.nearest import nearest
 from equipoise.base.read import read_bytes
 from equipoise.base.shown import shorten, shown
+from equipoise.schedule.batching.settings import LEAST_WEIGHT, MOST_WEIGHT
 from equipoise.serve.http.keys import HASH
 from equipoise.spec.run.load import TomlPath, parse_toml
 
@@ -43,7 +44,7 @@ _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
 class _Tenant(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
     keys: Annotated[list[str], Field(min_length=1)]
-    weight: Annotated[float, Field(ge=1e-6, le=1e6)] = 1.0
+    weight: Annotated[float, Field(ge=LEAST_WEIGHT, le=MOST_WEIGHT)] = 1.0
     requests_per_minute: Annotated[int, Field(ge=1)] | None = None
     tokens_per_minute: Annotated[int, Field(ge=1)] | None = None
     concurrency: Annotated[int, Field(ge=1)] | None = None

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import signal
 import socket
 import traceback
@@ -41,7 +42,10 @@ def work(
         threads: That compute.
         deadline_s: Longest wait for another rank [s].
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C drains the server; it ends its ranks
+    # Ctrl-C and SIGTERM drain the server, which ends its ranks: they must not get what its whole
+    # group is sent, by a terminal, ``timeout`` or a supervisor.
+    os.setpgid(0, 0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     lock_without_name()  # ranks are killed, by whoever or by rank 0
     torch.set_num_threads(threads)
     with contextlib.suppress(EOFError, BrokenPipeError):

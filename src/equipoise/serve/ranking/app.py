@@ -30,9 +30,9 @@ from starlette.requests import Request
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Send
 
-from equipoise.serve.http.app import Gate
+from equipoise.serve.http.app import Endpoint, Gate
 from equipoise.serve.http.body import SHORT_BYTES, read_body
-from equipoise.serve.http.endpoints import AboutModel, Endpoint
+from equipoise.serve.http.endpoints import AboutModel
 from equipoise.serve.http.fault import HttpError, failed, overloaded
 from equipoise.serve.http.send import encode_long, send_bytes, send_json, while_connected
 from equipoise.serve.http.tenants import Tenants, open_tenants
@@ -94,7 +94,7 @@ class RankEndpoints(AboutModel):
         """``POST /v1/rank``."""
         began = time.perf_counter()
         try:
-            body = await read_body(request, RankBody, _MOST_BODY_BYTES)
+            body = await read_body(request, RankBody, _MOST_BODY_BYTES, lambda _: None)
             if body.model is not None:
                 self._require_model(body.model)
         except HttpError:

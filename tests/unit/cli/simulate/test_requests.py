@@ -40,6 +40,17 @@ def test_a_table_with_a_row_for_each_tenant(
     assert (code, len(out.splitlines()), err) == (0, 1, "")
 
 
+def test_a_tenants_name_does_nothing_to_the_console(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "trace.jsonl"
+    row = {"arrival_s": 0, "tenant": "\x1b[2J[/b]", "prompt_tokens": 9, "output_tokens": 2}
+    file.write_text(json.dumps(row))
+    code, out, _ = run(capsys, *asked(file))
+    assert code == 0
+    assert out.splitlines()[2].split()[:2] == ["\\x1b[2J[/b]", "1"]
+
+
 def test_a_document(capsys: pytest.CaptureFixture[str], trace: Path) -> None:
     code, out, err = run(capsys, *asked(trace, "--fair=vtc", "--json"))
     row = json.loads(out)

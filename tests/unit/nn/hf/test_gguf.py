@@ -16,81 +16,8 @@ from equipoise.base.errors import ModelError
 from equipoise.nn.hf.gguf import gguf_tokenizer, read_gguf, read_gguf_header
 from equipoise.nn.hf.read import weight_shapes
 from equipoise.spec.model.presets import ModelSpec
-
-MODEL = ModelSpec(
-    layers=2, hidden=16, heads=4, kv_heads=2, ffn=24, vocab=9, head_width=4, rope_theta=5e5
-)
-NAMES = {
-    "embed": "token_embd",
-    "norm": "output_norm",
-    "head": "output",
-    "attention_norm": "attn_norm",
-    "attention.query": "attn_q",
-    "attention.key": "attn_k",
-    "attention.value": "attn_v",
-    "attention.output": "attn_output",
-    "feed_forward_norm": "ffn_norm",
-    "feed_forward.gate": "ffn_gate",
-    "feed_forward.up": "ffn_up",
-    "feed_forward.down": "ffn_down",
-}
-TOKENS = ["<|end|>", "a", "b", "1", "2", "Ġ", "ab", "Ġa", "ĠĠ"]
-MERGES = ["a b", "Ġ a", "Ġ Ġ"]
-
-
-def theirs(name: str) -> str:
-    parts = name.split(".")
-    if parts[0] != "layers":
-        return f"{NAMES[parts[0]]}.weight"
-    return f"blk.{parts[1]}.{NAMES['.'.join(parts[2:-1])]}.weight"
-
-
-def permuted(name: str, weight: Tensor) -> Tensor:
-    """Rows as llama.cpp's converter orders them: the two halves of each head interleaved."""
-    if not name.endswith(("query.weight", "key.weight")):
-        return weight
-    rows = [
-        head * MODEL.head_width + half * MODEL.head_width // 2 + pair
-        for head in range(weight.shape[0] // MODEL.head_width)
-        for pair in range(MODEL.head_width // 2)
-        for half in range(2)
-    ]
-    return weight[rows]
-
-
-def write(
-    file: Path,
-    state: dict[str, Tensor],
-    *,
-    architecture: str = "llama",
-    tokenizer: str = "gpt2",
-    split: str = "smollm",
-    change: Callable[[gguf.GGUFWriter], object] = lambda writer: None,
-) -> Path:
-    writer = gguf.GGUFWriter(file, architecture)
-    writer.add_name("tiny")
-    writer.add_block_count(MODEL.layers)
-    writer.add_context_length(64)
-    writer.add_embedding_length(MODEL.hidden)
-    writer.add_feed_forward_length(MODEL.ffn)
-    writer.add_head_count(MODEL.heads)
-    writer.add_head_count_kv(MODEL.kv_heads)
-    writer.add_rope_freq_base(MODEL.rope_theta)
-    writer.add_layer_norm_rms_eps(MODEL.norm_eps)
-    writer.add_tokenizer_model(tokenizer)
-    writer.add_tokenizer_pre(split)
-    writer.add_token_list(TOKENS)
-    writer.add_token_merges(MERGES)
-    writer.add_token_types([3] + [1] * (len(TOKENS) - 1))
-    writer.add_eos_token_id(0)
-    change(writer)
-    for name, weight in state.items():
-        writer.add_tensor(theirs(name), permuted(name, weight).numpy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return file
+from support.hf.gguf import MODEL, TOKENS
+from support.hf.gguf import write_gguf as write
 
 
 def state_of(model: ModelSpec) -> dict[str, Tensor]:
@@ -130,13 +57,42 @@ def test_digits_stand_alone_where_the_file_says_so(tmp_path: Path) -> None:
     assert texts["gpt-2"] == ["ab", "Ġa", "Ġ", "Ġ", "1", "2", "<|end|>"]
 
 
-@pytest.mark.parametrize(("kind", "split"), [("llama", "default"), ("gpt2", "tekken")])
+def test_whole_words_are_pieces_and_begin_with_a_token_where_llama_3_has_them(
+    tmp_path: Path,
+) -> None:
+    def begin(writer: gguf.GGUFWriter) -> None:
+        writer.add_bos_token_id(0)
+
+    file = write(
+        tmp_path / "a.gguf",
+        state_of(MODEL),
+        split="llama-bpe",
+        tokens=("<|end|>", "a", "b", "1", "2", "Ġ", "ab", "Ġa", "112"),
+        merges=("a b", "Ġ a"),
+        change=begin,
+    )
+    core = gguf_tokenizer(file)
+    # Digits are cut in threes; 112 is a piece without merges that would make it.
+    assert core.encode("ab1121").tokens == ["<|end|>", "ab", "112", "1"]
+
+
+@pytest.mark.parametrize(("kind", "split"), [("bert", "default"), ("gpt2", "tekken")])
 def test_a_tokenizer_of_another_kind(tmp_path: Path, kind: str, split: str) -> None:
     file = write(tmp_path / "a.gguf", state_of(MODEL), tokenizer=kind, split=split)
     assert read_gguf(file)[2] is None
     assert refused(lambda: gguf_tokenizer(file)) == (
         f'{file}: a tokenizer with model "{kind}" and pre-tokenizer "{split}" cannot be rebuilt; '
-        'only model "gpt2" with "smollm", "gpt-2" can. Supply the model\'s tokenizer.json.'
+        'only model "gpt2" with "smollm", "gpt-2", "qwen2", "llama-bpe", and model "llama", can. '
+        "Supply the model's tokenizer.json."
+    )
+
+
+def test_pieces_without_scores(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.gguf", state_of(MODEL), tokenizer="llama")
+    assert read_gguf(file)[2] is None
+    assert refused(lambda: gguf_tokenizer(file)) == (
+        f"{file}: its tokenizer cannot be rebuilt (it has 9 pieces and 0 scores). Supply the "
+        "model's tokenizer.json."
     )
 
 
@@ -169,6 +125,35 @@ def test_what_is_not_computed_is_refused(
     )
 
 
+def test_a_part_of_a_file_says_how_it_becomes_whole(tmp_path: Path) -> None:
+    file = write(
+        tmp_path / "a.gguf",
+        state_of(MODEL),
+        change=lambda writer: writer.add_uint16("split.count", 3),
+    )
+    assert refused(lambda: read_gguf(file)) == (
+        f"{file} is one of 3 parts of a model. Join them: llama-gguf-split --merge {file} FILE.gguf"
+    )
+
+
+def test_weights_of_every_kind_that_can_be_written_come_back(tmp_path: Path) -> None:
+    """Rows are put back in order behind dequantisation."""
+    model = dataclasses.replace(MODEL, layers=1, hidden=256, ffn=256, head_width=64)
+    state = state_of(model)
+    for kind in ("F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "TQ1_0", "TQ2_0", "MXFP4"):
+        type_ = gguf.GGMLQuantizationType[kind]
+        file = write(tmp_path / f"{kind}.gguf", state, model=model, kind=type_)
+        read, weights, _ = read_gguf(file)
+        assert read == model
+        kinds = read_gguf_header(file).quantisations
+        assert kinds == {"F32": 3, kind: len(state) - 3}
+        for name, weight in state.items():
+            wanted = weight.numpy()
+            if weight.dim() > 1:
+                wanted = gguf.quants.dequantize(gguf.quants.quantize(wanted, type_), type_)
+            assert torch.equal(weights[name], torch.from_numpy(wanted)), (kind, name)
+
+
 def test_a_setting_that_is_unknown(tmp_path: Path) -> None:
     file = write(
         tmp_path / "a.gguf", state_of(MODEL), change=lambda writer: writer.add_sliding_window(64)
@@ -180,10 +165,15 @@ def test_a_setting_that_is_unknown(tmp_path: Path) -> None:
 
 
 def test_another_architecture(tmp_path: Path) -> None:
-    file = write(tmp_path / "a.gguf", state_of(MODEL), architecture="qwen2")
+    file = write(tmp_path / "a.gguf", state_of(MODEL), architecture="gemma2")
     assert refused(lambda: read_gguf(file)) == (
-        f'{file} has architecture "qwen2"; only "llama" can be read. Convert the model\'s '
-        "Hugging Face folder instead."
+        f'{file} has architecture "gemma2"; only "llama", "qwen2", "qwen3" can be read. Convert '
+        "the model's Hugging Face folder instead."
+    )
+    file = write(tmp_path / "b.gguf", state_of(MODEL), architecture="qwen2")
+    assert refused(lambda: read_gguf(file)) == (
+        f"{file}: no layers.0.attention.query.bias, layers.0.attention.key.bias, "
+        "layers.0.attention.value.bias and 3 more among the 21 weights; its metadata calls for 27."
     )
 
 
@@ -271,4 +261,5 @@ def test_its_template_and_ends_come_along(tmp_path: Path) -> None:
     assert core.encode("ab", add_special_tokens=False).ids == [6]
     plain = write(tmp_path / "b.gguf", state_of(MODEL))
     assert read_gguf_header(plain).generation_config == {"eos_token_id": 0}
+    assert read_gguf_header(plain).architecture == "llama"
     assert gguf_tokenizer(plain).encode("ab").ids == [6]

@@ -236,6 +236,9 @@ def test_what_could_never_run_is_refused() -> None:
     assert str(fault.value) == (
         "A request has 0 tokens of prompt and may generate 12. It needs at least 1 and 0."
     )
+    with pytest.raises(SpecError) as fault:
+        loop.submit(ServeRequest("a", "t", float("nan"), 1, 1))
+    assert str(fault.value) == "A request arrives at nan s. Give a finite time."
     loop.submit(ServeRequest("a", "t", 0.0, 1, 1))
     with pytest.raises(SpecError) as fault:
         loop.submit(ServeRequest("a", "t", 0.0, 1, 1))
@@ -253,7 +256,12 @@ def test_what_could_never_run_is_refused() -> None:
         ),
         ("swap_pages", -1, "swap_pages is -1. It must be at least 0."),
         ("iteration_s", 0.0, "iteration_s is 0.0. It must be above 0."),
-        ("weights", {"a": 0.0}, 'The weight of tenant "a" is 0.0. It must be above 0.'),
+        (
+            "weights",
+            {"a": 1e-310},
+            'The weight of tenant "a" is 1e-310. Give 0.000001 to 1,000,000.',
+        ),
+        ("grace_s", float("nan"), "grace_s is nan. It must be at least 0."),
     ],
 )
 def test_limits_out_of_range_are_refused(name: str, value: object, message: str) -> None:

@@ -323,6 +323,11 @@ def test_events_go_where_the_client_wants_them_on_the_engines_thread() -> None:
         ),
         (lambda: GenerateRequest((1,), top=21), SpecError, "top must be from 0 to 20; it is 21."),
         (
+            lambda: GenerateRequest((1,), stop="END"),  # type: ignore[arg-type]
+            SpecError,
+            'stop must be a tuple of strings; it is the string "END".',
+        ),
+        (
             lambda: GenerateRequest((1,), most_tokens=0),
             SpecError,
             "An answer of 0 tokens needs scores_prompt or embeds: there is nothing else to "

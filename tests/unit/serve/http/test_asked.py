@@ -46,6 +46,7 @@ def model_of(core: Any) -> Any:
         context_tokens=5_000,
         vocab=128,
         long_texts=asyncio.Semaphore(1),
+        texts={"ann": asyncio.Semaphore(2), "bob": asyncio.Semaphore(2)},
     )
 
 
@@ -65,10 +66,48 @@ def test_too_many_prompts_are_refused_before_one_is_cut() -> None:
 def test_texts_that_are_long_together_are_cut_beside_others(texts: int, is_aside: bool) -> None:
     core = _Core()
     given = (*["b" * 100] * texts, (1, 2), "")
-    prompts = asyncio.run(read_prompts(model_of(core), given, most_tokens=100, name="prompt"))
+    prompts = asyncio.run(
+        read_prompts(model_of(core), given, "ann", most_tokens=100, name="prompt")
+    )
     assert (threading.get_ident() not in core.threads) == is_aside
     assert [prompt.ids for prompt in prompts] == [(98,) * 100] * texts + [(1, 2), (7,)]
     assert (prompts[-1].text, prompts[-1].offsets) == ("", (0,))
+
+
+def test_a_tenants_texts_keep_no_other_tenants_waiting() -> None:
+    """Ann's are cut two at a time: those that wait hold no thread, and bob's is cut beside them."""
+    go_on, most = threading.Event(), 0
+
+    class Slow(_Core):
+        under_way = 0
+
+        def encode_batch(self, texts: list[str], *, add_special_tokens: bool) -> list[Any]:
+            nonlocal most
+            self.under_way += 1
+            most = max(most, self.under_way)
+            if texts[0].startswith("a"):
+                go_on.wait(60)
+            self.under_way -= 1
+            return super().encode_batch(texts, add_special_tokens=add_special_tokens)
+
+    async def cut() -> None:
+        model = model_of(Slow())
+
+        def read(text: str, tenant: str) -> Any:
+            return read_prompts(model, (text,), tenant, most_tokens=9_999, name="prompt")
+
+        anns = [asyncio.ensure_future(read("a" * 5_000, "ann")) for _ in range(40)]
+        gone = asyncio.ensure_future(read("a" * 5_000, "ann"))
+        await asyncio.sleep(0)
+        gone.cancel()
+        (bobs,) = await read("b" * 5_000, "bob")
+        assert len(bobs.ids) == 5_000 and not any(each.done() for each in anns)
+        go_on.set()
+        assert len(await asyncio.gather(*anns)) == 40
+        assert not any(each.locked() for each in model.texts.values())
+
+    asyncio.run(cut())
+    assert most <= 3
 
 
 def test_a_completion_that_gives_no_number_of_tokens_has_at_most_what_is_left() -> None:

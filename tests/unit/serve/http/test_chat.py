@@ -41,6 +41,31 @@ def test_a_conversation_is_answered(client: openai.OpenAI) -> None:
     assert answer.usage.prompt_tokens == len(ids)
 
 
+def test_what_asks_for_nothing_changes_nothing(client: openai.OpenAI) -> None:
+    """Among it a message's type, which lm-eval sends."""
+
+    def ask(talk: list[Any], **fields: Any) -> tuple[str | None, int]:
+        answer = client.chat.completions.create(
+            model=MODEL, messages=talk, max_tokens=4, temperature=0, extra_body=fields
+        )
+        return answer.choices[0].message.content, answer.usage.prompt_tokens
+
+    typed = [{**each, "type": "text"} for each in TALK]
+    typed[0]["role"] = "developer"  # which the template does not name
+    asked = {"reasoning_effort": "none", "verbosity": "medium", "moderation": None, "tools": []}
+    assert ask(typed, **asked) == ask(TALK)
+
+
+def test_parts_of_a_message_are_lines(client: openai.OpenAI) -> None:
+    def count(content: Any) -> int:
+        talk = [{"role": "user", "content": content}]
+        answer = client.chat.completions.create(model=MODEL, messages=talk, max_tokens=1)
+        return answer.usage.prompt_tokens
+
+    parts = [{"type": "text", "text": text} for text in ("he", "llo")]
+    assert count(parts) == count("he\nllo") != count("hello")
+
+
 SETTINGS: list[dict[str, Any]] = [
     {"temperature": 0},
     {"seed": 4, "n": 3},
@@ -116,6 +141,17 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         {"reasoning_effort": "low"},
         "reasoning_effort",
         "'reasoning_effort' is not supported by this server. Leave it out.",
+    ),
+    (
+        {"prompt_cache_options": {"mode": "explicit"}},
+        "prompt_cache_options",
+        "'prompt_cache_options' is not supported by this server. Leave it out.",
+    ),
+    (
+        {"messages": [{"role": "user", "content": "a" * 600}]},
+        "messages",
+        "The model's context is 512 tokens; the prompt has 650 tokens. Shorten the prompt or ask "
+        "for fewer.",
     ),
     (
         {"response_format": {"type": "json_object"}},

@@ -83,6 +83,19 @@ def test_a_stream_joined_is_the_answer(
                     assert joined == expected
 
 
+def test_every_chunk_has_the_usage_so_far_if_asked(client: openai.OpenAI) -> None:
+    """As guidellm asks every server."""
+    options: Any = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = client.completions.create(
+        model=MODEL, prompt="Hello", max_tokens=5, seed=3, stream=True, stream_options=options,
+        extra_body={"ignore_eos": True},
+    )  # fmt: skip
+    usages = [each.usage for each in chunks]
+    assert len({each.prompt_tokens for each in usages}) == 1
+    counts = [each.completion_tokens for each in usages]
+    assert counts == sorted(counts) and counts[0] >= 1 and counts[-2:] == [5, 5]
+
+
 def test_the_same_seed_gives_the_same_text_and_answers_differ(client: openai.OpenAI) -> None:
     def texts(**settings: Any) -> list[str]:
         answer = client.completions.create(

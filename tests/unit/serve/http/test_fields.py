@@ -119,6 +119,19 @@ REFUSED: list[tuple[dict[str, Any], str | None, str, str]] = [
         "Unknown parameter: 'stream_options.usage'. Nearest: 'include_usage'.",
     ),
     (
+        {"prompt": "a", "stream": True, "stream_options": {"continuous_usage_stats": True}},
+        "stream_options",
+        "invalid_value",
+        "'stream_options' has continuous_usage_stats, which needs include_usage: true. Give both "
+        "or neither.",
+    ),
+    (
+        {"prompt": "a", "stream": True, "stream_options": {"include_obfuscation": True}},
+        "stream_options",
+        "invalid_value",
+        "'stream_options' has include_obfuscation, which is not supported. Leave it out.",
+    ),
+    (
         {"prompt": "a", "priority": 3},
         "priority",
         "invalid_value",

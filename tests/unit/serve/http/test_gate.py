@@ -285,6 +285,14 @@ def test_impossible_settings(server: Running, fields: dict[str, Any], message: s
     assert error(reply)["message"] == message
 
 
+def test_a_whole_address_may_be_asked_for(server: Running) -> None:
+    """As proxies do: RFC 9112 has every server take it."""
+    with open_socket(server.port) as raw:
+        raw.sendall(b"GET http://a:80/version?x=1 HTTP/1.1\r\nHost: a\r\n\r\n")
+        reply = read_reply(raw)
+    assert (reply.status, json.loads(reply.body)) == (200, {"version": __version__})
+
+
 def test_limits_are_said_in_headers(server: Running) -> None:
     few = {"Authorization": f"Bearer {KEYS['few']}"}
     first = post(server, BODY, **few)

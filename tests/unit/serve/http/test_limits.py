@@ -1,5 +1,6 @@
 """Limits of a tenant, by a clock that the test turns."""
 
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -48,6 +49,42 @@ def test_requests_a_minute() -> None:
     }
     clock.now_s = 30
     limits.take(5, 1)
+
+
+def test_bodies_that_are_here_have_a_bounded_size_together() -> None:
+    most = 256 << 20
+    limits = limits_of({"a": Tenant("a")}, running=8, waiting=100, body_bytes=4 << 20)["a"]
+    with ExitStack() as first, ExitStack() as second:
+        limits.hold(most - 10, first)
+        limits.hold(10, second)
+        with pytest.raises(HttpError) as refused:
+            limits.hold(1, second)
+        assert (refused.value.status, refused.value.headers["Retry-After"]) == (429, "1")
+        assert refused.value.message == (
+            "The requests of tenant a that are here have bodies of 268,435,456 bytes, and may have "
+            "268,435,456. Wait for one to end."
+        )
+        second.close()
+        limits.hold(10, second)
+    with ExitStack() as third:
+        limits.hold(most, third)
+    many = {str(at): Tenant(str(at)) for at in range(1000)}
+    few = limits_of(many, running=8, waiting=100, body_bytes=4 << 20)["7"]
+    with ExitStack() as held:
+        few.hold(16 << 20, held)  # four of the largest
+        with pytest.raises(HttpError):
+            few.hold(1, held)
+
+
+def test_who_has_no_token_left_is_refused_before_its_texts_are_cut() -> None:
+    limits, clock = made(tokens_per_minute=60)
+    limits.take(10, 1)
+    limits.use(60)  # its answer has overdrawn the allowance by 10
+    with pytest.raises(HttpError) as refused:
+        limits.require_turn()
+    assert refused.value.message == ("Tenant a has used its 60 tokens a minute. Try again in 11 s.")
+    clock.now_s = 11
+    limits.require_turn()
 
 
 def test_what_comes_too_soon_is_refused_before_it_costs_anything() -> None:
@@ -154,11 +191,11 @@ def test_no_span_gives_more_than_its_allowance(
 
 def test_no_tenant_fills_the_queue() -> None:
     tenants = {"a": Tenant("a", 3.0), "b": Tenant("b"), "c": Tenant("c", concurrency=2)}
-    limits = limits_of(tenants, running=8, waiting=100)
+    limits = limits_of(tenants, running=8, waiting=100, body_bytes=1)
     for name, most in (("a", 8 + 60), ("b", 8 + 20), ("c", 2)):
         limits[name].take(1, most)
         assert refusal(limits[name], 1).status == 429
-    limits_of({"a": Tenant("a")}, running=8, waiting=100)["a"].take(1, 10_000)
+    limits_of({"a": Tenant("a")}, running=8, waiting=100, body_bytes=1)["a"].take(1, 10_000)
 
 
 def test_without_limits_nothing_is_said() -> None:

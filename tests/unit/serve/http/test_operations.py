@@ -13,19 +13,14 @@ from typing import Any
 import pytest
 import torch
 
-from equipoise.base.errors import SpecError
 from equipoise.schedule.batching.iteration import ServeChunk
 from equipoise.serve.engine.forward import PagedDecoder
 from equipoise.serve.engine.request import Event, GenerateRequest, TokenEvent
 from equipoise.serve.http.answers import Answers, SlowReaderError
-from equipoise.serve.http.app import make_app
 from equipoise.serve.http.asked import Asked, Prompt
-from equipoise.serve.http.server import Server, listen
-from equipoise.serve.http.server_state import ServerState
-from equipoise.serve.http.tenants import open_tenants
 from support.serving.http.raw import Reply, ask, open_socket, read_reply
 from support.serving.http.scrape import scraped
-from support.serving.http.served import MODEL, Running, running, served_model
+from support.serving.http.served import MODEL, Running, running
 
 LONG = {"model": MODEL, "prompt": "a", "max_tokens": 3500, "ignore_eos": True, "temperature": 0}
 HONEST = {"model": MODEL, "prompt": "Hello world", "max_tokens": 20, "ignore_eos": True}
@@ -139,14 +134,17 @@ def test_a_full_queue_says_when_to_come_back(server: Running) -> None:
         for _ in range(2):
             open_.enter_context(begin(server))
         until(lambda: server.state.model.engine.stats().running == 2)
-        for _ in range(2):
-            open_.enter_context(begin(server))
+        open_.enter_context(begin(server))
+        until(lambda: server.state.model.engine.stats().waiting == 1)
+        before = aborted(server)
+        several = open_.enter_context(begin(server, n=3, temperature=1))
+        assert read_reply(several).status == 503  # all of its answers or none
+        until(lambda: server.state.model.engine.stats().waiting == 1)
+        open_.enter_context(begin(server))
         until(lambda: server.state.model.engine.stats().waiting == 2)
         raw = open_.enter_context(begin(server))
         refused = read_reply(raw)
-        several = open_.enter_context(begin(server, n=3, temperature=1))
-        assert read_reply(several).status == 503
-        assert server.state.model.engine.stats().waiting == 2
+        assert aborted(server) == before, "who was refused was never there"
     until(lambda: is_idle(server))
     assert refused.status == 503
     seconds = int(refused.headers["retry-after"])
@@ -294,6 +292,9 @@ def test_every_token_is_in_a_usage_or_was_given_up() -> None:
     firsts = said["equipoise_time_to_first_token_seconds_count", ""]
     nexts = said["equipoise_inter_token_latency_seconds_count", ""]
     assert firsts + nexts == generated
+    assert said["vllm:request_decode_time_seconds_count", ""] == firsts
+    assert said["equipoise_request_longest_tokens_count", ""] == 7
+    assert said["vllm:request_max_num_generation_tokens_sum", ""] >= 5 * 9
 
 
 def test_tokens_of_a_stream_that_fails_are_in_no_usage() -> None:
@@ -322,15 +323,56 @@ def test_tokens_of_a_stream_that_fails_are_in_no_usage() -> None:
     assert generated == said["equipoise_unanswered_tokens_total", "default"] == 6
 
 
-def test_of_two_servers_that_start_at_one_address_the_second_says_so() -> None:
-    first = listen("127.0.0.1", 0)
-    port = first.getsockname()[1]
-    second = listen("127.0.0.1", port)  # neither listens yet, so the kernel lets both have it
-    first.listen()
-    state = ServerState(served_model(), open_tenants())
-    with first, second, pytest.raises(SpecError) as refused:
-        Server(make_app(state), state).run([second])
-    assert str(refused.value) == (
-        f"Cannot listen on 127.0.0.1:{port}: address already in use. Give another --port (0 takes "
-        "any free one) or --host."
-    )
+def test_an_answer_that_is_not_whole_in_time_ends(server: Running) -> None:
+    words = "The answer was not whole within the seconds that X-Request-Timeout gives."
+    before = aborted(server)
+    for streams in (False, True):
+        data = json.dumps({**LONG, "stream": streams}).encode()
+        late = {"X-Request-Timeout": "0.05"}
+        reply = ask(server.port, "POST", "/v1/completions", data, late)
+        until(lambda: is_idle(server))
+        said = reply.body.decode()
+        if streams:
+            *_, said, empty = said.split("\n\n")
+            assert empty == "" and "[DONE]" not in said
+            said = said.removeprefix("data: ")
+        else:
+            assert (reply.status, reply.headers["x-should-retry"]) == (408, "false")
+        fault = json.loads(said)["error"]
+        assert (fault["message"], fault["code"]) == (words, "request_timeout")
+    assert aborted(server) == before + 2
+    short = json.dumps({**HONEST, "max_tokens": 1}).encode()
+    for said, status in (("60", 200), ("soon", 400), ("0", 400), ("nan", 400), ("inf", 400)):
+        within = {"X-Request-Timeout": said}
+        reply = ask(server.port, "POST", "/v1/completions", short, within)
+        assert reply.status == status
+        words = f'X-Request-Timeout must be a number of seconds above 0; it is "{said}".'
+        assert status == 200 or json.loads(reply.body)["error"]["message"] == words
+
+
+def test_a_conversations_stream_says_nothing_before_its_first_token(server: Running) -> None:
+    """Clients take the first chunk for the first token."""
+    talk = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1, "stream": True}
+    with ExitStack() as open_:
+        for _ in range(2):
+            open_.enter_context(begin(server))
+        until(lambda: server.state.model.engine.stats().running == 2)
+        raw = open_.enter_context(begin(server, "/v1/chat/completions", talk))
+        read_reply(raw)  # the head comes at once
+        until(lambda: server.state.model.engine.stats().waiting == 1)
+        raw.settimeout(0.1)
+        with pytest.raises(TimeoutError):
+            raw.recv(1)
+    until(lambda: is_idle(server))
+
+
+def test_bodies_are_let_go_with_their_requests(server: Running) -> None:
+    limits = server.state.limits["default"]
+    with begin(server, prompt="a" * 3_000, max_tokens=900):
+        until(lambda: server.state.model.engine.stats().running == 1)
+        assert limits._held_bytes > 3_000
+    until(lambda: is_idle(server))
+    for data in (b"{", json.dumps({**HONEST, "max_tokens": 1}).encode()):
+        ask(server.port, "POST", "/v1/completions", data)
+    until(lambda: is_idle(server))
+    assert limits._held_bytes == 0

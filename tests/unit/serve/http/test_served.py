@@ -24,7 +24,7 @@ from equipoise.spec.model.presets import ModelSpec
 from support.chat.corpus import write_model
 from support.checkpoints import replace
 from support.checkpoints.sealed import describe_files, write_manifest
-from support.serving.engine import byte_level
+from support.serving.engine import END, byte_level
 
 MODEL = ModelSpec(layers=1, hidden=16, heads=2, kv_heads=1, ffn=16, vocab=270, head_width=8)
 
@@ -125,6 +125,18 @@ def test_an_end_that_is_not_in_the_vocabulary_ends_nothing() -> None:
     ends = as_json({"eos_token_id": [5, -1, 270, 10**9]})
     contents = {**tokenizer_files(byte_level().to_str().encode(), {}), GENERATION: ends}
     assert PromptReader(ModelFiles(contents, "small"), MODEL).end_ids == {5}
+
+
+def test_a_tokenizers_end_counts_where_nobody_says_how_the_model_generates() -> None:
+    core = byte_level()
+    end, name = END, core.id_to_token(END)
+    tokenizer = tokenizer_files(core.to_str().encode(), {"eos_token": name})
+    for said, ends in (
+        ({}, {end}),
+        ({CONFIG: as_json({"eos_token_id": 5})}, {5, end}),
+        ({GENERATION: as_json({"eos_token_id": [5, 6]})}, {5, 6}),
+    ):
+        assert PromptReader(ModelFiles({**tokenizer, **said}, "small"), MODEL).end_ids == ends
 
 
 def test_a_text_without_tokens_begins_with_one_that_the_model_has() -> None:
