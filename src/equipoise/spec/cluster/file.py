@@ -1,9 +1,9 @@
-"""cluster.toml: nodes of several classes, custom links, and measured pairs of nodes.
+"""cluster.toml: nodes of several classes, custom devices and links, and measured pairs of nodes.
 
 Why
     Real clusters grow: two kinds of network card, one slow pair of nodes, a card held to less
-    power. What the shipped tables lack is written down once, and all its faults are reported at
-    once with their lines.
+    power, an accelerator that is in no table. What the shipped tables lack is written down once,
+    and all its faults are reported at once with their lines.
 
 What it decides
     The file's form::
@@ -27,6 +27,13 @@ What it decides
         like = "roce-200"                        # what is not given here
         gbit_per_s = 180
 
+        [devices.tpu-v5p]                        # for device = "tpu-v5p"
+        like = "h100-sxm"                        # kernels reach its share of their roofline
+        source = "Google Cloud, TPU v5p"
+        tflops = {bf16 = 459}                    # dense; also fp8, fp16, tf32, fp32
+        memory_gib = 95
+        memory_gbyte_per_s = 2765
+
     ``node_gbyte_per_s`` may hold what each node can send to each other node, one row per node.
 
 Kept true (tests/unit/spec/cluster/test_file.py)
@@ -36,7 +43,7 @@ Kept true (tests/unit/spec/cluster/test_file.py)
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -44,6 +51,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from equipoise.base.errors import SpecError
 from equipoise.base.nearest import nearest
 from equipoise.base.read import read_bytes
+from equipoise.base.units import GIB
 from equipoise.spec.cluster.link import LINKS, LinkSpec
 from equipoise.spec.cluster.spec import (
     MOST_DEVICES,
@@ -54,7 +62,14 @@ from equipoise.spec.cluster.spec import (
     node_class,
     node_size,
 )
-from equipoise.spec.device.by_name import DEVICES, OWN, find_device, is_device
+from equipoise.spec.device.by_name import (
+    DEVICES,
+    OWN,
+    DeviceSpec,
+    Dtype,
+    find_device,
+    is_device,
+)
 from equipoise.spec.file_faults import explain_file_fault
 from equipoise.spec.run.load import TomlPath, parse_toml
 
@@ -63,6 +78,7 @@ _LEAST, _MOST = 1e-9, 1e12
 """Rates, powers and prices beyond these are slips, and their seconds would be infinite."""
 _Positive = Annotated[float, Field(ge=_LEAST, le=_MOST)]
 _Count = Annotated[int, Field(ge=1)]
+_DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 
 
 class _Link(BaseModel):
@@ -71,6 +87,26 @@ class _Link(BaseModel):
     gbit_per_s: _Positive | None = None
     latency_us: _Positive | None = None
     efficiency: Annotated[float, Field(ge=_LEAST, le=1)] | None = None
+
+
+class _Peaks(BaseModel):
+    model_config = _STRICT
+    fp8: _Positive | None = None
+    bf16: _Positive | None = None
+    fp16: _Positive | None = None
+    tf32: _Positive | None = None
+    fp32: _Positive | None = None
+
+
+class _Device(BaseModel):
+    model_config = _STRICT
+    like: str
+    source: Annotated[str, Field(min_length=1)]
+    tflops: _Peaks
+    memory_gib: Annotated[float, Field(ge=1, le=1e6)]
+    memory_gbyte_per_s: _Positive
+    power_w: _Positive | None = None
+    usd_per_hour: _Positive | None = None
 
 
 class _Nodes(BaseModel):
@@ -93,6 +129,7 @@ class _File(BaseModel):
     between: str | None = None
     trunk_gbit_per_s: _Positive | None = None
     links: dict[str, _Link] = {}
+    devices: dict[str, _Device] = {}
     node_gbyte_per_s: list[list[float]] | None = None
 
 
@@ -160,11 +197,22 @@ _OWN_FAULTS = {
     "missing": "is missing. Every cluster needs a name, and nodes with a device and a number.",
     "too_short": "is empty. Give at least one [[nodes]].",
 }
+_DEVICE_FAULTS = {
+    "missing": "is missing. Every device needs like, source, tflops, memory_gib and "
+    "memory_gbyte_per_s.",
+    "string_too_short": "is empty. Say where the numbers are from.",
+}
 
 
 def _explain(path: TomlPath, fault: dict[str, Any]) -> str:
-    tables: dict[str, type[BaseModel]] = {"nodes": _Nodes, "links": _Link}
-    return explain_file_fault(path, fault, file=_File, tables=tables, own=_OWN_FAULTS)
+    is_device = path[0] == "devices"
+    tables: dict[str, type[BaseModel]] = {
+        "nodes": _Nodes,
+        "links": _Link,
+        "devices": _Peaks if "tflops" in path[2:-1] else _Device,
+    }
+    own = _DEVICE_FAULTS if is_device else _OWN_FAULTS
+    return explain_file_fault(path, fault, file=_File, tables=tables, own=own)
 
 
 def _build(file: _File, faults: _Faults) -> ClusterSpec:
@@ -173,10 +221,11 @@ def _build(file: _File, faults: _Faults) -> ClusterSpec:
         base = _find(given.like, LINKS, ("links", name, "like"), "link", faults)
         if base is not None:
             links[name] = _own_link(name, given, base)
+    devices = {name: _own_device(name, given, faults) for name, given in file.devices.items()}
     classes = [
         each
         for index, nodes in enumerate(file.nodes)
-        if (each := _node_class(nodes, index, links, faults)) is not None
+        if (each := _node_class(nodes, index, links, devices, faults)) is not None
     ]
     between = None
     if file.between is not None:
@@ -224,6 +273,46 @@ def _own_link(name: str, given: _Link, base: LinkSpec) -> LinkSpec:
     )
 
 
+def _own_device(name: str, given: _Device, faults: _Faults) -> DeviceSpec | None:
+    """A device of the file; what it leaves out is another's, whose measured kernels stand in."""
+    at: TomlPath = ("devices", name)
+    if is_device(name):
+        faults.add(at, f'"{name}" is a device already. Give this one another name.')
+        return None
+    base = DEVICES.get(given.like)
+    if base is None:
+        meant = nearest(given.like, DEVICES)
+        faults.add((*at, "like"), f'there is no device "{given.like}". Nearest: {meant}')
+        return None
+    peaks = tuple(
+        (dtype, rate * 1e12)
+        for dtype in reversed(_DTYPES)
+        if (rate := getattr(given.tflops, dtype)) is not None
+    )
+    if not {"bf16", "fp16"} & {dtype for dtype, _ in peaks}:
+        faults.add(
+            (*at, "tflops"), "has neither bf16 nor fp16, in which attention is computed. Give one."
+        )
+        return None
+    own = {"peaks", "memory_bytes", "memory_bytes_per_s", "usd_per_hour"}
+    own |= {"power_w"} if given.power_w is not None else set()
+    return dataclasses.replace(
+        base,
+        name=name,
+        title=name,
+        peaks=peaks,
+        memory_bytes=int(given.memory_gib * GIB),
+        memory_bytes_per_s=given.memory_gbyte_per_s * 1e9,
+        power_w=base.power_w if given.power_w is None else given.power_w,
+        usd_per_hour=given.usd_per_hour,
+        sources=tuple(
+            (key, f"the cluster file: {given.source}" if key in own else f"as {base.name}: {value}")
+            for key, value in base.sources
+        ),
+        like=base.name,
+    )
+
+
 def _find(
     name: str, known: dict[str, LinkSpec], path: TomlPath, kind: str, faults: _Faults
 ) -> LinkSpec | None:
@@ -233,18 +322,27 @@ def _find(
 
 
 def _node_class(
-    nodes: _Nodes, index: int, links: dict[str, LinkSpec], faults: _Faults
+    nodes: _Nodes,
+    index: int,
+    links: dict[str, LinkSpec],
+    devices: dict[str, DeviceSpec | None],
+    faults: _Faults,
 ) -> NodeClass | None:
     at: TomlPath = ("nodes", index)
+    declared = devices.get(nodes.device)
+    if nodes.device in devices and declared is None:  # its own table is at fault
+        return None
+    name = nodes.device if declared is None or declared.like is None else declared.like
     try:
-        device = find_device(nodes.device)
+        device = find_device(name)
     except SpecError as error:
-        meant = nearest(nodes.device, [*DEVICES, *OWN])
-        unknown = f'there is no device "{nodes.device}". Nearest: {meant}'
-        faults.add((*at, "device"), str(error) if is_device(nodes.device) else unknown)
+        meant = nearest(name, [*DEVICES, *OWN, *devices])
+        unknown = f'there is no device "{name}". Nearest: {meant}'
+        faults.add((*at, "device"), str(error) if is_device(name) else unknown)
         return None
     wanted = nodes.devices_per_node or node_size(device)
-    shipped = node_class(nodes.device, wanted if device.is_here else min(wanted, node_size(device)))
+    shipped = node_class(name, wanted if device.is_here else min(wanted, node_size(device)))
+    device = declared or device
     tiers = shipped.tiers
     if nodes.devices_per_node is not None or nodes.inside is not None:
         size = nodes.devices_per_node or shipped.devices_per_node

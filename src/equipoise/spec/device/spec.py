@@ -64,6 +64,8 @@ class DeviceSpec:
     disk_write_bytes_per_s: float | None = None
     curve_file: Path | None = None
     """Device file with its measured curves; None for shipped devices."""
+    like: str | None = None
+    """Of a device that a cluster file declares, the shipped one whose measured kernels stand in."""
 
     @property
     def is_here(self) -> bool:
