@@ -44,6 +44,7 @@ from equipoise.plan.space.choice import Choice
 from equipoise.spec.catalog import SCHEDULES
 from equipoise.spec.layout import ORDERS
 from equipoise.spec.model.presets import ModelSpec
+from equipoise.spec.words import unread_of
 from equipoise.spec.offload import (
     KEPT_LAYERS,
     OFFLOADS,
@@ -280,3 +281,22 @@ EXPORTS: dict[str, tuple[Program, Callable[[ModelSpec, Choice, Sequence[int]], s
 }
 """By program: what it can do, and the function that writes its settings for a model, a choice and
 the layers of each stage."""
+
+
+def program_of(name: str, model: str) -> Program:
+    """The program that settings are written for.
+
+    Args:
+        name: Of ``EXPORTS``.
+        model: As ``spec.words.read_model`` takes it.
+
+    Raises:
+        SpecError: settings hold the model's sizes, and a part of its arithmetic is not read.
+    """
+    program, _ = EXPORTS[name]
+    if program is _MEGATRON_LM and (unread := unread_of(model)):
+        raise SpecError(
+            f"{unread[0]} is not read, and without it Megatron-LM would train another model. Plan "
+            f"without export, and take the model's own flags from its authors."
+        )
+    return program

@@ -200,15 +200,21 @@ def _read_experts(config: Mapping[str, Any]) -> dict[str, Any]:
         least=0,
     )
     dense = _size(config, ("first_k_dense_replace",), default=0, least=0)
+    every = config.get("moe_layer_freq", 1)
+    if config.get("model_type") in FORECAST and every not in (1, None):
+        raise ModelError(
+            f"config.json: moe_layer_freq {shown(every)} is not supported; only 1 is, every layer "
+            f"after the first {dense} with experts."
+        )
     if dense >= _size(config, _LAYERS):
         return {}
     groups = _size(config, ("n_group",), default=1)
     kept = groups if groups == 1 else _size(config, ("topk_group",), default=groups)
-    if experts % groups or kept > groups:
+    if experts % groups or kept > groups or top_k > kept * (experts // groups):
         raise ModelError(
             f"config.json: {experts} experts in n_group = {groups} groups with topk_group = {kept} "
-            f"chosen. Groups must hold equally many experts, and no more than "
-            f"{groups} can be chosen."
+            f"chosen. Groups must hold equally many experts, no more than {groups} can be chosen, "
+            f"and those must hold the {top_k} experts of a token."
         )
     grouped = {"expert_groups": groups, "kept_groups": kept} if kept < groups else {}
     return {

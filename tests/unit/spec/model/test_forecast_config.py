@@ -1,17 +1,20 @@
 """Published configurations that are priced: as many weights as their authors say."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from equipoise.base.errors import ModelError
+from equipoise.base.errors import ModelError, SpecError
+from equipoise.base.shown import shown
 from equipoise.cost.step.work import _attention_products
+from equipoise.plan.export.settings import EXPORTS, program_of
 from equipoise.spec.model.hf_config import MODEL_TYPES
 from equipoise.spec.model.other_config import FORECAST, forecast_config
-from equipoise.spec.model.presets import PLANNED, LatentSpec, WindowSpec
-from equipoise.spec.words import forecast_note, read_model
+from equipoise.spec.model.presets import PLANNED, LatentSpec, ModelSpec, WindowSpec
+from equipoise.spec.words import forecast_note, read_model, unread_of
 from support.verbs import run
 
 SCOUT: dict[str, Any] = {
@@ -139,6 +142,51 @@ def test_a_config_that_does_not_say_so_has_a_head_of_its_own(kind: str) -> None:
     shorter = {**config, "text_config": silent} if text is not config else silent
     assert forecast_config(shorter) == forecast_config(config)
     assert not forecast_config(shorter).tied
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"quantization_config": {"quant_method": "fp8"}}, ("quantization_config",)),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}, "max_position_embeddings": 8},
+            ('rope_scaling of type "yarn"',),
+        ),
+        (
+            {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 5.0, "factor": 2.0}},
+            ('rope_parameters of type "dynamic"',),
+        ),
+    ],
+)
+def test_what_no_price_depends_on_is_left_out_and_said(
+    tmp_path: Path, changed: dict[str, Any], words: tuple[str, ...]
+) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(CONFIGS["qwen3_moe"][0] | changed))
+    plain = forecast_model(tmp_path / "plain", CONFIGS["qwen3_moe"][0])
+    rope = changed.get("rope_parameters", {})
+    theta = rope.get("rope_theta", plain.rope_theta)
+    assert read_model(str(file)) == dataclasses.replace(plain, rope_theta=theta)
+    assert unread_of(str(file)) == words
+    said = f"config.json is forecast, and cannot be trained here with {words[0]}."
+    assert forecast_note(str(file)) == said
+    with pytest.raises(SpecError) as refused:
+        program_of("megatron", str(file))
+    assert str(refused.value) == (
+        f"{words[0]} is not read, and without it Megatron-LM would train another model. Plan "
+        f"without export, and take the model's own flags from its authors."
+    )
+    assert program_of("torchtitan", str(file)) is EXPORTS["torchtitan"][0]
+    assert unread_of("deepseek-v3") == ()
+    file.write_text(json.dumps(CONFIGS["qwen3_moe"][0] | {"rope_scaling": {"rope_type": 3}}))
+    with pytest.raises(ModelError, match="rope_scaling of type 3 is not supported"):
+        read_model(str(file))
+
+
+def forecast_model(folder: Path, config: dict[str, Any]) -> ModelSpec:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    return read_model(str(folder))
 
 
 def test_biases_and_norms_are_counted() -> None:
@@ -290,7 +338,19 @@ def test_a_missing_size_is_refused(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(("groups", "kept"), [(7, 4), (8, 9)])
+@pytest.mark.parametrize("every", [2, [1] * 61])
+def test_experts_in_some_layers_alone_are_not_guessed(every: object) -> None:
+    with pytest.raises(ModelError) as refused:
+        forecast_config(CONFIGS["deepseek_v3"][0] | {"moe_layer_freq": every})
+    assert str(refused.value) == (
+        f"config.json: moe_layer_freq {shown(every)} is not supported; only 1 is, every layer after the "
+        f"first 3 with experts."
+    )
+    alike = CONFIGS["deepseek_v3"][0] | {"moe_layer_freq": 1}
+    assert forecast_config(alike) == forecast_config(CONFIGS["deepseek_v3"][0])
+
+
+@pytest.mark.parametrize(("groups", "kept"), [(7, 4), (8, 9), (128, 3)])
 def test_groups_that_experts_do_not_fill_are_refused(
     tmp_path: Path, groups: int, kept: int
 ) -> None:
@@ -300,7 +360,8 @@ def test_groups_that_experts_do_not_fill_are_refused(
         read_model(str(tmp_path))
     assert str(refused.value) == (
         f"config.json: 256 experts in n_group = {groups} groups with topk_group = {kept} chosen. "
-        f"Groups must hold equally many experts, and no more than {groups} can be chosen."
+        f"Groups must hold equally many experts, no more than {groups} can be chosen, and those "
+        f"must hold the 8 experts of a token."
     )
 
 
