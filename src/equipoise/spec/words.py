@@ -28,8 +28,8 @@ from equipoise.spec.layout import Layout
 from equipoise.spec.limits import MOST_SIZE
 from equipoise.spec.model.hf_config import MODEL_TYPES, model_from_hf_config
 from equipoise.spec.model.other_config import FORECAST, forecast_config
-from equipoise.spec.model.priced import without_arithmetic
 from equipoise.spec.model.presets import PLANNED, ModelSpec
+from equipoise.spec.model.priced import without_arithmetic
 
 _MODEL_WORDS = (
     "layers",

@@ -38,13 +38,13 @@ from itertools import groupby
 
 import numpy as np
 
+from equipoise.base.errors import SpecError
 from equipoise.plan.export.model import megatron_model
 from equipoise.plan.export.program import Lack, Program
 from equipoise.plan.space.choice import Choice
 from equipoise.spec.catalog import SCHEDULES
 from equipoise.spec.layout import ORDERS
 from equipoise.spec.model.presets import ModelSpec
-from equipoise.spec.words import unread_of
 from equipoise.spec.offload import (
     KEPT_LAYERS,
     OFFLOADS,
@@ -52,6 +52,7 @@ from equipoise.spec.offload import (
     offloads_optimizer,
 )
 from equipoise.spec.recompute import MODULES, modules_of
+from equipoise.spec.words import unread_of
 
 _TITAN: dict[str, dict[str, str]] = {
     "order": {"pp-dp": ""},

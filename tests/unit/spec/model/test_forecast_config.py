@@ -343,8 +343,8 @@ def test_experts_in_some_layers_alone_are_not_guessed(every: object) -> None:
     with pytest.raises(ModelError) as refused:
         forecast_config(CONFIGS["deepseek_v3"][0] | {"moe_layer_freq": every})
     assert str(refused.value) == (
-        f"config.json: moe_layer_freq {shown(every)} is not supported; only 1 is, every layer after the "
-        f"first 3 with experts."
+        f"config.json: moe_layer_freq {shown(every)} is not supported; only 1 is, every layer "
+        f"after the first 3 with experts."
     )
     alike = CONFIGS["deepseek_v3"][0] | {"moe_layer_freq": 1}
     assert forecast_config(alike) == forecast_config(CONFIGS["deepseek_v3"][0])
