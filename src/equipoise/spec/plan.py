@@ -7,8 +7,8 @@ Why
 What it decides
     The file's form: one JSON object. ``asked`` holds the words of the command line; ``read`` has
     a digest of each input of the price: model, cluster, lengths, measured curves, this package's
-    version. ``digest`` is of all else. Candidates have the keys of ``equipoise simulate --json`` and their words: flags of
-    ``equipoise simulate`` and, if a run.toml was planned, its keys.
+    version; ``digest`` is of all else. Candidates have the keys of ``equipoise simulate --json``
+    and their words: flags of ``equipoise simulate`` and, if a run.toml was planned, its keys.
 
 Kept true (tests/unit/spec/test_plan.py)
     What is written reads back; a lock of another form, edited, or with changed inputs, is refused
