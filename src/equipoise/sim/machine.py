@@ -37,10 +37,16 @@ class Machine:
         self.extrapolated: set[str] = set()
         """Curves that were read beyond their measured sizes."""
         devices = [each.device for each in cluster.classes] if device is None else [device]
-        self.device: DeviceSpec = min(devices, key=lambda each: each.peaks[0][1])
         self._is_wide = precision == "fp32"
-        narrow: Dtype = "bf16" if "bf16" in self.device.dtypes else self.device.dtypes[0]
-        self._dtype: Dtype = "fp32" if self._is_wide else narrow
+
+        def dtype_of(each: DeviceSpec) -> Dtype:
+            narrow: Dtype = "bf16" if "bf16" in each.dtypes else each.dtypes[0]
+            return "fp32" if self._is_wide else narrow
+
+        self.device: DeviceSpec = min(
+            devices, key=lambda each: each.peak_flop_per_s(dtype_of(each))
+        )
+        self._dtype: Dtype = dtype_of(self.device)
         self._other: Machine | None = None
         self._products: dict[tuple[float, float, float, bool, Fp8], float] = {}
         self._traffic: dict[tuple[tuple[int, ...], int | None], Collective] = {}
@@ -182,7 +188,7 @@ class Machine:
         beyond = group_of(self.cluster, stand).levels[len(inside) :]
         far = min((level.bytes_per_s for level in beyond), default=0.0)
         near = min((each.tiers[-1].link for each in touched), key=lambda link: link.bytes_per_s)
-        carried = carried_bytes_per_s(near.name)
+        carried = carried_bytes_per_s(near.bytes_per_s)
         most = most_nodes(nodes)
         return ExpertRoutes(len(ranks), nodes, near.bytes_per_s, far, most, carried)
 
