@@ -3,7 +3,8 @@
 What it decides
     Nothing of its own: ``cost.kernel`` and ``cost.link`` under the names by which a step asks
     for them, each size looked up once, and which curves were read beyond their sizes. On a
-    cluster of several classes kernels are the slowest class's.
+    cluster of several classes kernels are those of the class that multiplies slowest, and of such
+    classes of the one with the slowest memory.
 
 Kept true (tests/unit/sim/test_parts.py)
     Equal questions get equal answers; a curve read beyond its sizes is named.
@@ -44,7 +45,8 @@ class Machine:
             return "fp32" if self._is_wide else narrow
 
         self.device: DeviceSpec = min(
-            devices, key=lambda each: each.peak_flop_per_s(dtype_of(each))
+            devices,
+            key=lambda each: (each.peak_flop_per_s(dtype_of(each)), each.memory_bytes_per_s),
         )
         self._dtype: Dtype = dtype_of(self.device)
         self._other: Machine | None = None

@@ -26,6 +26,8 @@ def test_kernels_are_those_of_the_class_that_multiplies_slowest() -> None:
     classes = tuple(find_cluster(f"{name}:8").classes[0] for name in ("mi250x", "h20"))
     mixed = ClusterSpec("x", classes, find_link("roce-400"))
     assert [Machine(mixed, name).device.name for name in ("bf16", "fp32")] == ["h20", "h20"]
+    alike = tuple(find_cluster(f"{name}:8").classes[0] for name in ("h200", "h100-sxm"))
+    assert Machine(ClusterSpec("x", alike, find_link("roce-400"))).device.name == "h100-sxm"
 
 
 def test_full_precision_moves_twice_the_bytes_and_never_multiplies_faster() -> None:
