@@ -10,7 +10,7 @@ Kept true (tests/unit/sim/test_parts.py)
     Equal questions get equal answers; a curve read beyond its sizes is named.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -28,6 +28,21 @@ from equipoise.spec.layout import Layout
 from equipoise.spec.program.stack import Attention, Fp8
 
 
+def _dtype_of(device: DeviceSpec, precision: Precision) -> Dtype:
+    """What a device multiplies in that is not in 8 bits."""
+    narrow: Dtype = "bf16" if "bf16" in device.dtypes else device.dtypes[0]
+    return "fp32" if precision == "fp32" else narrow
+
+
+def slowest_of(devices: Iterable[DeviceSpec], precision: Precision) -> DeviceSpec:
+    """The device that multiplies slowest, and of such the one with the slowest memory."""
+
+    def rates(each: DeviceSpec) -> tuple[float, float]:
+        return each.peak_flop_per_s(_dtype_of(each, precision)), each.memory_bytes_per_s
+
+    return min(devices, key=rates)
+
+
 class Machine:
     """A cluster as a step needs it: kernels, links and memory."""
 
@@ -39,16 +54,8 @@ class Machine:
         """Curves that were read beyond their measured sizes."""
         devices = [each.device for each in cluster.classes] if device is None else [device]
         self._is_wide = precision == "fp32"
-
-        def dtype_of(each: DeviceSpec) -> Dtype:
-            narrow: Dtype = "bf16" if "bf16" in each.dtypes else each.dtypes[0]
-            return "fp32" if self._is_wide else narrow
-
-        self.device: DeviceSpec = min(
-            devices,
-            key=lambda each: (each.peak_flop_per_s(dtype_of(each)), each.memory_bytes_per_s),
-        )
-        self._dtype: Dtype = dtype_of(self.device)
+        self.device: DeviceSpec = slowest_of(devices, precision)
+        self._dtype: Dtype = _dtype_of(self.device, precision)
         self._other: Machine | None = None
         self._products: dict[tuple[float, float, float, bool, Fp8], float] = {}
         self._traffic: dict[tuple[tuple[int, ...], int | None], Collective] = {}
