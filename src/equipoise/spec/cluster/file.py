@@ -43,15 +43,23 @@ Kept true (tests/unit/spec/cluster/test_file.py)
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from equipoise.base.errors import SpecError
 from equipoise.base.nearest import nearest
 from equipoise.base.read import read_bytes
-from equipoise.base.units import GIB
+from equipoise.spec.cluster.devices import (
+    LEAST,
+    MOST,
+    STRICT,
+    GivenDevice,
+    GivenPeaks,
+    Positive,
+    own_device,
+)
 from equipoise.spec.cluster.link import LINKS, LinkSpec
 from equipoise.spec.cluster.spec import (
     MOST_DEVICES,
@@ -66,51 +74,25 @@ from equipoise.spec.device.by_name import (
     DEVICES,
     OWN,
     DeviceSpec,
-    Dtype,
     find_device,
     is_device,
 )
 from equipoise.spec.file_faults import explain_file_fault
 from equipoise.spec.run.load import TomlPath, parse_toml
 
-_STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
-_LEAST, _MOST = 1e-9, 1e12
-"""Rates, powers and prices beyond these are slips, and their seconds would be infinite."""
-_Positive = Annotated[float, Field(ge=_LEAST, le=_MOST)]
 _Count = Annotated[int, Field(ge=1)]
-_DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 
 
 class _Link(BaseModel):
-    model_config = _STRICT
+    model_config = STRICT
     like: str = "roce-400"
-    gbit_per_s: _Positive | None = None
-    latency_us: _Positive | None = None
-    efficiency: Annotated[float, Field(ge=_LEAST, le=1)] | None = None
-
-
-class _Peaks(BaseModel):
-    model_config = _STRICT
-    fp8: _Positive | None = None
-    bf16: _Positive | None = None
-    fp16: _Positive | None = None
-    tf32: _Positive | None = None
-    fp32: _Positive | None = None
-
-
-class _Device(BaseModel):
-    model_config = _STRICT
-    like: str
-    source: Annotated[str, Field(min_length=1)]
-    tflops: _Peaks
-    memory_gib: Annotated[float, Field(ge=1, le=1e6)]
-    memory_gbyte_per_s: _Positive
-    power_w: _Positive | None = None
-    usd_per_hour: _Positive | None = None
+    gbit_per_s: Positive | None = None
+    latency_us: Positive | None = None
+    efficiency: Annotated[float, Field(ge=LEAST, le=1)] | None = None
 
 
 class _Nodes(BaseModel):
-    model_config = _STRICT
+    model_config = STRICT
     device: str
     nodes: _Count
     name: str | None = None
@@ -118,18 +100,18 @@ class _Nodes(BaseModel):
     inside: str | None = None
     nic: str | None = None
     nics: _Count | None = None
-    power_w: _Positive | None = None
-    usd_per_hour: _Positive | None = None
+    power_w: Positive | None = None
+    usd_per_hour: Positive | None = None
 
 
 class _File(BaseModel):
-    model_config = _STRICT
+    model_config = STRICT
     name: str
     nodes: Annotated[list[_Nodes], Field(min_length=1)]
     between: str | None = None
-    trunk_gbit_per_s: _Positive | None = None
+    trunk_gbit_per_s: Positive | None = None
     links: dict[str, _Link] = {}
-    devices: dict[str, _Device] = {}
+    devices: dict[str, GivenDevice] = {}
     node_gbyte_per_s: list[list[float]] | None = None
 
 
@@ -209,7 +191,7 @@ def _explain(path: TomlPath, fault: dict[str, Any]) -> str:
     tables: dict[str, type[BaseModel]] = {
         "nodes": _Nodes,
         "links": _Link,
-        "devices": _Peaks if "tflops" in path[2:-1] else _Device,
+        "devices": GivenPeaks if "tflops" in path[2:-1] else GivenDevice,
     }
     own = _DEVICE_FAULTS if is_device else _OWN_FAULTS
     return explain_file_fault(path, fault, file=_File, tables=tables, own=own)
@@ -221,7 +203,7 @@ def _build(file: _File, faults: _Faults) -> ClusterSpec:
         base = _find(given.like, LINKS, ("links", name, "like"), "link", faults)
         if base is not None:
             links[name] = _own_link(name, given, base)
-    devices = {name: _own_device(name, given, faults) for name, given in file.devices.items()}
+    devices = {name: own_device(name, given, faults.add) for name, given in file.devices.items()}
     classes = [
         each
         for index, nodes in enumerate(file.nodes)
@@ -273,46 +255,6 @@ def _own_link(name: str, given: _Link, base: LinkSpec) -> LinkSpec:
     )
 
 
-def _own_device(name: str, given: _Device, faults: _Faults) -> DeviceSpec | None:
-    """A device of the file; what it leaves out is another's, whose measured kernels stand in."""
-    at: TomlPath = ("devices", name)
-    if is_device(name):
-        faults.add(at, f'"{name}" is a device already. Give this one another name.')
-        return None
-    base = DEVICES.get(given.like)
-    if base is None:
-        meant = nearest(given.like, DEVICES)
-        faults.add((*at, "like"), f'there is no device "{given.like}". Nearest: {meant}')
-        return None
-    peaks = tuple(
-        (dtype, rate * 1e12)
-        for dtype in reversed(_DTYPES)
-        if (rate := getattr(given.tflops, dtype)) is not None
-    )
-    if not {"bf16", "fp16"} & {dtype for dtype, _ in peaks}:
-        faults.add(
-            (*at, "tflops"), "has neither bf16 nor fp16, in which attention is computed. Give one."
-        )
-        return None
-    own = {"peaks", "memory_bytes", "memory_bytes_per_s", "usd_per_hour"}
-    own |= {"power_w"} if given.power_w is not None else set()
-    return dataclasses.replace(
-        base,
-        name=name,
-        title=name,
-        peaks=peaks,
-        memory_bytes=int(given.memory_gib * GIB),
-        memory_bytes_per_s=given.memory_gbyte_per_s * 1e9,
-        power_w=base.power_w if given.power_w is None else given.power_w,
-        usd_per_hour=given.usd_per_hour,
-        sources=tuple(
-            (key, f"the cluster file: {given.source}" if key in own else f"as {base.name}: {value}")
-            for key, value in base.sources
-        ),
-        like=base.name,
-    )
-
-
 def _find(
     name: str, known: dict[str, LinkSpec], path: TomlPath, kind: str, faults: _Faults
 ) -> LinkSpec | None:
@@ -359,6 +301,12 @@ def _node_class(
             f'is missing, and {nodes.nodes} nodes of "{nodes.device}" must meet over some link. '
             f'Name it: nic = "ethernet-25".',
         )
+    if nodes.power_w is not None and nodes.power_w <= device.idle_power_w:
+        faults.add(
+            (*at, "power_w"),
+            f"{nodes.power_w:g} W is what {device.name} takes at rest, {device.idle_power_w:g} W, "
+            f"or less. Give more.",
+        )
     own = {
         key: value
         for key in ("power_w", "usd_per_hour")
@@ -385,10 +333,10 @@ def _matrix(file: _File, faults: _Faults) -> np.ndarray[Any, np.dtype[np.float64
         return None
     for row, values in enumerate(rows):
         for column, value in enumerate(values):
-            if row != column and not _LEAST <= value <= _MOST:
+            if row != column and not LEAST <= value <= MOST:
                 faults.add(
                     ("node_gbyte_per_s", row),
                     f"from node {row} to node {column} is {value:g}. Give the measured rate, "
-                    f"from {_LEAST:g} to {_MOST:g}.",
+                    f"from {LEAST:g} to {MOST:g}.",
                 )
     return np.array(rows, dtype=np.float64) * 1e9

@@ -83,6 +83,12 @@ def test_a_card_held_to_less_power_loses_clock(tmp_path: Path) -> None:
     )
     assert held / plain == pytest.approx((630 / 430) ** (1 / 3))
     assert more == plain
+    _refused(
+        tmp_path,
+        text.format("70.0"),
+        "cluster.toml:5  nodes.power_w: 70 W is what h100-sxm takes at rest, 70 W, or less. Give "
+        "more.",
+    )
 
 
 @pytest.mark.parametrize(
