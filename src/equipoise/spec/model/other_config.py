@@ -49,6 +49,7 @@ _LATENT = ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
 _LOCAL = ("num_local_experts", "num_experts_per_tok")
 _STATED = {
     "deepseek_v3": (*_ROUTED, *_DENSE, *_LATENT),
+    "kimi_k2": (*_ROUTED, *_DENSE, *_LATENT),
     "glm4_moe": (*_ROUTED, *_DENSE, "num_key_value_heads", "head_dim"),
     "gpt_oss": (*_LOCAL, "num_key_value_heads", "head_dim"),
     "llama4_text": (*_LOCAL, "num_key_value_heads", "intermediate_size_mlp"),
@@ -57,6 +58,7 @@ _STATED = {
 
 FORECAST = {
     "deepseek_v3": "multi-token prediction is left out",
+    "kimi_k2": "it is priced as the deepseek_v3 that it is",
     "glm4_moe": "multi-token prediction is left out",
     "gpt_oss": "each layer is priced as the mean of those with a window and those without",
     "llama4_text": "each layer is priced as the mean of those that attend in chunks and the others",
