@@ -97,40 +97,40 @@ def test_a_card_held_to_less_power_loses_clock(tmp_path: Path) -> None:
         (
             "memory_gib = 95",
             "memory_gib = 0.5",
-            "cluster.toml:9  devices.tpu-v5p.memory_gib: 0.5 is too small; it must be at least 1.",
+            "cluster.toml:10  devices.tpu-v5p.memory_gib: 0.5 is too small; it must be at least 1.",
         ),
         (
             "bf16 = 459",
             "bf17 = 459",
-            "cluster.toml:8  devices.tpu-v5p.tflops.bf17: no such key. Nearest: bf16",
+            "cluster.toml:9  devices.tpu-v5p.tflops.bf17: no such key. Nearest: bf16",
         ),
         (
             "bf16 = 459",
             "fp32 = 459",
-            "cluster.toml:8  devices.tpu-v5p.tflops: has neither bf16 nor fp16, in which attention "
+            "cluster.toml:9  devices.tpu-v5p.tflops: has neither bf16 nor fp16, in which attention "
             "is computed. Give one.",
         ),
         (
             "memory_gbyte_per_s = 2765",
             "",
-            "cluster.toml:5  devices.tpu-v5p.memory_gbyte_per_s: is missing. Every device needs "
+            "cluster.toml:6  devices.tpu-v5p.memory_gbyte_per_s: is missing. Every device needs "
             "like, source, tflops, memory_gib and memory_gbyte_per_s.",
         ),
         (
             'like = "h100-sxm"',
             'like = "h1000"',
-            'cluster.toml:6  devices.tpu-v5p.like: there is no device "h1000". Nearest: h200',
+            'cluster.toml:7  devices.tpu-v5p.like: there is no device "h1000". Nearest: h200',
         ),
         (
             "tpu-v5p",
             "h100-sxm",
-            'cluster.toml:5  devices.h100-sxm: "h100-sxm" is a device already. Give this one '
+            'cluster.toml:6  devices.h100-sxm: "h100-sxm" is a device already. Give this one '
             "another name.",
         ),
         (
             'source = "Google Cloud, TPU v5p"',
             'source = ""',
-            "cluster.toml:7  devices.tpu-v5p.source: is empty. Say where the numbers are from.",
+            "cluster.toml:8  devices.tpu-v5p.source: is empty. Say where the numbers are from.",
         ),
         (
             'device = "tpu-v5p"',
