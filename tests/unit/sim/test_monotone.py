@@ -45,7 +45,7 @@ def linked(cluster: ClusterSpec, times: float) -> ClusterSpec:
     return dataclasses.replace(cluster, classes=(dataclasses.replace(nodes, nic=nic, tiers=tiers),))
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     st.sampled_from(STEPS),
     st.sampled_from(["equipoise", "megatron-bridge", "torchtitan"]),
