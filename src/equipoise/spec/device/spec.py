@@ -65,7 +65,7 @@ class DeviceSpec:
     curve_file: Path | None = None
     """Device file with its measured curves; None for shipped devices."""
     like: str | None = None
-    """Of a device that a cluster file declares, the shipped one whose measured kernels stand in."""
+    """The shipped device whose measured kernels stand in, for one that a cluster file declares."""
 
     @property
     def is_here(self) -> bool:
