@@ -67,6 +67,7 @@ BENCHES = (
     "planner.published",
     "planner.frontier",
     "planner.vast",
+    "planner.monotone",
     "serving.fairness",
     "serving.simulator",
     "serving.plans",

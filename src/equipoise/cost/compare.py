@@ -36,6 +36,7 @@ from equipoise.spec.device.by_name import DeviceSpec, Dtype
 from equipoise.spec.device.file import DeviceFile
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
+from equipoise.spec.program.stack import Stack
 
 CURVES = ("products", "attention", "moves")
 
@@ -53,6 +54,7 @@ _ALIKE = 0.2
 """If the log ratio of moves to products varies by less than this, nothing separates them."""
 
 _ADAMW_BYTES = 28
+_STACK = Stack(fused=False)
 """Bytes per weight: read it, its gradient and two moments, write it and the moments, in fp32."""
 
 
@@ -238,7 +240,7 @@ def _foresee(record: RunRecord, model: ModelSpec, device: DeviceSpec) -> Floats:
     for sparse in {model.is_sparse(layer) for layer in range(model.layers)}:
         layers = sum(model.is_sparse(layer) == sparse for layer in range(model.layers))
         # Only the rows of a layer's products depend on the number of tokens.
-        work = layer_work(model, Layout(), 1.0, sparse=sparse, fused=False, width=width)
+        work = layer_work(model, Layout(), 1.0, sparse=sparse, stack=_STACK, width=width)
         for product in work.products:
             of_rows = rows * product.rows
             timing = gemm_s(device, of_rows, product.columns, product.inner, dtype)

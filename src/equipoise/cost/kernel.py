@@ -60,10 +60,17 @@ UNMEASURED_EFFICIENCY = 0.6
 
 def _sustained_flop_per_s(device: DeviceSpec, base: DeviceSpec, dtype: Dtype) -> float:
     peak = device.peak_flop_per_s(dtype)
-    if device.name != base.name and device.peaks == base.peaks:
+    if not _is_measured(device, base.name) and device.peaks == base.peaks:
         switched = (each.power_w - each.idle_power_w for each in (device, base))
         return peak * float(min(1.0, (next(switched) / next(switched)) ** (1 / 3)))
     return peak
+
+
+def _is_measured(device: DeviceSpec, name: str) -> bool:
+    """Whether a curve of this name was measured on the device as it is, at its power."""
+    if device.is_here:
+        return True
+    return device.name == name and device.power_w == find_device(name).power_w
 
 
 def _roofline_s(
@@ -105,7 +112,7 @@ def gemm_s(
         return _unmeasured(device, dtype, flop)
     grid, name, known = curve
     timing = grid.at(m, n, k)
-    if name == device.name and DTYPE_BYTES[known] == DTYPE_BYTES[dtype]:
+    if _is_measured(device, name) and DTYPE_BYTES[known] == DTYPE_BYTES[dtype]:
         return timing.scaled(residual(device, "products"))
     base = find_device(name)
     elements = m * k + k * n + m * n
@@ -169,7 +176,7 @@ def attention_s(
         curve, times = backward_curve, 1.0
     units = heads * np.maximum(whole / tokens, 1.0)
     timing = curve.unit_s(head_width, heads // kv_heads, tokens, units).scaled(heads * times)
-    if name == device.name:
+    if _is_measured(device, name):
         return timing.scaled(residual(device, "attention"))
     base = find_device(name)
     moved = 2.0 * tokens * head_width * (heads + kv_heads) * 2

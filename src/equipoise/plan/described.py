@@ -24,7 +24,7 @@ from equipoise.plan.answer.final import Finalist, price_finalists, with_layers
 from equipoise.plan.answer.remarks import Published, price_published, remarks_of, with_published
 from equipoise.plan.answer.run_steps import COMPARED
 from equipoise.plan.export.program import Program
-from equipoise.plan.export.settings import EXPORTS
+from equipoise.plan.export.settings import EXPORTS, program_of
 from equipoise.plan.search.deadline import Deadline
 from equipoise.plan.search.incumbent import Outcome, SearchProgress
 from equipoise.plan.search.kinds import make_search
@@ -298,7 +298,7 @@ def read_inputs(request: PlanRequest) -> ClusterInputs:
     base = with_loads(base, step, model, machine)
     if request.offload is not None:
         require_host(machine.device, request.offload)
-    program = None if request.export is None else EXPORTS[request.export][0]
+    program = None if request.export is None else program_of(request.export, request.model)
     if program is not None:
         stack = dataclasses.replace(base.stack, offloads_master=program.offloads_master)
         base = dataclasses.replace(base, stack=stack)

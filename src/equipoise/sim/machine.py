@@ -3,13 +3,14 @@
 What it decides
     Nothing of its own: ``cost.kernel`` and ``cost.link`` under the names by which a step asks
     for them, each size looked up once, and which curves were read beyond their sizes. On a
-    cluster of several classes kernels are the slowest class's.
+    cluster of several classes kernels are those of the class that multiplies slowest, and of such
+    classes of the one with the slowest memory.
 
 Kept true (tests/unit/sim/test_parts.py)
     Equal questions get equal answers; a curve read beyond its sizes is named.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -27,6 +28,21 @@ from equipoise.spec.layout import Layout
 from equipoise.spec.program.stack import Attention, Fp8
 
 
+def _dtype_of(device: DeviceSpec, precision: Precision) -> Dtype:
+    """What a device multiplies in that is not in 8 bits."""
+    narrow: Dtype = "bf16" if "bf16" in device.dtypes else device.dtypes[0]
+    return "fp32" if precision == "fp32" else narrow
+
+
+def slowest_of(devices: Iterable[DeviceSpec], precision: Precision) -> DeviceSpec:
+    """The device that multiplies slowest, and of such the one with the slowest memory."""
+
+    def rates(each: DeviceSpec) -> tuple[float, float]:
+        return each.peak_flop_per_s(_dtype_of(each, precision)), each.memory_bytes_per_s
+
+    return min(devices, key=rates)
+
+
 class Machine:
     """A cluster as a step needs it: kernels, links and memory."""
 
@@ -37,10 +53,9 @@ class Machine:
         self.extrapolated: set[str] = set()
         """Curves that were read beyond their measured sizes."""
         devices = [each.device for each in cluster.classes] if device is None else [device]
-        self.device: DeviceSpec = min(devices, key=lambda each: each.peaks[0][1])
         self._is_wide = precision == "fp32"
-        narrow: Dtype = "bf16" if "bf16" in self.device.dtypes else self.device.dtypes[0]
-        self._dtype: Dtype = "fp32" if self._is_wide else narrow
+        self.device: DeviceSpec = slowest_of(devices, precision)
+        self._dtype: Dtype = _dtype_of(self.device, precision)
         self._other: Machine | None = None
         self._products: dict[tuple[float, float, float, bool, Fp8], float] = {}
         self._traffic: dict[tuple[tuple[int, ...], int | None], Collective] = {}
@@ -182,7 +197,7 @@ class Machine:
         beyond = group_of(self.cluster, stand).levels[len(inside) :]
         far = min((level.bytes_per_s for level in beyond), default=0.0)
         near = min((each.tiers[-1].link for each in touched), key=lambda link: link.bytes_per_s)
-        carried = carried_bytes_per_s(near.name)
+        carried = carried_bytes_per_s(near.bytes_per_s)
         most = most_nodes(nodes)
         return ExpertRoutes(len(ranks), nodes, near.bytes_per_s, far, most, carried)
 

@@ -234,11 +234,7 @@ class StepParts:
                 self._layout,
                 core.tokens,
                 sparse=sparse,
-                sequence_parallel=stack.sequence_parallel,
-                fused=stack.fused,
-                repeats_keys=stack.repeats_keys,
-                norm_bytes=stack.norm_bytes,
-                rotation_bytes=stack.rotation_bytes,
+                stack=stack,
                 expert_skew=self._options.skew_of(self._layout),
                 width=self._width,
             )

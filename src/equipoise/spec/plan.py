@@ -7,11 +7,12 @@ Why
 What it decides
     The file's form: one JSON object. ``asked`` holds the words of the command line; ``read`` has
     a digest of each input of the price: model, cluster, lengths, measured curves, this package's
-    version. Candidates have the keys of ``equipoise simulate --json`` and their words: flags of
-    ``equipoise simulate`` and, if a run.toml was planned, its keys.
+    version; ``digest`` is of all else. Candidates have the keys of ``equipoise simulate --json``
+    and their words: flags of ``equipoise simulate`` and, if a run.toml was planned, its keys.
 
 Kept true (tests/unit/spec/test_plan.py)
-    What is written reads back; a lock of another form, or with changed inputs, is refused by name.
+    What is written reads back; a lock of another form, edited, or with changed inputs, is refused
+    by name.
 """
 
 import dataclasses
@@ -25,6 +26,7 @@ from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter
 
+from equipoise.base.digest import digest
 from equipoise.base.durable import write_whole
 from equipoise.base.errors import PlanError
 from equipoise.base.read import read_json, reason
@@ -34,6 +36,9 @@ VERSION = 3
 
 LOCK = "plan.lock"
 """Name of the file, beside a run.toml and in a run's folder."""
+
+_DIGEST = "digest"
+"""Key of the digest of all others."""
 
 RUN_TOML = "run.toml"
 """Key of ``asked`` with the path of the planned run.toml."""
@@ -204,14 +209,16 @@ class Plan:
 
     def write(self, file: Path) -> None:
         """Write the lock, whole or not at all."""
-        write_whole(file, json.dumps(self.as_row(), indent=1) + "\n")
+        row = self.as_row()
+        write_whole(file, json.dumps(row | {_DIGEST: digest(row)}, indent=1) + "\n")
 
 
 def read_plan(file: Path) -> Plan:
     """Read a lock.
 
     Raises:
-        PlanError: the file cannot be read, is not a plan.lock, or is of another version.
+        PlanError: the file cannot be read, is not a plan.lock, is of another version, or was
+            changed.
     """
     try:
         row = read_json(file)
@@ -230,6 +237,12 @@ def read_plan(file: Path) -> Plan:
         raise PlanError(
             f"{file} is a plan of version {version}; this equipoise reads version {VERSION}. "
             f'Plan again with the words under its "asked".'
+        )
+    known = row.pop(_DIGEST, None)  # earlier versions wrote none
+    if known is not None and known != digest(row):
+        raise PlanError(
+            f"{file} has changed since it was written, and its prices are of other choices than it "
+            f'names. Plan again: "equipoise plan --out {file.parent}".'
         )
     try:
         plan = Plan(

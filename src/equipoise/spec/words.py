@@ -29,6 +29,7 @@ from equipoise.spec.limits import MOST_SIZE
 from equipoise.spec.model.hf_config import MODEL_TYPES, model_from_hf_config
 from equipoise.spec.model.other_config import FORECAST, forecast_config
 from equipoise.spec.model.presets import PLANNED, ModelSpec
+from equipoise.spec.model.priced import without_arithmetic
 
 _MODEL_WORDS = (
     "layers",
@@ -196,12 +197,39 @@ def read_model(text: str) -> ModelSpec:
         raise ModelError(
             f"{file.name}: model_type {shown(kind)} is not one of {', '.join(known)}.{hint}"
         )
-    is_priced = _forecast_kind(config) is not None
     try:
-        model = (forecast_config if is_priced else model_from_hf_config)(config)
+        if _forecast_kind(config) is not None:
+            model = forecast_config(config)
+        else:
+            model = model_from_hf_config(without_arithmetic(config)[0])
     except ModelError as error:
         raise ModelError(str(error).replace("config.json", file.name, 1)) from None
     return _require_layers(model)
+
+
+def _config_of(text: str) -> tuple[str, object]:
+    """Name and content of a model's config.json; None where it is not one."""
+    file = Path(text) / "config.json" if text and Path(text).is_dir() else Path(text)
+    if text in PLANNED or "=" in text or file.suffix != ".json":
+        return file.name, None
+    try:
+        return file.name, read_json(file)
+    except (OSError, ValueError):
+        return file.name, None
+
+
+def unread_of(text: str) -> tuple[str, ...]:
+    """What a model's config.json says of its arithmetic that no price depends on, in words.
+
+    Args:
+        text: As ``read_model`` takes it; of what that refuses there is nothing to say.
+    """
+    _, config = _config_of(text)
+    kind = _forecast_kind(config)
+    if kind is not None:
+        return (f"the rotary embedding of {kind}",)
+    is_known = isinstance(config, dict) and config.get("model_type") in MODEL_TYPES
+    return without_arithmetic(config)[1] if is_known and isinstance(config, dict) else ()
 
 
 def forecast_note(text: str, context_tokens: int | None = None) -> str:
@@ -211,20 +239,17 @@ def forecast_note(text: str, context_tokens: int | None = None) -> str:
         text: As ``read_model`` takes it; of what that refuses there is nothing to say.
         context_tokens: Window that is forecast [tokens].
     """
-    file = Path(text) / "config.json" if text and Path(text).is_dir() else Path(text)
-    if text in PLANNED or "=" in text or file.suffix != ".json":
-        return ""
-    try:
-        config = read_json(file)
-    except (OSError, ValueError):
-        return ""
+    file_name, config = _config_of(text)
     kind, notes = _forecast_kind(config), list[str]()
     if kind is not None:
         notes.append(f"{kind} is forecast, and cannot be trained here: {FORECAST[kind]}.")
+    elif unread := unread_of(text):
+        said = " and ".join(unread)
+        notes.append(f"{file_name} is forecast, and cannot be trained here with {said}.")
     most = _longest(config)
     if most is not None and context_tokens is not None and context_tokens > most:
         notes.append(
-            f"{file.name}: max_position_embeddings is {most:,}, and a window has "
+            f"{file_name}: max_position_embeddings is {most:,}, and a window has "
             f"{context_tokens:,} tokens. The price holds, but the model was not made for them."
         )
     return " ".join(notes)

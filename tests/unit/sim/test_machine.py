@@ -5,7 +5,8 @@ import pytest
 from equipoise.cost.step.request import TERMS
 from equipoise.sim.machine import Machine
 from equipoise.sim.parts import StepParts
-from equipoise.spec.cluster.spec import find_cluster
+from equipoise.spec.cluster.link import find_link
+from equipoise.spec.cluster.spec import ClusterSpec, find_cluster
 from equipoise.spec.layout import Layout
 from support.machines import MODEL, h100, options
 
@@ -18,6 +19,15 @@ def test_a_precision_is_another_machine_that_is_made_once() -> None:
     assert wide.peak_flop_per_s("fp32") == machine.device.peak_flop_per_s("fp32")
     assert machine.peak_flop_per_s("fp32") == wide.peak_flop_per_s("fp32")
     assert wide.extrapolated is machine.extrapolated
+
+
+def test_kernels_are_those_of_the_class_that_multiplies_slowest() -> None:
+    # In BF16 an H20 has 148 TFLOP/s and a die of MI250X 191.5, though its peak in FP8 is above.
+    classes = tuple(find_cluster(f"{name}:8").classes[0] for name in ("mi250x", "h20"))
+    mixed = ClusterSpec("x", classes, find_link("roce-400"))
+    assert [Machine(mixed, name).device.name for name in ("bf16", "fp32")] == ["h20", "h20"]
+    alike = tuple(find_cluster(f"{name}:8").classes[0] for name in ("h200", "h100-sxm"))
+    assert Machine(ClusterSpec("x", alike, find_link("roce-400"))).device.name == "h100-sxm"
 
 
 def test_full_precision_moves_twice_the_bytes_and_never_multiplies_faster() -> None:

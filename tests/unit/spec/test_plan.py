@@ -42,7 +42,7 @@ def test_stages_are_read_back_and_an_old_lock_has_none(tmp_path: Path) -> None:
     plan = dataclasses.replace(PLAN, best=best)
     plan.write(file)
     assert read_plan(file) == plan
-    row = json.loads(file.read_text())
+    row = json.loads(json.dumps(plan.as_row()))
     assert row["best"].pop("stages") == {"edges": [0, 3, 4], "ranks": [0, 1]}
     assert "stages" not in row["runners_up"][0]
     file.write_text(json.dumps(row))
@@ -50,6 +50,24 @@ def test_stages_are_read_back_and_an_old_lock_has_none(tmp_path: Path) -> None:
     file.write_text(json.dumps(row | {"best": row["best"] | {"stages": {"edges": ["all"]}}}))
     with pytest.raises(PlanError, match=r"is not a whole plan\.lock"):
         read_plan(file)
+
+
+def test_an_edited_lock_is_refused_and_one_without_a_digest_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "plan.lock"
+    PLAN.write(file)
+    row = json.loads(file.read_text())
+    row["best"]["words"]["micro-batch"] = "2"
+    file.write_text(json.dumps(row))
+    with pytest.raises(PlanError) as caught:
+        read_plan(file)
+    assert caught.value.exit_code == 4
+    assert str(caught.value) == (
+        f"{file} has changed since it was written, and its prices are of other choices than it "
+        f'names. Plan again: "equipoise plan --out {tmp_path}".'
+    )
+    del row["digest"]
+    file.write_text(json.dumps(row))
+    assert read_plan(file).best.words["micro-batch"] == "2"
 
 
 def test_keys_under_their_old_names_are_read_under_the_new_ones(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ Kept true (tests/unit/cost/test_kernel.py, tests/unit/cost/test_link.py)
 """
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,7 +97,7 @@ def gemm_curve(
         if device.curve_file is None or dtype not in _here(device.curve_file).gemm:
             return None
         return _here(device.curve_file).gemm[dtype], device.name, dtype
-    name = device.name if device.name in GEMM_TABLES else _STANDS_IN.get(device.name)
+    name = _measured_on(device, GEMM_TABLES)
     if name is None:
         return None
     grids = _shipped_gemm(GEMM_TABLES[name])
@@ -114,14 +115,20 @@ def attention_curves(
             return None
         here = _here(device.curve_file)
         return here.forward[dtype], here.backward[dtype], device.name
-    name = device.name if device.name in ATTENTION_TABLES else _STANDS_IN.get(device.name)
+    name = _measured_on(device, ATTENTION_TABLES)
     return None if name is None else (_shipped_attention(ATTENTION_TABLES[name]), None, name)
 
 
 def decode_curve(device: DeviceSpec) -> tuple[LogGrid, str] | None:
     """A grid over sharing, cached tokens and units, with the device measured."""
-    name = device.name if device.name in ATTENTION_TABLES else _STANDS_IN.get(device.name)
+    name = _measured_on(device, ATTENTION_TABLES)
     return None if name is None else (_shipped_decode(ATTENTION_TABLES[name]), name)
+
+
+def _measured_on(device: DeviceSpec, tables: Mapping[str, str]) -> str | None:
+    """The device whose table is read for this one; None if none is close."""
+    name = device.like or device.name
+    return name if name in tables else _STANDS_IN.get(name)
 
 
 @functools.cache

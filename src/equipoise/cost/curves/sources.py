@@ -65,7 +65,7 @@ def _of_class(nodes: NodeClass, dtype: Dtype, stack: Stack) -> Iterator[tuple[st
     yield from device.sources
     if dtype not in device.dtypes:
         yield "precision", f"{device.dtypes[0]}, for {device.name} multiplies no {dtype}"
-    yield "node", CLUSTERS[device.name]
+    yield "node", CLUSTERS[device.name] if device.like is None else f"as {device.like}, or given"
     links = [tier.link for tier in nodes.tiers]
     for link in [*links, *([nodes.nic] if nodes.nic is not None and nodes.nodes > 1 else [])]:
         yield f"link {link.name}", link.source

@@ -19,7 +19,8 @@ What it decides
 
     Latent attention also keeps the latent vectors, before and after their norms. A layer of experts
     keeps for each of a token's choices the row that its expert reads, the hidden units, and what
-    comes back, unless the router's weight scales hidden units (``Stack.weighs_hidden``).
+    comes back, unless the router's weight scales hidden units (``Stack.weighs_hidden``); where it
+    has biases, copies of gate and up that are clamped apart (``Stack.bias_kept_bytes``).
 
     With recomputation a layer keeps its input (``full``), or all but the core (``attention``),
     or its input and the core (``selective``), or all but what modules drop (``spec.recompute``).
@@ -207,7 +208,9 @@ def _feed_bytes(
         return 0.0
     # Each of a token's choices: the row that an expert reads, its hidden units, what comes back.
     returned = 0.0 if options.stack.weighs_hidden else float(width)
-    active = unit - read if "moe_act" in modules else unit
+    active = unit + options.stack.bias_kept_bytes * width / 2 * model.has_sinks
+    if "moe_act" in modules:
+        active = unit - read
     units = active * model.expert_ffn / layout.etp + (read + returned) * model.hidden
     beside = 1 / layout.tp if options.stack.sequence_parallel else 1.0
     routed = model.mean_top_k * (units * layout.etp * received_rows + _ROUTE_BYTES) * beside

@@ -26,9 +26,9 @@ from dataclasses import dataclass
 
 _SM_BYTES_PER_S = (283e9, 300e9)
 """What the 20 to 24 multiprocessors of the kernels carry, out and back."""
-_SM_BYTES_PER_S_BY_LINK = {"nvlink5": (500e9, 500e9)}
-"""The same of the 32 that Hybrid-EP's kernels take on GB200, where copies are the memory engine's:
-its calls for 4,096 rows of 7,168 over 8 to 36 ranks."""
+_FAST_LINK, _FAST_SM_BYTES_PER_S = 900e9, (500e9, 500e9)
+"""The same of the 32 that Hybrid-EP's kernels take on links as fast as GB200's, where copies are
+the memory engine's: its calls for 4,096 rows of 7,168 over 8 to 36 ranks."""
 _LINK_SHARE = 0.7
 """What a link inside a node carries at most: 140 of the 200 GB/s of H800's."""
 _PORT_SHARE = (0.92, 0.95)
@@ -41,9 +41,13 @@ _SCALE_BYTES = 4.0 / 128
 """A scale for each 128 elements of 8 bits."""
 
 
-def carried_bytes_per_s(link: str) -> tuple[float, float]:
-    """What the kernels of a device carry inside nodes of this link, out and back [bytes/s]."""
-    return _SM_BYTES_PER_S_BY_LINK.get(link, _SM_BYTES_PER_S)
+def carried_bytes_per_s(link_bytes_per_s: float) -> tuple[float, float]:
+    """What a device's kernels carry over a link of this rate in its node, out and back [bytes/s].
+
+    >>> carried_bytes_per_s(450e9), carried_bytes_per_s(900e9)
+    ((283000000000.0, 300000000000.0), (500000000000.0, 500000000000.0))
+    """
+    return _FAST_SM_BYTES_PER_S if link_bytes_per_s >= _FAST_LINK else _SM_BYTES_PER_S
 
 
 @dataclass(frozen=True, slots=True)

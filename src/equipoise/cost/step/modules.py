@@ -96,9 +96,7 @@ def module_counts(
             work = layer_work(
                 *(model, Layout(), 1.0),
                 sparse=sparse,
-                fused=stack.fused,
-                norm_bytes=stack.norm_bytes,
-                rotation_bytes=stack.rotation_bytes,
+                stack=stack,
                 width=width,
             )
             for each in modules:

@@ -23,12 +23,13 @@ Kept true (tests/unit/sim/test_step.py)
     Terms add up to the step; options of the wrong size are refused.
 """
 
+import dataclasses
 from dataclasses import dataclass, field
 from typing import Literal
 
 from equipoise.base.arrays import Floats
 from equipoise.base.errors import LayoutError, SpecError
-from equipoise.spec.device.by_name import DeviceSpec
+from equipoise.spec.device.by_name import DEVICES, DeviceSpec
 from equipoise.spec.layout import Layout
 from equipoise.spec.offload import Offload, offloads_activations
 from equipoise.spec.program.stack import Stack as Stack
@@ -95,19 +96,42 @@ more of their clock under load (``bench/published/throughput.py``, 2026-11-23). 
 left out, these move by at most 0.04 and 0.08."""
 
 
+_CHIPS = {"h20": "h100-sxm", "gb200": "b200", "b300": "b200", "gb300": "b200"}
+"""Devices with the chip of another that has less power for its peak."""
+
+
+def _kept_clock(device: DeviceSpec) -> float:
+    """How much more of its clock a device keeps under load than the one whose chip it has.
+
+    As ``cost.kernel`` has it, the sustained clock goes with the cube root of power above idle; here
+    for each FLOP of the peak.
+    """
+    if device.name not in _CHIPS:
+        return 1.0
+    chip = DEVICES[_CHIPS[device.name]]
+    here, there = (
+        (each.power_w - each.idle_power_w) / each.peak_flop_per_s("bf16") for each in (device, chip)
+    )
+    return max(1.0, float((here / there) ** (1 / 3)))
+
+
 def residuals_of(device: DeviceSpec, stack: Stack = Stack()) -> Residuals:  # noqa: B008
     """The residuals of a device under a program: the fitted ones, but none for this machine.
 
     This machine's curves were measured under a load like a run's, on all its cores or devices at
     once, and include its residuals.
 
+    A device with more power for its peak than the one whose chip it has loses less of its clock.
+
     >>> from equipoise.spec.device.by_name import find_device
-    >>> residuals_of(find_device("h100-sxm")).products
-    1.13
+    >>> [residuals_of(find_device(name)).products for name in ("h100-sxm", "b200", "gb300", "h20")]
+    [1.13, 1.13, 1.05, 1.0]
     """
     if device.is_here:
         return Residuals()
-    return FITTED if stack == Stack() else FITTED_PROGRAMS["fp8" in device.dtypes]
+    fitted = FITTED if stack == Stack() else FITTED_PROGRAMS["fp8" in device.dtypes]
+    products = max(1.0, round(fitted.products / _kept_clock(device), 2))
+    return dataclasses.replace(fitted, products=products)
 
 
 @dataclass(frozen=True, slots=True)

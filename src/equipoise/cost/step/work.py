@@ -34,6 +34,9 @@ from equipoise.base.arrays import Ints
 from equipoise.cost.work import pair_flop
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
+from equipoise.spec.program.stack import Stack
+
+_OWN = Stack()
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +101,7 @@ def layer_work(
     tokens: float,
     *,
     sparse: bool,
-    sequence_parallel: bool = True,
-    fused: bool = True,
-    repeats_keys: bool = False,
-    norm_bytes: float = 4.0,
-    rotation_bytes: float = 4.0,
+    stack: Stack = _OWN,
     expert_skew: float = 1.0,
     width: int = 2,
 ) -> LayerWork:
@@ -113,11 +112,7 @@ def layer_work(
         layout: Degrees; only tp, cp, ep and etp matter.
         tokens: Tokens of the micro-batch on this rank's context share.
         sparse: Whether the layer has experts.
-        sequence_parallel: Whether norms and residuals are divided over tensor-parallel ranks.
-        fused: Whether neighbouring element-wise operations are one kernel.
-        repeats_keys: Whether keys and values are copied for every query head.
-        norm_bytes: Moved by a norm for each element of 2 bytes; more of wider ones.
-        rotation_bytes: Moved by a rotation, likewise.
+        stack: What is fused, divided over tensor-parallel ranks and copied.
         expert_skew: Rows of the fullest expert rank over the mean [ratio]; 1 is balanced.
         width: Bytes of an activation.
     """
@@ -127,15 +122,15 @@ def layer_work(
     query = heads * model.score_width
     value = heads * model.head_width
     products = list(_attention_products(model, tokens, tp, kv_heads))
-    beside = tokens / (tp if sequence_parallel else 1)
+    beside = tokens / (tp if stack.sequence_parallel else 1)
     # Two norms; and two residuals, two reads and one write each.
     wider = width / 2
-    of_norm = beside * hidden * norm_bytes * wider
+    of_norm = beside * hidden * stack.norm_bytes * wider
     normed, rotated, shared = 2 * of_norm, 0.0, 0.0
     moved = beside * hidden * width * 2 * 3
     if model.gated:  # older models have learned positions
-        rotated = tokens * rotation_bytes * wider * (query + kv_heads * model.head_width)
-    if repeats_keys:
+        rotated = tokens * stack.rotation_bytes * wider * (query + kv_heads * model.head_width)
+    if stack.repeats_keys:
         moved += tokens * width * 2 * (heads + kv_heads) * model.head_width
     kernels = 2 + 2 + 2 + 1
     routed, around = 0.0, moved
@@ -145,7 +140,7 @@ def layer_work(
         active = tokens * width * ffn * model.products
         moved += active
     else:
-        routed = (beside if sequence_parallel else tokens / tp) * model.mean_top_k
+        routed = (beside if stack.sequence_parallel else tokens / tp) * model.mean_top_k
         mean = routed * layout.etp * layout.ep / model.experts  # rows of one local expert
         local = max(1, model.experts // layout.ep)
         rows = mean * expert_skew
@@ -161,6 +156,11 @@ def layer_work(
         moved += active + rows * local * width * 4 * hidden
         moved += routed * hidden * width * 3 + 4.0 * routed / model.mean_top_k * model.choices * 4
         kernels += 12
+        if model.has_sinks and stack.bias_row_bytes:  # an add and a product an expert
+            gates = rows * local * ffn * stack.bias_gate_bytes * wider
+            active, moved = active + gates, moved + gates
+            moved += rows * local * hidden * stack.bias_row_bytes * wider
+            kernels += 5 + 2 * local
         if model.shared_ffn:
             products += _ffn_products(model, "shared expert", tokens, model.shared_ffn, tp)
             shared = tokens * width * model.shared_ffn / tp * model.products
@@ -168,8 +168,8 @@ def layer_work(
     kernels += sum(1 if each.grouped else each.count for each in products) + 1
     # Eager: a gated activation is two kernels, and biases, dropout and casts are passes of their
     # own.
-    passes = 1.0 if fused else 1.5
-    if not fused:
+    passes = 1.0 if stack.fused else 1.5
+    if not stack.fused:
         kernels *= 2
     return LayerWork(
         tuple(products),

@@ -38,6 +38,7 @@ from itertools import groupby
 
 import numpy as np
 
+from equipoise.base.errors import SpecError
 from equipoise.plan.export.model import megatron_model
 from equipoise.plan.export.program import Lack, Program
 from equipoise.plan.space.choice import Choice
@@ -51,6 +52,7 @@ from equipoise.spec.offload import (
     offloads_optimizer,
 )
 from equipoise.spec.recompute import MODULES, modules_of
+from equipoise.spec.words import unread_of
 
 _TITAN: dict[str, dict[str, str]] = {
     "order": {"pp-dp": ""},
@@ -280,3 +282,22 @@ EXPORTS: dict[str, tuple[Program, Callable[[ModelSpec, Choice, Sequence[int]], s
 }
 """By program: what it can do, and the function that writes its settings for a model, a choice and
 the layers of each stage."""
+
+
+def program_of(name: str, model: str) -> Program:
+    """The program that settings are written for.
+
+    Args:
+        name: Of ``EXPORTS``.
+        model: As ``spec.words.read_model`` takes it.
+
+    Raises:
+        SpecError: settings hold the model's sizes, and a part of its arithmetic is not read.
+    """
+    program, _ = EXPORTS[name]
+    if program is _MEGATRON_LM and (unread := unread_of(model)):
+        raise SpecError(
+            f"{unread[0]} is not read, and without it Megatron-LM would train another model. Plan "
+            f"without export, and take the model's own flags from its authors."
+        )
+    return program

@@ -32,7 +32,7 @@ from equipoise.base.arrays import Floats, Ints
 from equipoise.cost.offload import loads_without_copies
 from equipoise.cost.step.request import Precision, StepOptions, kernel_key
 from equipoise.schedule.pipeline.strategies import place_stages
-from equipoise.sim.machine import Machine
+from equipoise.sim.machine import Machine, slowest_of
 from equipoise.sim.parts import BatchParts, StepParts
 from equipoise.spec.cluster.spec import ClusterSpec
 from equipoise.spec.layout import Layout
@@ -49,7 +49,7 @@ class Site(Machine):
         self, cluster: ClusterSpec, layout: Layout, rank: int, precision: Precision = "bf16"
     ) -> None:
         classes = [cluster.classes[each] for each in _classes(cluster, layout)[rank]]
-        slowest = min((each.device for each in classes), key=lambda each: each.peaks[0][1])
+        slowest = slowest_of((each.device for each in classes), precision)
         super().__init__(cluster, precision, slowest)
         grid = layout.grid("pp", "dp", "cp", "tp")
         self._layout, self._rank = layout, rank

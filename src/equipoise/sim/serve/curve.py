@@ -45,6 +45,7 @@ from equipoise.sim.serve.memory import MEMORY_SHARE, stage_memory, windowed_laye
 from equipoise.spec.device.serving import MeasuredServing, ServingCurve
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
+from equipoise.spec.program.stack import Stack
 
 _ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768)
 _MANY_ROWS = (1024, 1536, 2048, 3072, 4096, 6144, 8192)
@@ -53,6 +54,7 @@ _DECODES = 32
 _LAUNCH_S = 2e-6
 _ENGINE_SHARE = 0.25
 _LSE_BYTES = 4
+_STACK = Stack(sequence_parallel=False)
 MOST_SEQUENCES = 256
 """Sequences of a replica at the same time, unless the limits say otherwise."""
 _LIMITS = BatchSettings(pages=1)
@@ -263,7 +265,7 @@ class _Part:
             layout,
             float(rows),
             sparse=is_sparse,
-            sequence_parallel=False,
+            stack=_STACK,
             expert_skew=skew,
             width=width,
         )

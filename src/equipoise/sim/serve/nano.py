@@ -39,6 +39,7 @@ from equipoise.spec.cluster.file import read_cluster
 from equipoise.spec.device.spec import THIS_CPU
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
+from equipoise.spec.program.stack import Stack
 from equipoise.spec.serving import IterationWork, chunk_pairs
 from equipoise.spec.words import read_layout, read_model
 
@@ -53,6 +54,7 @@ _CONTEXT_TOKENS = 4096
 _DECODES = 32
 _LAUNCH_S = 2e-6
 _MOST_STATES = 5_000
+_STACK = Stack(sequence_parallel=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +213,7 @@ class _LayerCosts:
             layout,
             rows,
             sparse=bool(model.experts),
-            sequence_parallel=False,
+            stack=_STACK,
             width=self._width,
         )
         seconds = list[float]()

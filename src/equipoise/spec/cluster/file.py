@@ -1,9 +1,9 @@
-"""cluster.toml: nodes of several classes, custom links, and measured pairs of nodes.
+"""cluster.toml: nodes of several classes, custom devices and links, and measured pairs of nodes.
 
 Why
     Real clusters grow: two kinds of network card, one slow pair of nodes, a card held to less
-    power. What the shipped tables lack is written down once, and all its faults are reported at
-    once with their lines.
+    power, an accelerator that is in no table. What the shipped tables lack is written down once,
+    and all its faults are reported at once with their lines.
 
 What it decides
     The file's form::
@@ -27,6 +27,13 @@ What it decides
         like = "roce-200"                        # what is not given here
         gbit_per_s = 180
 
+        [devices.tpu-v5p]                        # for device = "tpu-v5p"
+        like = "h100-sxm"                        # kernels reach its share of their roofline
+        source = "Google Cloud, TPU v5p"
+        tflops = {bf16 = 459}                    # dense; also fp8, fp16, tf32, fp32
+        memory_gib = 95
+        memory_gbyte_per_s = 2765
+
     ``node_gbyte_per_s`` may hold what each node can send to each other node, one row per node.
 
 Kept true (tests/unit/spec/cluster/test_file.py)
@@ -39,11 +46,20 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from equipoise.base.errors import SpecError
 from equipoise.base.nearest import nearest
 from equipoise.base.read import read_bytes
+from equipoise.spec.cluster.devices import (
+    LEAST,
+    MOST,
+    STRICT,
+    GivenDevice,
+    GivenPeaks,
+    Positive,
+    own_device,
+)
 from equipoise.spec.cluster.link import LINKS, LinkSpec
 from equipoise.spec.cluster.spec import (
     MOST_DEVICES,
@@ -54,27 +70,29 @@ from equipoise.spec.cluster.spec import (
     node_class,
     node_size,
 )
-from equipoise.spec.device.by_name import DEVICES, OWN, find_device, is_device
+from equipoise.spec.device.by_name import (
+    DEVICES,
+    OWN,
+    DeviceSpec,
+    find_device,
+    is_device,
+)
 from equipoise.spec.file_faults import explain_file_fault
 from equipoise.spec.run.load import TomlPath, parse_toml
 
-_STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
-_LEAST, _MOST = 1e-9, 1e12
-"""Rates, powers and prices beyond these are slips, and their seconds would be infinite."""
-_Positive = Annotated[float, Field(ge=_LEAST, le=_MOST)]
 _Count = Annotated[int, Field(ge=1)]
 
 
 class _Link(BaseModel):
-    model_config = _STRICT
+    model_config = STRICT
     like: str = "roce-400"
-    gbit_per_s: _Positive | None = None
-    latency_us: _Positive | None = None
-    efficiency: Annotated[float, Field(ge=_LEAST, le=1)] | None = None
+    gbit_per_s: Positive | None = None
+    latency_us: Positive | None = None
+    efficiency: Annotated[float, Field(ge=LEAST, le=1)] | None = None
 
 
 class _Nodes(BaseModel):
-    model_config = _STRICT
+    model_config = STRICT
     device: str
     nodes: _Count
     name: str | None = None
@@ -82,17 +100,18 @@ class _Nodes(BaseModel):
     inside: str | None = None
     nic: str | None = None
     nics: _Count | None = None
-    power_w: _Positive | None = None
-    usd_per_hour: _Positive | None = None
+    power_w: Positive | None = None
+    usd_per_hour: Positive | None = None
 
 
 class _File(BaseModel):
-    model_config = _STRICT
+    model_config = STRICT
     name: str
     nodes: Annotated[list[_Nodes], Field(min_length=1)]
     between: str | None = None
-    trunk_gbit_per_s: _Positive | None = None
+    trunk_gbit_per_s: Positive | None = None
     links: dict[str, _Link] = {}
+    devices: dict[str, GivenDevice] = {}
     node_gbyte_per_s: list[list[float]] | None = None
 
 
@@ -160,11 +179,22 @@ _OWN_FAULTS = {
     "missing": "is missing. Every cluster needs a name, and nodes with a device and a number.",
     "too_short": "is empty. Give at least one [[nodes]].",
 }
+_DEVICE_FAULTS = {
+    "missing": "is missing. Every device needs like, source, tflops, memory_gib and "
+    "memory_gbyte_per_s.",
+    "string_too_short": "is empty. Say where the numbers are from.",
+}
 
 
 def _explain(path: TomlPath, fault: dict[str, Any]) -> str:
-    tables: dict[str, type[BaseModel]] = {"nodes": _Nodes, "links": _Link}
-    return explain_file_fault(path, fault, file=_File, tables=tables, own=_OWN_FAULTS)
+    is_device = path[0] == "devices"
+    tables: dict[str, type[BaseModel]] = {
+        "nodes": _Nodes,
+        "links": _Link,
+        "devices": GivenPeaks if "tflops" in path[2:-1] else GivenDevice,
+    }
+    own = _DEVICE_FAULTS if is_device else _OWN_FAULTS
+    return explain_file_fault(path, fault, file=_File, tables=tables, own=own)
 
 
 def _build(file: _File, faults: _Faults) -> ClusterSpec:
@@ -173,10 +203,11 @@ def _build(file: _File, faults: _Faults) -> ClusterSpec:
         base = _find(given.like, LINKS, ("links", name, "like"), "link", faults)
         if base is not None:
             links[name] = _own_link(name, given, base)
+    devices = {name: own_device(name, given, faults.add) for name, given in file.devices.items()}
     classes = [
         each
         for index, nodes in enumerate(file.nodes)
-        if (each := _node_class(nodes, index, links, faults)) is not None
+        if (each := _node_class(nodes, index, links, devices, faults)) is not None
     ]
     between = None
     if file.between is not None:
@@ -233,18 +264,27 @@ def _find(
 
 
 def _node_class(
-    nodes: _Nodes, index: int, links: dict[str, LinkSpec], faults: _Faults
+    nodes: _Nodes,
+    index: int,
+    links: dict[str, LinkSpec],
+    devices: dict[str, DeviceSpec | None],
+    faults: _Faults,
 ) -> NodeClass | None:
     at: TomlPath = ("nodes", index)
+    declared = devices.get(nodes.device)
+    if nodes.device in devices and declared is None:  # its own table is at fault
+        return None
+    name = nodes.device if declared is None or declared.like is None else declared.like
     try:
-        device = find_device(nodes.device)
+        device = find_device(name)
     except SpecError as error:
-        meant = nearest(nodes.device, [*DEVICES, *OWN])
-        unknown = f'there is no device "{nodes.device}". Nearest: {meant}'
-        faults.add((*at, "device"), str(error) if is_device(nodes.device) else unknown)
+        meant = nearest(name, [*DEVICES, *OWN, *devices])
+        unknown = f'there is no device "{name}". Nearest: {meant}'
+        faults.add((*at, "device"), str(error) if is_device(name) else unknown)
         return None
     wanted = nodes.devices_per_node or node_size(device)
-    shipped = node_class(nodes.device, wanted if device.is_here else min(wanted, node_size(device)))
+    shipped = node_class(name, wanted if device.is_here else min(wanted, node_size(device)))
+    device = declared or device
     tiers = shipped.tiers
     if nodes.devices_per_node is not None or nodes.inside is not None:
         size = nodes.devices_per_node or shipped.devices_per_node
@@ -260,6 +300,12 @@ def _node_class(
             (*at, "nic"),
             f'is missing, and {nodes.nodes} nodes of "{nodes.device}" must meet over some link. '
             f'Name it: nic = "ethernet-25".',
+        )
+    if nodes.power_w is not None and nodes.power_w <= device.idle_power_w:
+        faults.add(
+            (*at, "power_w"),
+            f"{nodes.power_w:g} W is what {device.name} takes at rest, {device.idle_power_w:g} W, "
+            f"or less. Give more.",
         )
     own = {
         key: value
@@ -287,10 +333,10 @@ def _matrix(file: _File, faults: _Faults) -> np.ndarray[Any, np.dtype[np.float64
         return None
     for row, values in enumerate(rows):
         for column, value in enumerate(values):
-            if row != column and not _LEAST <= value <= _MOST:
+            if row != column and not LEAST <= value <= MOST:
                 faults.add(
                     ("node_gbyte_per_s", row),
                     f"from node {row} to node {column} is {value:g}. Give the measured rate, "
-                    f"from {_LEAST:g} to {_MOST:g}.",
+                    f"from {LEAST:g} to {MOST:g}.",
                 )
     return np.array(rows, dtype=np.float64) * 1e9

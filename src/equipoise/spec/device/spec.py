@@ -64,6 +64,8 @@ class DeviceSpec:
     disk_write_bytes_per_s: float | None = None
     curve_file: Path | None = None
     """Device file with its measured curves; None for shipped devices."""
+    like: str | None = None
+    """The shipped device whose measured kernels stand in, for one that a cluster file declares."""
 
     @property
     def is_here(self) -> bool:

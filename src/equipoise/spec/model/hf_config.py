@@ -262,6 +262,11 @@ def _refuse_windows(kind: str, config: Mapping[str, Any]) -> None:
             raise unsupported("layer_types", layer_type, "full_attention")
 
 
+def rope_types(model_type: str) -> tuple[str, ...]:
+    """Kinds of rotary positions that are computed here for a model type."""
+    return ("default",) if model_type == "phi3" else tuple(_ROPE_TYPES)
+
+
 def _rope(model_type: str, config: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
     # If both spellings are given, transformers reads only the older one.
     field = "rope_scaling" if config["rope_scaling"] else "rope_parameters"
@@ -269,7 +274,7 @@ def _rope(model_type: str, config: Mapping[str, Any]) -> tuple[float, RopeScalin
     if not isinstance(rope, dict):
         raise ModelError(f"config.json: {field} {shown(rope)} is not a table.")
     kind = rope.get("rope_type", rope.get("type", "default"))
-    types = ("default",) if model_type == "phi3" else tuple(_ROPE_TYPES)
+    types = rope_types(model_type)
     if not isinstance(kind, str) or kind not in types:
         raise unsupported(f"{field} of type", kind, *types)
     for name, value in rope.items():

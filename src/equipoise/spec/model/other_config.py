@@ -49,6 +49,7 @@ _LATENT = ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
 _LOCAL = ("num_local_experts", "num_experts_per_tok")
 _STATED = {
     "deepseek_v3": (*_ROUTED, *_DENSE, *_LATENT),
+    "kimi_k2": (*_ROUTED, *_DENSE, *_LATENT),
     "glm4_moe": (*_ROUTED, *_DENSE, "num_key_value_heads", "head_dim"),
     "gpt_oss": (*_LOCAL, "num_key_value_heads", "head_dim"),
     "llama4_text": (*_LOCAL, "num_key_value_heads", "intermediate_size_mlp"),
@@ -57,6 +58,7 @@ _STATED = {
 
 FORECAST = {
     "deepseek_v3": "multi-token prediction is left out",
+    "kimi_k2": "it is priced as the deepseek_v3 that it is",
     "glm4_moe": "multi-token prediction is left out",
     "gpt_oss": "each layer is priced as the mean of those with a window and those without",
     "llama4_text": "each layer is priced as the mean of those that attend in chunks and the others",
@@ -200,15 +202,21 @@ def _read_experts(config: Mapping[str, Any]) -> dict[str, Any]:
         least=0,
     )
     dense = _size(config, ("first_k_dense_replace",), default=0, least=0)
+    every = config.get("moe_layer_freq", 1)
+    if config.get("model_type") in FORECAST and every not in (1, None):
+        raise ModelError(
+            f"config.json: moe_layer_freq {shown(every)} is not supported; only 1 is, every layer "
+            f"after the first {dense} with experts."
+        )
     if dense >= _size(config, _LAYERS):
         return {}
     groups = _size(config, ("n_group",), default=1)
     kept = groups if groups == 1 else _size(config, ("topk_group",), default=groups)
-    if experts % groups or kept > groups:
+    if experts % groups or kept > groups or top_k > kept * (experts // groups):
         raise ModelError(
             f"config.json: {experts} experts in n_group = {groups} groups with topk_group = {kept} "
-            f"chosen. Groups must hold equally many experts, and no more than "
-            f"{groups} can be chosen."
+            f"chosen. Groups must hold equally many experts, no more than {groups} can be chosen, "
+            f"and those must hold the {top_k} experts of a token."
         )
     grouped = {"expert_groups": groups, "kept_groups": kept} if kept < groups else {}
     return {

@@ -43,7 +43,10 @@ from equipoise.spec.run.spec import Recompute
 _STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 _Share = Annotated[float, Field(ge=0, le=1)]
 _Bytes = Annotated[float, Field(ge=0, le=1e6)]
-_MOVED = "norm_bytes", "rotation_bytes", "sum_bytes", "logit_bytes", "merge_bytes"
+_MOVED = (
+    *("norm_bytes", "rotation_bytes", "sum_bytes", "logit_bytes", "merge_bytes"),
+    *("bias_gate_bytes", "bias_row_bytes", "bias_kept_bytes"),
+)
 _LIMITS: dict[str, Any] = {
     "tensor_overlap": _Share,
     "dispatch_share": _Share,

@@ -85,6 +85,13 @@ class Stack:
     weighs_hidden: bool = False
     """A router's weight scales an expert's hidden units as the activation writes them, so that no
     gradient reads what the expert gives back; elsewhere it scales that, which is kept."""
+    bias_gate_bytes: float = 0.0
+    """Bytes moved per hidden unit of an expert that has biases, to add them or to clamp gate and up
+    in front of the activation; 0 where the product and the activation do it."""
+    bias_row_bytes: float = 0.0
+    """Bytes moved per element of what such an expert gives back, to add its bias; 0 likewise."""
+    bias_kept_bytes: float = 0.0
+    """Bytes kept per hidden unit of such an expert beside gate and up, as clamped copies."""
     recompute_stops: bool = False
     """Layers are computed again up to what their backward reads last: not their last product, nor
     the sum over tensor ranks that follows it."""

@@ -71,6 +71,27 @@ def test_what_a_product_reads_is_kept_in_8_bits_where_the_program_says_so() -> N
     assert wide - narrow == 2 * 4096 + 14_336 - 4096
 
 
+def test_gates_that_are_clamped_apart_are_kept_twice() -> None:
+    model = PLANNED["gpt-oss-120b"]
+    bytes_of = {
+        (program, how): kept_bytes(
+            model,
+            Layout(dp=8, ep=8),
+            StepOptions(4096, 1, stack=read_program(program).stack),
+            sparse=True,
+            recompute=how,
+            doc_tokens=4096,
+        )
+        for program in ("megatron-bridge", "megatron-bridge-fused")
+        for how in ("none", "moe_act")
+    }
+    apart, fused = (
+        bytes_of[program, "none"] for program in ("megatron-bridge", "megatron-bridge-fused")
+    )
+    assert apart - fused == 4 * 2880 * 2 * 2  # of four rows, gate and up in 16 bits
+    assert len({bytes_of[program, "moe_act"] for program, _ in bytes_of}) == 1
+
+
 def test_rows_of_experts_are_kept_where_they_are_computed() -> None:
     model = preset("mixtral-8x7b")
     options = StepOptions(4096, 1)

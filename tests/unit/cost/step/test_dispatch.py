@@ -53,7 +53,7 @@ def test_a_router_that_chooses_nodes_first_sends_less() -> None:
     (8, 545.71e9, 568.94e9), (16, 523.48e9, 521.55e9), (36, 479.02e9, 447.89e9),
 ])  # fmt: skip
 def test_kernels_on_nvlink_5_carry_more(ranks: int, out_rate: float, back_rate: float) -> None:
-    routes = ExpertRoutes(ranks, 1, 900e9, 0.0, 0, carried_bytes_per_s("nvlink5"))
+    routes = ExpertRoutes(ranks, 1, 900e9, 0.0, 0, carried_bytes_per_s(900e9))
     reaching = 4096 * ranks * (1 - (1 - 1 / ranks) ** 8) * 7168 * 2
     for back, rate in ((False, out_rate), (True, back_rate)):
         mine = travel_s(routes, is_return=back, fp8=False)

@@ -67,7 +67,7 @@ def parts(
         layout,
         4096,
         sparse=sparse,
-        sequence_parallel=options.stack.sequence_parallel,
+        stack=options.stack,
         expert_skew=options.expert_skew,
     )
     bytes_per_s = {"all_reduce": 0.5e11, "all_gather": 1e11}

@@ -7,10 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.cost.step.work import head_work, layer_work, published_flop
+from equipoise.cost.step.work import LayerWork, head_work, layer_work, published_flop
 from equipoise.cost.work import useful_flop
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import PLANNED, ModelSpec, preset
+from equipoise.spec.program.file import read_program
+from equipoise.spec.program.stack import Stack
 
 DENSE = preset("llama3-8b")
 SPARSE = preset("mixtral-8x7b")
@@ -59,10 +61,28 @@ def test_uneven_experts_cost_the_rank_that_has_most() -> None:
 
 def test_without_sequence_parallelism_norms_move_whole_rows() -> None:
     divided, whole = (
-        layer_work(DENSE, Layout(tp=8), 4096, sparse=False, sequence_parallel=value)
+        layer_work(DENSE, Layout(tp=8), 4096, sparse=False, stack=Stack(sequence_parallel=value))
         for value in (True, False)
     )
     assert whole.moved_bytes - divided.moved_bytes == 4096 * 4096 * 2 * 10 * 7 / 8
+
+
+def test_biases_of_experts_in_passes_of_their_own_are_counted() -> None:
+    def work(name: str, program: str) -> LayerWork:
+        stack = read_program(program).stack
+        return layer_work(PLANNED[name], Layout(dp=8, ep=8), 4096, sparse=True, stack=stack)
+
+    fused, apart, narrow = (
+        work("gpt-oss-120b", f"megatron-bridge{variant}") for variant in ("-fused", "", "-alltoall")
+    )
+    units = 4 * 4096 * 2880  # hidden units of all rows, and as many elements that come back
+    assert apart.moved_bytes - fused.moved_bytes == units * (16 + 28)
+    assert narrow.moved_bytes - fused.moved_bytes == units * (16 + 12)
+    assert apart.activation_moves - fused.activation_moves == units * 16
+    assert apart.expert_moves - fused.expert_moves == units * (16 + 28)
+    assert apart.kernels - fused.kernels == 5 + 2 * 16
+    plain = work("qwen3-30b-a3b", "megatron-bridge")
+    assert plain == work("qwen3-30b-a3b", "megatron-bridge-fused")
 
 
 def test_the_published_convention_counts_masked_pairs() -> None:

@@ -7,10 +7,13 @@ import numpy as np
 import pytest
 
 from equipoise.base.errors import SpecError
+from equipoise.cost.curves.sources import sources_of
+from equipoise.cost.kernel import gemm_s
 from equipoise.cost.link import collective_s, group_of, strided_group
 from equipoise.spec.cluster.file import __doc__ as page
 from equipoise.spec.cluster.file import read_cluster
 from equipoise.spec.cluster.spec import find_cluster
+from equipoise.spec.device.by_name import find_device
 
 GROWN = "\n".join(
     line[8:] for line in page.split("::\n\n")[1].split("\n\n    ``node")[0].split("\n")
@@ -43,6 +46,101 @@ def test_the_example_of_the_page(tmp_path: Path) -> None:
     assert dict(new.device.sources)["usd_per_hour"] == "the cluster file"
     assert cluster.between.name == "ethernet-25"
     assert collective_s("all_reduce", 1e9, group_of(cluster, [0, 32])).s > 0.5
+
+
+TPU = (
+    'name = "pod"\n[[nodes]]\ndevice = "tpu-v5p"\nnodes = 2\ndevices_per_node = 4\n'
+    '[devices.tpu-v5p]\nlike = "h100-sxm"\nsource = "Google Cloud, TPU v5p"\n'
+    "tflops = {bf16 = 459}\nmemory_gib = 95\nmemory_gbyte_per_s = 2765\n"
+)
+
+
+def test_a_device_of_the_file_is_as_far_below_its_roofline_as_the_one_it_is_like(
+    tmp_path: Path,
+) -> None:
+    cluster = _read(tmp_path, TPU)
+    device, h100 = cluster.device, find_device("h100-sxm")
+    assert (device.name, device.like, cluster.devices) == ("tpu-v5p", "h100-sxm", 8)
+    assert (device.memory_bytes, device.usd_per_hour) == (95 * 2**30, None)
+    sources = sources_of(cluster, "bf16")
+    assert sources["peaks"] == "the cluster file: Google Cloud, TPU v5p"
+    assert sources["power_w"].startswith("as h100-sxm: NVIDIA H100")
+    assert sources["matrix products"].endswith("; taken over to tpu-v5p by its roofline")
+    own, theirs = (float(gemm_s(each, 8192, 8192, 8192, "bf16").s) for each in (device, h100))
+    assert own / theirs == pytest.approx(989.4 / 459)
+    assert gemm_s(device, 8192, 8192, 8192, "bf16").extrapolated
+
+
+def test_a_card_held_to_less_power_loses_clock(tmp_path: Path) -> None:
+    text = 'name = "x"\n[[nodes]]\ndevice = "h100-sxm"\nnodes = 1\npower_w = {}\n'
+    held, more, plain = (
+        float(gemm_s(device, 8192, 8192, 8192, "bf16").s)
+        for device in (
+            _read(tmp_path, text.format("500.0")).device,
+            _read(tmp_path, text.format("900.0")).device,
+            find_device("h100-sxm"),
+        )
+    )
+    assert held / plain == pytest.approx((630 / 430) ** (1 / 3))
+    assert more == plain
+    _refused(
+        tmp_path,
+        text.format("70.0"),
+        "cluster.toml:5  nodes.power_w: 70 W is what h100-sxm takes at rest, 70 W, or less. Give "
+        "more.",
+    )
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            "memory_gib = 95",
+            "memory_gib = 0.5",
+            "cluster.toml:10  devices.tpu-v5p.memory_gib: 0.5 is too small; it must be at least 1.",
+        ),
+        (
+            "bf16 = 459",
+            "bf17 = 459",
+            "cluster.toml:9  devices.tpu-v5p.tflops.bf17: no such key. Nearest: bf16",
+        ),
+        (
+            "bf16 = 459",
+            "fp32 = 459",
+            "cluster.toml:9  devices.tpu-v5p.tflops: has neither bf16 nor fp16, in which attention "
+            "is computed. Give one.",
+        ),
+        (
+            "memory_gbyte_per_s = 2765",
+            "",
+            "cluster.toml:6  devices.tpu-v5p.memory_gbyte_per_s: is missing. Every device needs "
+            "like, source, tflops, memory_gib and memory_gbyte_per_s.",
+        ),
+        (
+            'like = "h100-sxm"',
+            'like = "h1000"',
+            'cluster.toml:7  devices.tpu-v5p.like: there is no device "h1000". Nearest: h200',
+        ),
+        (
+            "tpu-v5p",
+            "h100-sxm",
+            'cluster.toml:6  devices.h100-sxm: "h100-sxm" is a device already. Give this one '
+            "another name.",
+        ),
+        (
+            'source = "Google Cloud, TPU v5p"',
+            'source = ""',
+            "cluster.toml:8  devices.tpu-v5p.source: is empty. Say where the numbers are from.",
+        ),
+        (
+            'device = "tpu-v5p"',
+            'device = "tpu-v6"',
+            'cluster.toml:3  nodes.device: there is no device "tpu-v6". Nearest: tpu-v5p',
+        ),
+    ],
+)
+def test_faults_of_a_device_are_named(tmp_path: Path, old: str, new: str, message: str) -> None:
+    _refused(tmp_path, TPU.replace(old, new), message)
 
 
 def test_a_shipped_cluster_written_out_prices_alike(tmp_path: Path) -> None:

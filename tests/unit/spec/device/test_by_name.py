@@ -13,6 +13,7 @@ from equipoise.spec.device.spec import DeviceSpec
 from support.device_files import A_FILE, written
 
 NAMES = {
+    "like",
     "name",
     "title",
     "sources",

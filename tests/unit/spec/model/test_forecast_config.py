@@ -1,17 +1,20 @@
 """Published configurations that are priced: as many weights as their authors say."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from equipoise.base.errors import ModelError
+from equipoise.base.errors import ModelError, SpecError
+from equipoise.base.shown import shown
 from equipoise.cost.step.work import _attention_products
+from equipoise.plan.export.settings import EXPORTS, program_of
 from equipoise.spec.model.hf_config import MODEL_TYPES
 from equipoise.spec.model.other_config import FORECAST, forecast_config
-from equipoise.spec.model.presets import PLANNED, LatentSpec, WindowSpec
-from equipoise.spec.words import forecast_note, read_model
+from equipoise.spec.model.presets import PLANNED, LatentSpec, ModelSpec, WindowSpec
+from equipoise.spec.words import forecast_note, read_model, unread_of
 from support.verbs import run
 
 SCOUT: dict[str, Any] = {
@@ -54,6 +57,31 @@ CONFIGS: dict[str, tuple[dict[str, Any], float, float]] = {
         },
         671,
         37,
+    ),
+    "kimi_k2": (
+        {
+            "model_type": "kimi_k2",
+            "hidden_size": 7168,
+            "num_hidden_layers": 61,
+            "num_attention_heads": 64,
+            "num_key_value_heads": 64,
+            "intermediate_size": 18_432,
+            "moe_intermediate_size": 2048,
+            "n_routed_experts": 384,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 8,
+            "first_k_dense_replace": 1,
+            "moe_layer_freq": 1,
+            "q_lora_rank": 1536,
+            "kv_lora_rank": 512,
+            "qk_rope_head_dim": 64,
+            "qk_nope_head_dim": 128,
+            "v_head_dim": 128,
+            "vocab_size": 163_840,
+            "tie_word_embeddings": False,
+        },
+        1026,
+        32,
     ),
     "gpt_oss": (
         {
@@ -139,6 +167,51 @@ def test_a_config_that_does_not_say_so_has_a_head_of_its_own(kind: str) -> None:
     shorter = {**config, "text_config": silent} if text is not config else silent
     assert forecast_config(shorter) == forecast_config(config)
     assert not forecast_config(shorter).tied
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"quantization_config": {"quant_method": "fp8"}}, ("quantization_config",)),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}, "max_position_embeddings": 8},
+            ('rope_scaling of type "yarn"',),
+        ),
+        (
+            {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 5.0, "factor": 2.0}},
+            ('rope_parameters of type "dynamic"',),
+        ),
+    ],
+)
+def test_what_no_price_depends_on_is_left_out_and_said(
+    tmp_path: Path, changed: dict[str, Any], words: tuple[str, ...]
+) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(CONFIGS["qwen3_moe"][0] | changed))
+    plain = forecast_model(tmp_path / "plain", CONFIGS["qwen3_moe"][0])
+    rope = changed.get("rope_parameters", {})
+    theta = rope.get("rope_theta", plain.rope_theta)
+    assert read_model(str(file)) == dataclasses.replace(plain, rope_theta=theta)
+    assert unread_of(str(file)) == words
+    said = f"config.json is forecast, and cannot be trained here with {words[0]}."
+    assert forecast_note(str(file)) == said
+    with pytest.raises(SpecError) as refused:
+        program_of("megatron", str(file))
+    assert str(refused.value) == (
+        f"{words[0]} is not read, and without it Megatron-LM would train another model. Plan "
+        f"without export, and take the model's own flags from its authors."
+    )
+    assert program_of("torchtitan", str(file)) is EXPORTS["torchtitan"][0]
+    assert unread_of("deepseek-v3") == ()
+    file.write_text(json.dumps(CONFIGS["qwen3_moe"][0] | {"rope_scaling": {"rope_type": 3}}))
+    with pytest.raises(ModelError, match="rope_scaling of type 3 is not supported"):
+        read_model(str(file))
+
+
+def forecast_model(folder: Path, config: dict[str, Any]) -> ModelSpec:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    return read_model(str(folder))
 
 
 def test_biases_and_norms_are_counted() -> None:
@@ -290,7 +363,19 @@ def test_a_missing_size_is_refused(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(("groups", "kept"), [(7, 4), (8, 9)])
+@pytest.mark.parametrize("every", [2, [1] * 61])
+def test_experts_in_some_layers_alone_are_not_guessed(every: object) -> None:
+    with pytest.raises(ModelError) as refused:
+        forecast_config(CONFIGS["deepseek_v3"][0] | {"moe_layer_freq": every})
+    assert str(refused.value) == (
+        f"config.json: moe_layer_freq {shown(every)} is not supported; only 1 is, every layer "
+        f"after the first 3 with experts."
+    )
+    alike = CONFIGS["deepseek_v3"][0] | {"moe_layer_freq": 1}
+    assert forecast_config(alike) == forecast_config(CONFIGS["deepseek_v3"][0])
+
+
+@pytest.mark.parametrize(("groups", "kept"), [(7, 4), (8, 9), (128, 3)])
 def test_groups_that_experts_do_not_fill_are_refused(
     tmp_path: Path, groups: int, kept: int
 ) -> None:
@@ -300,7 +385,8 @@ def test_groups_that_experts_do_not_fill_are_refused(
         read_model(str(tmp_path))
     assert str(refused.value) == (
         f"config.json: 256 experts in n_group = {groups} groups with topk_group = {kept} chosen. "
-        f"Groups must hold equally many experts, and no more than {groups} can be chosen."
+        f"Groups must hold equally many experts, no more than {groups} can be chosen, and those "
+        f"must hold the 8 experts of a token."
     )
 
 
