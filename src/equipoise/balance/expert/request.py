@@ -9,6 +9,7 @@ Kept true (tests/unit/balance/expert/test_policies.py, by Hypothesis)
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -37,13 +38,19 @@ class ExpertRequest:
     least_rows: int = 1
     """Fewest rows that a copy is made for: below them its bytes cost more than it saves."""
     seen: Ints | None = None
-    """Earlier loads of each expert, in any unit, int64 [X]; None before the first step."""
+    """Earlier loads of each expert, in any unit, int64 [X]; None before the first step, or if all
+    are 0."""
     tolerance: float = TOLERANCE
     """Share of the mean by which the fullest rank may exceed it."""
     row_cost: float = 0.0
     """Rows that a rank could compute while one row travels there and back, twice."""
 
     def __post_init__(self) -> None:
+        if self.rows.ndim != 2 or self.rows.dtype.kind not in "iu":
+            raise LayoutError(
+                f"Rows of experts must be whole numbers, a table [ranks, experts]; these are "
+                f"{self.rows.dtype} of shape {list(self.rows.shape)}."
+            )
         ranks, experts = self.rows.shape
         if len(self.rows) == 0 or (self.rows < 0).any():
             raise LayoutError(
@@ -52,10 +59,20 @@ class ExpertRequest:
             )
         if self.slots < 0:
             raise LayoutError(f"{self.slots} slots for copies cannot be. Give 0 or more.")
-        if self.seen is not None and self.seen.shape != (experts,):
+        for name, value in (("tolerance", self.tolerance), ("row_cost", self.row_cost)):
+            if not 0 <= value < math.inf:
+                raise LayoutError(f"{name} is {value:g}. Give a finite number of at least 0.")
+        if self.seen is None:
+            return
+        if self.seen.shape != (experts,):
             raise LayoutError(
                 f"Earlier loads of {self.seen.size} experts do not match {experts} experts. Give "
                 f"one for each."
+            )
+        if self.seen.dtype.kind not in "iu" or (self.seen < 0).any():
+            raise LayoutError(
+                f"Earlier loads of {experts} experts must be whole numbers of at least 0; these "
+                f"are {self.seen.dtype}, the least {self.seen.min()}."
             )
 
     @property
