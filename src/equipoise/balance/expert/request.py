@@ -46,10 +46,10 @@ class ExpertRequest:
     """Rows that a rank could compute while one row travels there and back, twice."""
 
     def __post_init__(self) -> None:
-        if self.rows.ndim != 2 or self.rows.dtype.kind not in "iu":
+        if self.rows.ndim != 2 or self.rows.dtype.kind != "i":
             raise LayoutError(
-                f"Rows of experts must be whole numbers, a table [ranks, experts]; these are "
-                f"{self.rows.dtype} of shape {list(self.rows.shape)}."
+                f"Rows of experts must be int64 [ranks, experts]; these are {self.rows.dtype} of "
+                f"shape {list(self.rows.shape)}."
             )
         ranks, experts = self.rows.shape
         if len(self.rows) == 0 or (self.rows < 0).any():
@@ -69,10 +69,10 @@ class ExpertRequest:
                 f"Earlier loads of {self.seen.size} experts do not match {experts} experts. Give "
                 f"one for each."
             )
-        if self.seen.dtype.kind not in "iu" or (self.seen < 0).any():
+        if self.seen.dtype.kind != "i" or (self.seen < 0).any():
             raise LayoutError(
-                f"Earlier loads of {experts} experts must be whole numbers of at least 0; these "
-                f"are {self.seen.dtype}, the least {self.seen.min()}."
+                f"Earlier loads of {experts} experts must be int64 of at least 0; these are "
+                f"{self.seen.dtype}, the least {self.seen.min()}."
             )
 
     @property

@@ -127,20 +127,17 @@ def test_what_cannot_be_is_refused() -> None:
         (
             LayoutError,
             lambda: ExpertRequest(rows, seen=np.array([3, -1, 0])),
-            "Earlier loads of 3 experts must be whole numbers of at least 0; these are int64, the "
-            "least -1.",
+            "Earlier loads of 3 experts must be int64 of at least 0; these are int64, the least -1.",
         ),
         (
             LayoutError,
             lambda: ExpertRequest(rows[0]),
-            "Rows of experts must be whole numbers, a table [ranks, experts]; these are int64 of "
-            "shape [3].",
+            "Rows of experts must be int64 [ranks, experts]; these are int64 of shape [3].",
         ),
         (
             LayoutError,
             lambda: ExpertRequest(rows * 0.5),
-            "Rows of experts must be whole numbers, a table [ranks, experts]; these are float64 of "
-            "shape [2, 3].",
+            "Rows of experts must be int64 [ranks, experts]; these are float64 of shape [2, 3].",
         ),
         (
             LayoutError,
