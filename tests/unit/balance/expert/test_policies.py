@@ -127,7 +127,8 @@ def test_what_cannot_be_is_refused() -> None:
         (
             LayoutError,
             lambda: ExpertRequest(rows, seen=np.array([3, -1, 0])),
-            "Earlier loads of 3 experts must be int64 of at least 0; these are int64, the least -1.",
+            "Earlier loads of 3 experts must be int64 of at least 0; these are int64, the least "
+            "-1.",
         ),
         (
             LayoutError,
