@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from equipoise.balance.expert.auto import PolicyChoice
-from equipoise.balance.expert.policies import plan_experts
+from equipoise.balance.expert.policies import choose_experts, plan_experts
 from equipoise.balance.expert.request import ExpertRequest
 from equipoise.parallel.expert.planned import PlannedLoads, counted
 
@@ -28,3 +28,10 @@ def test_copies_are_counted_as_often_as_they_travel(
     assert loads.copied_bytes == 10 * trips
     moved = schedule.copy_bytes(10, element_bytes=1, forwards=forwards, is_trained=is_trained)
     assert loads.copied_bytes == moved.sum()
+
+
+def test_a_pass_without_rows_counts_for_nothing() -> None:
+    loads = PlannedLoads()
+    for rows in (np.zeros((2, 4), dtype=np.int64), np.array([[90, 2, 1, 1]] * 2)):
+        loads.add(choose_experts(ExpertRequest(rows)), 10)
+    assert loads.chosen["exact"] == 1 and sum(loads.chosen.values()) == 1

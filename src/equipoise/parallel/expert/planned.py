@@ -43,7 +43,9 @@ class PlannedLoads:
     """Prices of each policy, in rows, where there was a choice."""
 
     def add(self, choice: PolicyChoice, expert_bytes: int, *, is_trained: bool = True) -> None:
-        """Count a micro-batch and what its backward moves.
+        """Count a micro-batch and what its backward moves; one without rows is none.
+
+        ZeRO sums gradients in a pass without tokens, for which policies choose nothing.
 
         Args:
             choice: Its schedule.
@@ -51,6 +53,8 @@ class PlannedLoads:
             is_trained: Whether experts have gradients.
         """
         schedule = choice.schedule
+        if not schedule.rows.any():
+            return
         ranks = schedule.ranks
         self.before += ranks * int(schedule.computed_by_owners.max())
         self.after += ranks * int(schedule.computed.max())
