@@ -20,9 +20,9 @@ def test_copies_are_counted_as_often_as_they_travel(
     choice, loads = PolicyChoice(schedule, {}), PlannedLoads()
     rows = torch.zeros(3, 2, requires_grad=True)
     with torch.no_grad():
-        counted(rows, loads, choice, 10, is_trained=is_trained)
+        counted(rows, loads, choice, 10 * schedule.copies, is_trained=is_trained)
     for _ in range(forwards):
-        out = counted(rows, loads, choice, 10, is_trained=is_trained)
+        out = counted(rows, loads, choice, 10 * schedule.copies, is_trained=is_trained)
     out.sum().backward()
     assert schedule.copies == loads.copies == 1
     assert loads.copied_bytes == 10 * trips
