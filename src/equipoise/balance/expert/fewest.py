@@ -159,53 +159,69 @@ def _most_groups(gaps: Ints, largest: Ints, slots: int, rounds: int) -> int:
 def _rooms(gaps: Ints, largest: Ints, slots: int) -> list[Ints]:
     """What ranks of a group can take, or below 0 must give, by the group's largest expert.
 
-    Each is int64 [2, ranks of such groups]: ranks, those that take most first, and rows in steps.
+    Each is int64 [3, ranks that such a group may have]: ranks, those that take most first; rows in
+    steps; and whether a rank has such an expert, as one of the group must.
     """
     edges = np.unique(np.quantile(largest, np.arange(1, _LEVELS + 1) / _LEVELS, method="higher"))
     step = max(1, -(-int(-gaps[gaps < 0].sum()) // _FINEST))
-    tables = []
+    tables, below = [], -1
     for edge in edges.tolist():
         ranks = np.flatnonzero(largest <= edge)
         rooms = -(-np.minimum(gaps[ranks], slots * edge) // step)  # towards more room
         order = np.argsort(-rooms, kind="stable")
-        tables.append(np.stack((ranks[order], rooms[order])))
+        tables.append(np.stack((ranks, rooms, largest[ranks] > below))[:, order])
+        below = edge
     return tables
+
+
+_LEFT, _EMPTY = -2, -1
+"""A rank that is not taken, and one that is the first of its group."""
 
 
 def _lightest(weights: Floats, table: Ints) -> tuple[float, list[int]]:
     """The lightest group whose rooms hold what its ranks must give, and its ranks.
 
     Those that take come first, so a sum of rooms only falls once it falls, and beyond all that can
-    be given sums are alike.
+    be given sums are alike. Sums are kept twice: of groups without a rank that has an expert of the
+    table's size, and of groups with one.
     """
-    ranks, rooms = table
+    ranks, rooms, has = table
     size = int(-rooms[rooms < 0].sum()) + 1
-    best, index = np.full(size, np.inf), np.arange(size, dtype=np.int32)
-    came = np.full((len(ranks), size), _LEFT, dtype=np.int32)
+    best = np.full((2, size), np.inf)
+    index = np.arange(2 * size, dtype=np.int32).reshape(2, size)
+    came = np.full((len(ranks), 2, size), _LEFT, dtype=np.int32)
     for at, (rank, room) in enumerate(zip(ranks.tolist(), rooms.tolist(), strict=True)):
-        added, origin = np.full(size, np.inf), np.full(size, _EMPTY, dtype=np.int32)
-        if room >= 0:
-            fits = max(0, size - room)
-            added[size - fits :], origin[size - fits :] = best[:fits], index[:fits]
-            if fits < size:
-                last = fits + int(best[fits:].argmin())
-                if best[last] < added[-1]:
-                    added[-1], origin[-1] = best[last], last
-            alone = min(room, size - 1)
-            if added[alone] > 0.0:
-                added[alone], origin[alone] = 0.0, _EMPTY
-        else:
-            added[:room], origin[:room] = best[-room:], index[-room:]
-        added += weights[rank]
-        is_lighter = added < best
-        came[at] = np.where(is_lighter, origin, _LEFT)
-        best = np.where(is_lighter, added, best)
-    end = int(best.argmin())
-    return float(best[end]), _trace(ranks, came, end)
+        lighter = best.argmin(axis=0)
+        either = best.min(axis=0), np.where(lighter == 0, index[0], index[1])
+        for kind in (1,) if has[at] else (0, 1):
+            before = either if has[at] else (best[kind], index[kind])
+            added, origin = _take(*before, room, begins=bool(has[at]) or kind == 0)
+            added += weights[rank]
+            is_lighter = added < best[kind]
+            came[at, kind] = np.where(is_lighter, origin, _LEFT)
+            best[kind] = np.where(is_lighter, added, best[kind])
+    end = int(best[1].argmin())
+    return float(best[1, end]), _trace(ranks, came.reshape(len(ranks), -1), size + end)
 
 
-_LEFT, _EMPTY = -2, -1
-"""A rank that is not taken, and one that is the first of its group."""
+def _take(best: Floats, index: Ints, room: int, *, begins: bool) -> tuple[Floats, Ints]:
+    """The lightest groups by their sum once a rank is among them, without its weight; and theirs
+    before. ``begins`` whether it may be the first of a group."""
+    size = len(best)
+    added, origin = np.full(size, np.inf), np.full(size, _EMPTY, dtype=index.dtype)
+    if room < 0:
+        added[:room], origin[:room] = best[-room:], index[-room:]
+        return added, origin
+    fits = max(0, size - room)
+    added[size - fits :], origin[size - fits :] = best[:fits], index[:fits]
+    if fits < size:
+        last = fits + int(best[fits:].argmin())
+        if best[last] < added[-1]:
+            added[-1], origin[-1] = best[last], index[last]
+    alone = min(room, size - 1)
+    if begins and added[alone] > 0.0:
+        added[alone], origin[alone] = 0.0, _EMPTY
+    return added, origin
 
 
 def _trace(ranks: Ints, came: Ints, end: int) -> list[int]:
