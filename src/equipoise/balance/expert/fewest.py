@@ -205,8 +205,10 @@ def _lightest(weights: Floats, table: Ints) -> tuple[float, list[int]]:
 
 
 def _take(best: Floats, index: Ints, room: int, *, begins: bool) -> tuple[Floats, Ints]:
-    """The lightest groups by their sum once a rank is among them, without its weight; and theirs
-    before. ``begins`` whether it may be the first of a group."""
+    """The lightest groups by their sum once a rank is among them, and what each was before.
+
+    Without that rank's own weight; ``begins`` lets it be the first of a group.
+    """
     size = len(best)
     added, origin = np.full(size, np.inf), np.full(size, _EMPTY, dtype=index.dtype)
     if room < 0:
