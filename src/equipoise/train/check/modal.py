@@ -48,7 +48,7 @@ def modal_cases(ranks: int, model: ModelSpec) -> list[Case]:
 
 
 def _beside_experts(ranks: int, model: ModelSpec) -> list[Case]:
-    """Encoders beside experts that ranks share, each step twice."""
+    """Encoders beside experts that ranks share; the first step runs twice."""
     if ranks == 1 or not shares_experts(model.experts, ranks):
         return []
     shapes: list[tuple[ExpertPolicyName, dict[str, Any]]] = [
@@ -65,7 +65,7 @@ def _beside_experts(ranks: int, model: ModelSpec) -> list[Case]:
             _make(model, ranks, **shape),
             experts=ExpertsSpec(policy, least_rows=1),
             router=("W1", "W5")[at % 2],
-            repeats=True,
+            repeats=at == 0,
         )
         for at, (policy, shape) in enumerate(shapes)
     ]
