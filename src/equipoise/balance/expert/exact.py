@@ -8,8 +8,8 @@ What it decides
     The target: the mean and a tolerance, or what slots allow at best (``lower_bound``). Four
     orders of filling are tried, and the one with the fewest copies is kept. Where none reaches the
     target, the lowest that one does reach is found by halving. At the target that is reached, the
-    same orders are tried after the best pairs, in case that leaves fewer copies. A copy is made
-    only for at least ``least_rows`` rows; where the excess is less, the target rises above it.
+    best pairs are made first and the rest is filled, in case that leaves fewer copies. A copy is
+    made only for at least ``least_rows`` rows; where the excess is less, the target rises above it.
 
 Kept true (tests/unit/balance/expert/test_exact.py, by Hypothesis, and an integer program)
     max/mean and the number of copies against their lower bounds; no copy below ``least_rows``, and
@@ -32,6 +32,9 @@ from equipoise.schedule.expert.schedule import ExpertSchedule, add_by
 
 _ORDERS = ((0, 0), (0, 1), (1, 0), (1, 1))
 """Whether copies take all room, and whether the least excess goes first."""
+
+_PAIRED = tuple((takes_all, 0, lost) for lost in (1, 2, 3) for takes_all in (0, 1))
+"""The same after pairs, and how many quarters of all room these may lose."""
 
 _STEP = 0.004
 """The lowest target is found to this share of the mean."""
@@ -98,7 +101,7 @@ class Fill:
     ) -> tuple[Ints, Ints] | None:
         """The fewest copies that lower every rank to the target, or those already known."""
         request = self.request
-        for order in _ORDERS:
+        for order in _PAIRED if pairs else _ORDERS:
             sizes = np.array([self._slots, request.least_rows, target, *order], dtype=np.int64)
             kept = self.kept.copy()
             copies = np.zeros(3 * request.ranks * self._slots + 3, dtype=np.int64)

@@ -112,9 +112,19 @@ def pair(
     used: Numbers,
     copies: Numbers,
 ) -> int:
-    """Give an excess to the room that it fills best, the best of all first, while none is lost.
+    """Give an excess to the room that it fills best, the best of all first.
 
-    Arguments are those of ``fill``, which finishes what is left.
+    Until the rooms that copies leave empty are as much as they may; ``fill`` finishes what is left,
+    and needs room for it.
+
+    Args:
+        sizes: As for ``fill``, and then how many quarters of all room that is left at the target
+            pairs may lose.
+        owners: As for ``fill``; so are all others.
+        kept: Likewise.
+        heights: Likewise.
+        used: Likewise.
+        copies: Likewise.
 
     Returns:
         The number of copies.
@@ -124,6 +134,7 @@ def pair(
     allowed = ranks * target
     for rank in range(ranks):
         allowed -= heights[rank]
+    allowed = allowed * sizes[5] // 4
     made = 0
     while True:
         lost, what, to = -1, -1, -1
