@@ -18,7 +18,7 @@ import numpy as np
 from bench.lib.stamp import LoadStamp, environment
 from equipoise.balance.expert.bound import lower_bound
 from equipoise.balance.expert.fewest import fewest_copies, joined_copies
-from equipoise.balance.expert.loops import fill, level, pair, share
+from equipoise.balance.expert.loops import fill, level, share
 from equipoise.balance.expert.policies import EXPERT_POLICIES, plan_experts
 from equipoise.balance.expert.request import ExpertRequest
 from equipoise.balance.expert.workload import WORKLOADS, popularity, workload
@@ -83,7 +83,7 @@ def _stale(experts: int, ranks: int, slots: int) -> dict[str, dict[str, float]]:
 def measure() -> dict[str, object]:
     """Plan everything and return the figures."""
     stamp = LoadStamp()
-    for loop in (fill, level, pair, share):
+    for loop in (fill, level, share):
         compile_loop(loop)
     cases = [(f"{x} experts, {r} ranks, {s} slots", x, r, s) for x, r in SIZES for s in (1, 2)]
     exact = {

@@ -7,9 +7,8 @@ Why
 What it decides
     The target: the mean and a tolerance, or what slots allow at best (``lower_bound``). Four
     orders of filling are tried, and the one with the fewest copies is kept. Where none reaches the
-    target, the lowest that one does reach is found by halving. At the target that is reached, the
-    best pairs are made first and the rest is filled, in case that leaves fewer copies. A copy is
-    made only for at least ``least_rows`` rows; where the excess is less, the target rises above it.
+    target, the lowest that one does reach is found by halving. A copy is made only for at least
+    ``least_rows`` rows; where the excess is less, the target rises above it.
 
 Kept true (tests/unit/balance/expert/test_exact.py, by Hypothesis, and an integer program)
     max/mean and the number of copies against their lower bounds; no copy below ``least_rows``, and
@@ -24,7 +23,7 @@ Sources
 import numpy as np
 
 from equipoise.balance.expert.bound import lower_bound
-from equipoise.balance.expert.loops import fill, pair
+from equipoise.balance.expert.loops import fill
 from equipoise.balance.expert.request import ExpertRequest, with_copies, write_schedule
 from equipoise.base.arrays import Ints
 from equipoise.schedule.compiled import run_loop
@@ -32,9 +31,6 @@ from equipoise.schedule.expert.schedule import ExpertSchedule, add_by
 
 _ORDERS = ((0, 0), (0, 1), (1, 0), (1, 1))
 """Whether copies take all room, and whether the least excess goes first."""
-
-_PAIRED = tuple((takes_all, 0, lost) for lost in (1, 2, 3) for takes_all in (0, 1))
-"""The same after pairs, and how many quarters of all room these may lose."""
 
 _STEP = 0.004
 """The lowest target is found to this share of the mean."""
@@ -81,35 +77,31 @@ class Fill:
     def lowered(self, target: int) -> tuple[Ints, Ints]:
         """Rows kept and copies at the target, or the lowest one that can be reached."""
         low, high = target, int(self.heights.max())
-        none: tuple[Ints, Ints] = self.kept, np.zeros((0, 3), dtype=np.int64)
+        best: tuple[Ints, Ints] = self.kept, np.zeros((0, 3), dtype=np.int64)
         if high <= target or not self._slots:
-            return none
+            return best
         if reached := self._at(target):
-            return self._at(target, pairs=True, best=reached) or reached
+            return reached
         step = max(1, int(_STEP * int(self.heights.sum()) / self.request.ranks))
-        best = none
         while high - low > step:
             middle = (low + high) // 2
             if reached := self._at(middle):
                 best, high = reached, middle
             else:
                 low = middle
-        return best if best is none else self._at(high, pairs=True, best=best) or best
+        return best
 
-    def _at(
-        self, target: int, *, pairs: bool = False, best: tuple[Ints, Ints] | None = None
-    ) -> tuple[Ints, Ints] | None:
-        """The fewest copies that lower every rank to the target, or those already known."""
+    def _at(self, target: int) -> tuple[Ints, Ints] | None:
+        """The fewest copies that lower every rank to the target."""
+        best: tuple[Ints, Ints] | None = None
         request = self.request
-        for order in _PAIRED if pairs else _ORDERS:
+        for order in _ORDERS:
             sizes = np.array([self._slots, request.least_rows, target, *order], dtype=np.int64)
             kept = self.kept.copy()
             copies = np.zeros(3 * request.ranks * self._slots + 3, dtype=np.int64)
             work = 64 * (len(kept) + 2 * request.ranks) * request.ranks
-            tables = sizes, self._owners, kept, self.heights.copy(), self.used.copy()
-            first = 3 * run_loop(pair, work, *tables, copies) if pairs else 0
-            rest = copies[first:].copy()
-            made = run_loop(fill, work, *tables, rest)
-            if made >= 0 and (best is None or first + 3 * made < 3 * len(best[1])):
-                best = kept, np.concatenate((copies[:first], rest[: 3 * made])).reshape(-1, 3)
+            heights, used = self.heights.copy(), self.used.copy()
+            made = run_loop(fill, work, sizes, self._owners, kept, heights, used, copies)
+            if made >= 0 and (best is None or made < len(best[1])):
+                best = kept, copies[: 3 * made].reshape(-1, 3)
         return best

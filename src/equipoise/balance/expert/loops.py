@@ -4,8 +4,7 @@ What it decides
     ``fill`` lowers every rank to a target by copies of experts. The fullest rank gives rows of its
     largest expert to the rank whose room fits best. A rank's room that a copy leaves empty is lost
     once its slots are used; where more would be lost than the target allows, the copy takes all
-    the room instead, and the giver, then below the target, receives a copy later. ``pair`` may come
-    first: a rank whose excess nearly fills a room gives it there, and both are done with one copy.
+    the room instead, and the giver, then below the target, receives a copy later.
 
     ``level`` moves rows between the places of one expert, pair by pair, until no move lowers the
     fuller of the two. ``share`` divides what each place computes over the ranks that have the
@@ -100,69 +99,6 @@ def fill(
         made += 1
         kept[largest] -= rows
         heights[giver] -= rows
-        heights[to] += rows
-        used[to] += 1
-
-
-def pair(
-    sizes: Numbers,
-    owners: Numbers,
-    kept: Numbers,
-    heights: Numbers,
-    used: Numbers,
-    copies: Numbers,
-) -> int:
-    """Give an excess to the room that it fills best, the best of all first.
-
-    Until the rooms that copies leave empty are as much as they may; ``fill`` finishes what is left,
-    and needs room for it.
-
-    Args:
-        sizes: As for ``fill``, and then how many quarters of all room that is left at the target
-            pairs may lose.
-        owners: As for ``fill``; so are all others.
-        kept: Likewise.
-        heights: Likewise.
-        used: Likewise.
-        copies: Likewise.
-
-    Returns:
-        The number of copies.
-    """
-    slots, least, target = sizes[0], sizes[1], sizes[2]
-    ranks, experts = len(heights), len(owners)
-    allowed = ranks * target
-    for rank in range(ranks):
-        allowed -= heights[rank]
-    allowed = allowed * sizes[5] // 4
-    made = 0
-    while True:
-        lost, what, to = -1, -1, -1
-        for giver in range(ranks):
-            excess = heights[giver] - target
-            if excess < max(least, 1):
-                continue
-            largest = -1
-            for expert in range(experts):
-                if owners[expert] == giver and (largest < 0 or kept[expert] > kept[largest]):
-                    largest = expert
-            if kept[largest] < excess:
-                continue
-            for rank in range(ranks):
-                left = target - heights[rank] - excess
-                if used[rank] < slots and left >= 0 and (lost < 0 or left < lost):
-                    lost, what, to = left, largest, rank
-        if lost < 0 or lost > allowed:
-            return made
-        if used[to] + 1 == slots:
-            allowed -= lost
-        rows = target - heights[to] - lost
-        copies[3 * made] = what
-        copies[3 * made + 1] = to
-        copies[3 * made + 2] = rows
-        made += 1
-        kept[what] -= rows
-        heights[owners[what]] -= rows
         heights[to] += rows
         used[to] += 1
 
