@@ -138,7 +138,7 @@ def _most_groups(gaps: Ints, largest: Ints, slots: int, rounds: int) -> int:
         answer = linprog(ones, A_ub=-np.array(rows), b_ub=-np.ones(len(rows)), bounds=(None, None))
         if answer.status or math.floor(proven) <= math.floor(answer.fun + 1e-6):
             break
-        found = False
+        count = len(rows)
         for share in (0.5, 1.0):  # between the last proof and the program's weights, then these
             weights = share * answer.x + (1 - share) * best
             groups = [_lightest(weights, table) for table in tables]
@@ -148,10 +148,9 @@ def _most_groups(gaps: Ints, largest: Ints, slots: int, rounds: int) -> int:
             for weight, members in groups:
                 if weight < 1 - 1e-7:
                     rows.append(np.isin(np.arange(ranks), members).astype(np.float64))
-                    found = True
-            if found:
+            if len(rows) > count:
                 break
-        if not found:
+        if len(rows) == count:
             break
     return math.floor(proven + 1e-6)
 
