@@ -187,8 +187,8 @@ def _lightest(weights: Floats, table: Ints) -> tuple[float, list[int]]:
     ranks, rooms, has = table
     size = int(-rooms[rooms < 0].sum()) + 1
     best = np.full((2, size), np.inf)
-    index = np.arange(2 * size, dtype=np.int32).reshape(2, size)
-    came = np.full((len(ranks), 2, size), _LEFT, dtype=np.int32)
+    index = np.arange(2 * size, dtype=np.int64).reshape(2, size)
+    came = np.full((len(ranks), 2, size), _LEFT, dtype=np.int64)
     for at, (rank, room) in enumerate(zip(ranks.tolist(), rooms.tolist(), strict=True)):
         lighter = best.argmin(axis=0)
         either = best.min(axis=0), np.where(lighter == 0, index[0], index[1])
@@ -209,7 +209,7 @@ def _take(best: Floats, index: Ints, room: int, *, begins: bool) -> tuple[Floats
     Without that rank's own weight; ``begins`` lets it be the first of a group.
     """
     size = len(best)
-    added, origin = np.full(size, np.inf), np.full(size, _EMPTY, dtype=index.dtype)
+    added, origin = np.full(size, np.inf), np.full(size, _EMPTY, dtype=np.int64)
     if room < 0:
         added[:room], origin[:room] = best[-room:], index[-room:]
         return added, origin
