@@ -10,12 +10,15 @@ and count the bytes that they send between experts' ranks, forward, over the sam
     fixed          the model as it was trained, tokens as they come
     round-robin    expert e on rank e mod 2, tokens as they come
 
-Seconds are of whole forward passes, sides in turn; ``SPECULATIVE_RUN`` names a run that is trained
-already, so that a shared machine may train it in pieces.
+Seconds are of whole forward passes, sides in turn, on loopback, where the cores that compute also
+send, and on links of limited rate (a network namespace behind a token bucket), where fewer bytes
+are less time. ``SPECULATIVE_RUN`` names a run that is trained already, so that a shared machine may
+train it in pieces.
 """
 
 import json
 import os
+import pickle
 import statistics
 import subprocess
 import sys
@@ -28,6 +31,7 @@ import numpy as np
 import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
+from bench.lib.limited import run_on_link
 from bench.lib.stamp import LoadStamp, environment, spread
 from equipoise.balance.expert.routes import ROUTES, RouteTable, read_table
 from equipoise.comm.group import Ranks
@@ -36,6 +40,7 @@ from equipoise.comm.mesh import Mesh
 from equipoise.data.cache.store import open_store
 from equipoise.data.held_out import cut_documents, draw_documents
 from equipoise.data.progress import SilentProgress
+from equipoise.nn.loss import IGNORED
 from equipoise.nn.moe.layer import Router
 from equipoise.parallel.expert.exchange import spread_experts
 from equipoise.parallel.expert.speculative import place_by_routes
@@ -49,7 +54,7 @@ from equipoise.spec.layout import Layout, rows_of
 from equipoise.spec.run.resolved import read_resolved
 
 FILES, STEPS, RANKS = 300, 200, 2
-TOKENS, ROUNDS = 1 << 15, 3
+TOKENS, ROUNDS, RATES_MBIT = 1 << 15, 3, (100, 400)
 
 
 def make_corpus(folder: Path) -> None:
@@ -118,7 +123,7 @@ def _forward(
                 for tokens, lengths in batches:
                     text = torch.from_numpy(tokens)
                     labels = torch.roll(text, -1)
-                    labels[np.cumsum(lengths) - 1] = -100
+                    labels[np.cumsum(lengths) - 1] = IGNORED
                     total += float(decoder(text, lengths, labels_T=labels))
                 seconds[name].append(time.perf_counter() - began)
                 losses[name] = total
@@ -167,6 +172,33 @@ def _sides(run: Path, clustered: Clustered, folder: Path) -> list[tuple]:
     ]
 
 
+def on_links(inputs: Path) -> dict[str, object]:
+    """Seconds of every side on links of limited rate.
+
+    Args:
+        inputs: Sides and micro-batches, as ``inside`` reads them.
+    """
+    return {
+        f"{rate} Mbit/s": run_on_link(f"bench.experts.speculative {inputs}", rate, limit_s=600)
+        for rate in RATES_MBIT
+    }
+
+
+def inside(inputs: Path) -> dict[str, object]:
+    """Seconds of every side on the link of this namespace."""
+    made = run_ranks(RANKS, _forward, *pickle.loads(inputs.read_bytes()))[0]
+    return {
+        "forward_s": {name: spread(each["forward_s"]) for name, each in made.items()},
+        "speculative_over_round_robin_s": _ratio(made),
+    }
+
+
+def _ratio(made: dict[str, dict[str, list[float]]]) -> float:
+    """Median over rounds, whose sides ran one after another."""
+    pairs = zip(made["speculative"]["forward_s"], made["round-robin"]["forward_s"], strict=True)
+    return statistics.median(one / other for one, other in pairs)
+
+
 def measure() -> dict[str, object]:
     """Train unless a run is given, cluster, and count."""
     torch.set_num_threads(1)
@@ -179,6 +211,9 @@ def measure() -> dict[str, object]:
         sides = _sides(run, clustered, Path(made))
         batches = _batches(run)
         per_rank = run_ranks(RANKS, _forward, sides, batches)
+        inputs = Path(made) / "inputs.pickle"
+        inputs.write_bytes(pickle.dumps((sides, batches)))
+        links = on_links(inputs)
         step = clustered.trained.step
     tokens = sum(len(text) for text, _ in batches)
     table: dict[str, dict[str, object]] = {}
@@ -215,12 +250,13 @@ def measure() -> dict[str, object]:
             name: getattr(clustered.rates, name)
             for name in ("predicted", "known", "in_order", "own", "skew")
         },
-        "speculative_over_round_robin_s": statistics.median(per_rank[0]["speculative"]["forward_s"])
-        / statistics.median(per_rank[0]["round-robin"]["forward_s"]),
+        "speculative_over_round_robin_s": _ratio(per_rank[0]),
+        "links": links,
         "other_load_cores": stamp.other_load(),
     }
 
 
 if __name__ == "__main__":
-    json.dump(measure(), sys.stdout, indent=1)
+    is_inside = sys.argv[2:] == ["inside"]
+    json.dump(inside(Path(sys.argv[1])) if is_inside else measure(), sys.stdout, indent=1)
     sys.stdout.write("\n")

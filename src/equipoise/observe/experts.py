@@ -113,18 +113,21 @@ def expert_file(events: Mapping[int, Event]) -> tuple[float, float, float] | Non
     return waited, read_bytes, sent_bytes
 
 
-def expert_loads(events: Mapping[int, Event]) -> dict[int, Ints]:
+def expert_loads(events: Mapping[int, Event], experts: object = None) -> dict[int, Ints]:
     """By step, tokens that chose each expert of each layer, int64 [layers, X].
 
     Args:
         events: The journal's, by step.
+        experts: Those with weights, as the run's start says; the ones after them compute nothing,
+            and are left out. All of them where it is not a number.
     """
+    known = experts if isinstance(experts, int) and experts > 0 else None
     loads = {}
     for step, event in sorted(events.items()):
         layers = event.get("loads")
         try:
-            table = np.array(layers, dtype=np.int64)
-        except (TypeError, ValueError, OverflowError):
+            table = np.array(layers, dtype=np.int64)[..., :known]
+        except (TypeError, ValueError, OverflowError, IndexError):
             continue
         if table.ndim == 2 and table.size and (table >= 0).all():
             loads[step] = table

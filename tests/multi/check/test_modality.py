@@ -19,14 +19,26 @@ MODEL = ModelSpec(layers=1, hidden=16, heads=4, kv_heads=2, ffn=20, vocab=67, he
 def _of(ranks: int) -> list[Case]:
     """Every case of 1 and 2 ranks; of 4, those that 2 cannot have."""
     cases = modal_cases(ranks, MODEL)
-    joint = [each for each in cases if each.layout.sharding == 4 and each.layout.zero == 1]
-    several = [each for each in joint if 4 not in (each.layout.cp, each.layout.tp, each.layout.pp)]
-    return cases if ranks < 4 else [each for each in cases if each.layout.zero == 3][:1] + several
+    if ranks < 4:
+        return cases
+    degrees = [(each.layout.cp, each.layout.tp, each.layout.pp) for each in cases]
+    joint = [each for each, own in zip(cases, degrees, strict=True) if sorted(own) == [1, 2, 2]]
+    piped = [each for each in cases if each.router and each.layout.pp == 2]
+    return [each for each in cases if each.layout.zero == 3][:1] + joint[:2] + piped
+
+
+def test_every_axis_is_beside_encoders_and_experts() -> None:
+    cases = [each for each in modal_cases(4, MODEL) if each.router]
+    for axis in ("cp", "tp", "pp", "ep", "etp"):
+        assert any(getattr(each.layout, axis) > 1 for each in cases), axis
+    assert {each.experts.policy for each in cases} == {"exact", "fixed", "tutel"}
+    assert all(each.resolved.spec.encoders and each.precision == "fp64" for each in cases)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_encoders_on_all_ranks_equal_one_rank(ranks: int) -> None:
     cases = _of(ranks)
+    assert len(cases) >= 4
     verdicts = play_ranks(ranks, check_cases, cases)[0]
     assert [verdict.case for verdict in verdicts] == cases
     assert [verdict for verdict in verdicts if not verdict.is_exact] == []
@@ -35,7 +47,8 @@ def test_encoders_on_all_ranks_equal_one_rank(ranks: int) -> None:
 
 
 def test_they_do_over_gloo() -> None:
-    cases = [each for each in modal_cases(2, MODEL) if each.layout.zero == 3 or each.layout.pp == 2]
+    dense = [each for each in modal_cases(2, MODEL) if not each.router]
+    cases = [each for each in dense if each.layout.zero == 3 or each.layout.pp == 2]
     verdicts = run_ranks(2, check_cases, cases[:-1])[0]  # what zb-v sends is what 1f1b sends
     assert len(verdicts) == 4
     assert [verdict for verdict in verdicts if not verdict.is_exact] == []
@@ -60,10 +73,4 @@ def test_the_verb_proves_a_run_with_encoders(capsys: pytest.CaptureFixture[str])
     assert said.endswith(
         "Encoders of images and sound are proven small, on real ranks and in cases of their own, "
         "which --full-size does not choose. Leave it out."
-    )
-    assert main(["check", "--modality", "--model.preset=moe-3m"]) == 2
-    said = " ".join(capsys.readouterr().err.split())
-    assert said.endswith(
-        "Encoders are proven beside dense decoders, and the model has 8 experts a layer. Give a "
-        "model without."
     )

@@ -80,11 +80,11 @@ def _bytes_are_those_of_the_schedule(
         schedule, *empty = outcomes[0].schedules
         assert not any(other.rows.any() for other in empty)
         element = each.dtype.itemsize
-        rows = 2 * (schedule.sent + schedule.sent.T) * MODEL.hidden * element
         expert = 3 * MODEL.hidden * MODEL.expert_ffn
-        expected = rows + schedule.copy_bytes(expert, element_bytes=element)
+        expected = schedule.bytes(MODEL.hidden, element_bytes=element)
+        expected += schedule.copy_bytes(expert, element_bytes=element)
         # Counts of all experts, and a digest, to each of the others.
-        expected += 8 * (MODEL.experts + 1) * (1 + len(empty))
+        expected += 8 * (MODEL.experts + 1) * len(empty)
         for rank in range(world):
             expected[rank, rank] = 0
         assert [outcome.sent[0] for outcome in outcomes] == expected.tolist(), each

@@ -146,7 +146,8 @@ def test_loads_that_cannot_be_are_not_taken(tmp_path: Path) -> None:
     good = [[1, 2, 3, 4], [4, 3, 2, 1]]
     (tmp_path / EXPERTS).write_text(loads_texts(good)[EXPERTS])
     assert resume_loads(tmp_path, decoder, 3) == good
-    for text in ("[", "[]", '{"loads": [[1, 2]]}', '{"loads": "many"}'):
+    below = loads_texts([[1, 2, 3, 4], [4, -3, 2, 1]])[EXPERTS]
+    for text in ("[", "[]", '{"loads": [[1, 2]]}', '{"loads": "many"}', below):
         (tmp_path / EXPERTS).write_text(text)
         with pytest.raises(CheckpointError) as caught:
             resume_loads(tmp_path, decoder, 3)

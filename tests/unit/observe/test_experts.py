@@ -32,6 +32,8 @@ def test_loads_that_are_no_table_are_left_out() -> None:
     events = {1: {"loads": [[1, 2], [3, 0]]}, 2: {"loads": [[1], [2, 3]]}, 3: {}, 4: {"loads": "x"}}
     loads = expert_loads(events)
     assert list(loads) == [1] and loads[1].tolist() == [[1, 2], [3, 0]]
+    assert expert_loads(events, 1)[1].tolist() == [[1], [3]]  # the second has no weights
+    assert expert_loads(events | {5: {"loads": 7}}, "one")[1].tolist() == [[1, 2], [3, 0]]
     assert mean_skews(events) is None
     assert mean_skews({1: {"owner_skew": [3.0, 1.0], "planned_skew": [1.0]}}) == (2.0, 1.0)
 

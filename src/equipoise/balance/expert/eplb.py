@@ -36,7 +36,7 @@ def eplb(request: ExpertRequest) -> ExpertSchedule:
             f'experts. Give a number of ranks that does, or another policy, as "exact".'
         )
     seen = request.seen
-    if seen is None or not seen.sum() or not request.rows.any():
+    if seen is None or not seen.any() or not request.rows.any():
         places = np.stack((np.arange(experts), request.owners), axis=1)
     else:
         places = _places(seen, ranks, experts // ranks + request.slots)

@@ -71,7 +71,7 @@ class Fill:
         total = int(self.heights.sum())
         return max(
             -(-total // self.request.ranks),
-            int(total * (1 + self.request.tolerance) / self.request.ranks),
+            int(total * (1 + self.request.allowed) / self.request.ranks),
         )
 
     def lowered(self, target: int) -> tuple[Ints, Ints]:

@@ -97,10 +97,12 @@ def _corrected(request: ExpertRequest, early: Ints) -> ExpertSchedule:
 def _early_copies(request: ExpertRequest) -> Ints:
     """Copies by earlier loads alone."""
     slots = request.slots - request.slots // 2
-    if request.seen is None or not request.seen.sum() or not slots:
+    if request.seen is None or not request.seen.any() or not slots:
         return np.zeros((0, 3), dtype=np.int64)
-    total = int(request.rows.sum())
-    expected = request.seen * total // int(request.seen.sum())
+    # In Python's numbers: a product of large loads is not an int64.
+    seen, total = request.seen.tolist(), int(request.rows.sum())
+    whole = sum(seen)
+    expected = np.array([each * total // whole for each in seen], dtype=np.int64)
     _, copies = plan_copies(dataclasses.replace(request, slots=slots), expected)
     return copies
 

@@ -9,6 +9,7 @@ Kept true (tests/unit/balance/expert/test_policies.py, by Hypothesis)
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -21,9 +22,10 @@ from equipoise.base.errors import LayoutError
 from equipoise.schedule.compiled import run_loop
 from equipoise.schedule.expert.schedule import ExpertSchedule, add_by, owners_of
 
-TOLERANCE = 0.015
-"""By how much the fullest rank may exceed the mean before a copy is made to lower it: less than
-the 2% to which plans of one slot are held, and every copy that it saves is bytes saved."""
+_TOLERANCES = (0.015, 0.0095)
+"""By how much the fullest rank may exceed the mean before a copy is made to lower it, with one
+slot and with more: less than the 2% and 1% to which plans are held, and every copy that it saves is
+bytes saved."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,13 +39,19 @@ class ExpertRequest:
     least_rows: int = 1
     """Fewest rows that a copy is made for: below them its bytes cost more than it saves."""
     seen: Ints | None = None
-    """Earlier loads of each expert, in any unit, int64 [X]; None before the first step."""
-    tolerance: float = TOLERANCE
-    """Share of the mean by which the fullest rank may exceed it."""
+    """Earlier loads of each expert, in any unit, int64 [X]; None before the first step, or if all
+    are 0."""
+    tolerance: float | None = None
+    """Share of the mean by which the fullest rank may exceed it; by the slots unless given."""
     row_cost: float = 0.0
     """Rows that a rank could compute while one row travels there and back, twice."""
 
     def __post_init__(self) -> None:
+        if self.rows.ndim != 2 or self.rows.dtype.kind != "i":
+            raise LayoutError(
+                f"Rows of experts must be int64 [ranks, experts]; these are {self.rows.dtype} of "
+                f"shape {list(self.rows.shape)}."
+            )
         ranks, experts = self.rows.shape
         if len(self.rows) == 0 or (self.rows < 0).any():
             raise LayoutError(
@@ -52,10 +60,20 @@ class ExpertRequest:
             )
         if self.slots < 0:
             raise LayoutError(f"{self.slots} slots for copies cannot be. Give 0 or more.")
-        if self.seen is not None and self.seen.shape != (experts,):
+        for name, value in (("tolerance", self.allowed), ("row_cost", self.row_cost)):
+            if not 0 <= value < math.inf:
+                raise LayoutError(f"{name} is {value:g}. Give a finite number of at least 0.")
+        if self.seen is None:
+            return
+        if self.seen.shape != (experts,):
             raise LayoutError(
                 f"Earlier loads of {self.seen.size} experts do not match {experts} experts. Give "
                 f"one for each."
+            )
+        if self.seen.dtype.kind != "i" or (self.seen < 0).any():
+            raise LayoutError(
+                f"Earlier loads of {experts} experts must be int64 of at least 0; these are "
+                f"{self.seen.dtype}, the least {self.seen.min()}."
             )
 
     @property
@@ -68,6 +86,11 @@ class ExpertRequest:
         """Rows of each expert, int64 [X]."""
         total: Ints = self.rows.sum(axis=0)
         return total
+
+    @property
+    def allowed(self) -> float:
+        """Share of the mean by which the fullest rank may exceed it."""
+        return _TOLERANCES[self.slots > 1] if self.tolerance is None else self.tolerance
 
     @property
     def prices(self) -> RowPrices:

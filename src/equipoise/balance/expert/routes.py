@@ -58,7 +58,17 @@ class ChosenRoutes:
     """Experts of each token in each layer, int64 [T, layers, K]."""
 
     def counts(self, experts: int) -> Ints:
-        """How often each different token chose each expert, int64 [kinds, layers, X]."""
+        """How often each different token chose each expert, int64 [kinds, layers, X].
+
+        Raises:
+            SpecError: a token chose an expert that does not exist.
+        """
+        if (wrong := (self.chosen < 0) | (self.chosen >= experts)).any():
+            token, layer, _ = np.argwhere(wrong)[0]
+            raise SpecError(
+                f"Token {token} chose expert {self.chosen[wrong][0]} in layer {layer}, and there "
+                f"are {experts}. Count the routes of this model."
+            )
         kinds, at = np.unique(self.tokens, return_inverse=True)
         tokens, layers, top_k = self.chosen.shape
         counts = np.zeros((len(kinds), layers, experts), dtype=np.int64)

@@ -85,14 +85,14 @@ def run(args: argparse.Namespace) -> int:
     folder = Path(args.run)
     journals = read_journals(folder)
     zero = journals.get(0)
-    loads = {} if zero is None else expert_loads(zero.experts)
+    model = zero.starts[-1].get("model", {}) if zero is not None and zero.starts else {}
+    loads = {} if zero is None else expert_loads(zero.experts, model.get("experts"))
     if not loads:
         raise SpecError(
             f"{args.run}: its journal has no loads of experts. Give the folder of a run with "
             f"model.experts that has finished a step."
         )
     settle_slots(args, min(each.shape[1] for each in loads.values()))
-    model = zero.starts[-1].get("model", {}) if zero is not None and zero.starts else {}
     width = int(model.get("expert_ffn", 0)) or 1
     prices = RowPrices.of_width(args.least_rows, width)
     setting = TraceSetting(args.ranks, args.slots, args.least_rows, prices.row_cost)

@@ -94,10 +94,12 @@ def _grid(sound: wave.Wave_read) -> Grid:
             f"has {rate:,} samples a second, and sound may have up to {MOST_HZ:,}. Convert it: "
             "ffmpeg -i FILE -ar 16000 -c:a pcm_s16le OUT.wav"
         )
-    if samples > MOST_S * rate or not samples:
+    if not samples:
+        raise ItemError("has no samples of sound. Replace it, or remove the row.")
+    if samples > MOST_S * rate:
         raise ItemError(
-            f"lasts {samples / rate:.1f} s, and sound may last up to {MOST_S:.0f} s and have at "
-            "least 1 sample. Cut it into several files."
+            f"lasts {samples / rate:.1f} s, and sound may last up to {MOST_S:.0f} s. Cut it into "
+            "several files."
         )
     _, hop = _frame(rate)
     frames = -(-samples // hop)

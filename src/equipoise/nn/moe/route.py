@@ -34,6 +34,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from equipoise.base.errors import ModelError
 from equipoise.nn.moe.balance import count_choices
 
 
@@ -84,9 +85,20 @@ def sort_rows(
         experts: X.
         factor: Capacity over an even share; 0 keeps all.
         identities: Experts without weights, whose numbers follow; they compute no rows.
+
+    Raises:
+        ModelError: a token chose an expert that does not exist. On a device, whose choices the host
+            would wait for, torch refuses it.
     """
     tokens, top_k = chosen_TK.shape
     flat = chosen_TK.reshape(-1)
+    if flat.device.type == "cpu" and len(flat):
+        least, largest = (int(each) for each in torch.aminmax(flat))
+        if least < 0 or largest >= experts + identities:
+            wrong = least if least < 0 else largest
+            raise ModelError(
+                f"A token chose expert {wrong}, and a layer has {experts + identities}, from 0 on."
+            )
     slots = torch.argsort(flat, stable=True)
     counts_X = count_choices(flat, experts + identities)
     most = capacity(tokens, top_k=top_k, experts=experts, factor=factor) if factor else tokens

@@ -111,9 +111,14 @@ class BalancedExchange:
         taken, self.planned = self.planned, PlannedLoads()
         return taken.numbers()
 
-    def expert_bytes(self, gate: Tensor) -> int:
-        """Bytes of a whole expert, by the gates that this rank keeps [X, F, D]."""
-        return 3 * gate[:1].numel() * gate.element_size()
+    def copied_bytes(self, schedule: ExpertSchedule, gate: Tensor) -> int:
+        """Bytes of weights that leave their rank for a schedule, over all ranks of the base.
+
+        Args:
+            schedule: Its copies are of whole experts.
+            gate: Gates that this rank keeps [X, F, D].
+        """
+        return schedule.copies * 3 * gate[:1].numel() * gate.element_size()
 
     def plan(self, rows: Ints) -> PolicyChoice:
         """The schedule of a micro-batch, from every rank's rows for each expert [ranks, X]."""
@@ -156,8 +161,8 @@ class BalancedExchange:
         def products(
             rows: Tensor, counts_P: Tensor, gate: Tensor, up: Tensor, down: Tensor
         ) -> Tensor:
-            each, is_trained = self.expert_bytes(gate), gate.requires_grad
-            rows = counted(rows, self.planned, choice, each, is_trained=is_trained)
+            moved, is_trained = self.copied_bytes(schedule, gate), gate.requires_grad
+            rows = counted(rows, self.planned, choice, moved, is_trained=is_trained)
             ends = counts_P.cumsum(0).to(torch.int32)
             if widen is not None:
                 return copied_swiglu(rows, ends, gate, up, down, widen(copies, own))

@@ -36,27 +36,31 @@ class PlannedLoads:
     """All rows."""
     copies: int = 0
     copied_bytes: int = 0
-    """Weights to copies and gradients back, over all ranks."""
+    """Weights that left their rank, and gradients back, over all ranks that share the experts."""
     chosen: dict[str, int] = field(default_factory=dict)
     """Micro-batches of each policy, where there was a choice."""
     priced: dict[str, int] = field(default_factory=dict)
     """Prices of each policy, in rows, where there was a choice."""
 
-    def add(self, choice: PolicyChoice, expert_bytes: int, *, is_trained: bool = True) -> None:
-        """Count a micro-batch and what its backward moves.
+    def add(self, choice: PolicyChoice, copied_bytes: int, *, is_trained: bool = True) -> None:
+        """Count a micro-batch and what its backward moves; one without rows is none.
+
+        ZeRO sums gradients in a pass without tokens, for which policies choose nothing.
 
         Args:
             choice: Its schedule.
-            expert_bytes: Of one expert's weights.
+            copied_bytes: Of the weights that leave their rank once.
             is_trained: Whether experts have gradients.
         """
         schedule = choice.schedule
+        if not schedule.rows.any():
+            return
         ranks = schedule.ranks
         self.before += ranks * int(schedule.computed_by_owners.max())
         self.after += ranks * int(schedule.computed.max())
         self.rows += int(schedule.rows.sum())
         self.copies += schedule.copies
-        self.copied_bytes += schedule.copies * expert_bytes * (schedule.remakes + is_trained)
+        self.copied_bytes += copied_bytes * (schedule.remakes + is_trained)
         for name, price in choice.prices.items():
             self.priced[name] = self.priced.get(name, 0) + round(price)
             self.chosen[name] = self.chosen.get(name, 0) + (name == schedule.policy)
@@ -96,25 +100,25 @@ class _Counted(torch.autograd.Function):
         rows: Tensor,
         loads: PlannedLoads,
         choice: PolicyChoice,
-        expert_bytes: int,
+        copied_bytes: int,
         is_trained: bool,
     ) -> Tensor:
-        ctx.counted = loads, choice, expert_bytes, is_trained
+        ctx.counted = loads, choice, copied_bytes, is_trained
         return rows.view_as(rows)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
-        loads, choice, expert_bytes, is_trained = ctx.counted
-        loads.add(choice, expert_bytes, is_trained=is_trained)
+        loads, choice, copied_bytes, is_trained = ctx.counted
+        loads.add(choice, copied_bytes, is_trained=is_trained)
         return grads[0], None, None, None, None
 
 
 def counted(
-    rows: Tensor, loads: PlannedLoads, choice: PolicyChoice, expert_bytes: int, *, is_trained: bool
+    rows: Tensor, loads: PlannedLoads, choice: PolicyChoice, copied_bytes: int, *, is_trained: bool
 ) -> Tensor:
     """The rows unchanged; the backward counts the schedule, every forward the weights that left."""
     if torch.is_grad_enabled():
-        loads.copied_bytes += choice.schedule.copies * expert_bytes
-    counts = loads, choice, expert_bytes, is_trained
+        loads.copied_bytes += copied_bytes
+    counts = loads, choice, copied_bytes, is_trained
     out: Tensor = _Counted.apply(rows, *counts)  # type: ignore[no-untyped-call]
     return out

@@ -141,6 +141,16 @@ class Sharing:
         return self._apart(summed, experts, mine, hidden)
 
     @property
+    def fetched_units(self) -> int:
+        """Hidden units of an expert that this rank computes with, and others keep.
+
+        >>> peers = [Peers((0, 1, 2, 3), rank, None) for rank in range(4)]
+        >>> [[Sharing(each, r, 10).fetched_units for each in peers] for r in (1, 2, 4)]
+        [[7, 7, 7, 9], [3, 4, 6, 3], [0, 0, 0, 0]]
+        """
+        return sum(self._units(rank) for rank in self._wanted if rank != self.peers.rank)
+
+    @property
     def _wanted(self) -> range:
         """The ranks whose units this one computes with."""
         width = self.peers.count // self.r

@@ -10,6 +10,7 @@ Kept true (tests/multi/parallel/test_tutel.py)
     Loss and every gradient equal one rank's under every sharing; a switch moves no parameter.
 """
 
+import dataclasses
 from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,7 +33,7 @@ from equipoise.parallel.expert.exchange import sort_arrivals
 from equipoise.parallel.expert.planned import counted
 from equipoise.parallel.expert.sharing import Sharing, WholeTraffic
 from equipoise.parallel.expert.split import ExpertSplit
-from equipoise.schedule.expert.schedule import schedule_experts
+from equipoise.schedule.expert.schedule import ExpertSchedule, schedule_experts
 
 _LAST = 1024
 """Forward passes whose sharings are remembered."""
@@ -66,9 +67,13 @@ class SwitchedExchange(BalancedExchange):
             return (yield from self._obey(choice, x_RD, experts, whole))
         return (yield from self._share(r, every, x_RD, experts))
 
-    def expert_bytes(self, gate: Tensor) -> int:
-        """Bytes of a whole expert, by the gates that this rank keeps [X, F, D]."""
-        return 3 * self.ffn * gate.shape[2] * gate.element_size()
+    def copied_bytes(self, schedule: ExpertSchedule, gate: Tensor) -> int:
+        """As of whole experts, and of the hidden units that come from ranks that share them."""
+        r = self.switches[-1]
+        units = Sharing(self.split.peers, max(r, 1), self.ffn).fetched_units
+        units *= schedule.rows.shape[1]
+        row_bytes: int = gate.shape[2] * gate.element_size()
+        return 3 * (schedule.copies * self.ffn + units) * row_bytes
 
     def choose(self, every: Ints) -> int:
         """The sharing for each rank's rows for each expert, int64 [etp, ep, X]."""
@@ -80,7 +85,8 @@ class SwitchedExchange(BalancedExchange):
         """Rows go to the owners of their experts, and from there to the others of a run."""
         sharing = Sharing(self.split.peers, r, self.ffn)
         base, rank = self.base, self.base.peers.rank
-        schedule = schedule_experts(every[self.split.peers.rank])
+        owned = schedule_experts(every[self.split.peers.rank])
+        schedule = dataclasses.replace(owned, remakes=True)  # of units
         choice = PolicyChoice(schedule, {})
         sent, received = schedule.sent[rank].tolist(), schedule.sent[:, rank].tolist()
         out, back = base.way(sent, received), base.way(received, sent)
@@ -97,8 +103,8 @@ class SwitchedExchange(BalancedExchange):
         def products(
             rows: Tensor, counts_X: Tensor, gate: Tensor, up: Tensor, down: Tensor
         ) -> Tensor:
-            each, is_trained = self.expert_bytes(gate), gate.requires_grad
-            rows = counted(rows, self.planned, choice, each, is_trained=is_trained)
+            moved, is_trained = self.copied_bytes(schedule, gate), gate.requires_grad
+            rows = counted(rows, self.planned, choice, moved, is_trained=is_trained)
             ends = counts_X.cumsum(0).to(torch.int32)
             return copied_swiglu(rows, ends, gate, up, down, sharing)
 

@@ -38,7 +38,7 @@ from equipoise.schedule.expert.skew import load_skew
 from equipoise.spec.model.experts import split_experts
 
 COUNT_BYTES = 8
-"""Bytes of one entry of the counts that ranks exchange, int64."""
+"""Bytes of one entry of the counts that ranks exchange, and of a plan's digest, int64."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,36 +116,51 @@ class ExpertSchedule:
         """Equal for equal schedules, on every rank."""
         return digest([self.policy, self.rows, self.owners, self.places, self.quotas, self.remakes])
 
-    def bytes(self, width: int, *, element_bytes: int, forwards: int = 1) -> Ints:
+    def bytes(
+        self, width: int, *, element_bytes: int, forwards: int = 1, is_planned: bool | None = None
+    ) -> Ints:
         """Bytes of rows and counts that each rank sends to each in forward and backward.
 
         Rows go to their place and come back, in each forward and, as gradients, in the backward.
-        Without copies a rank sends each rank the counts of the experts there.
+        Where every expert stays, a rank tells each rank the counts of the experts there. Where
+        ranks plan from counts, each tells all its counts, and the digest of its plan.
 
         Args:
             width: Elements of a row, D.
             element_bytes: Bytes of an activation's element.
             forwards: Forward passes, 2 with full recomputation.
+            is_planned: Whether ranks planned it from their counts; by default all policies but
+                ``fixed``, which ``auto`` also plans.
 
         Returns:
             int64 [ranks, ranks].
         """
-        counts = np.bincount(self.owners, minlength=self.ranks) * COUNT_BYTES
+        is_planned = self.policy != "fixed" if is_planned is None else is_planned
+        own = np.bincount(self.owners, minlength=self.ranks)
+        counts = np.full(self.ranks, len(self.owners) + 1) if is_planned else own
         sent = self.sent
         rows = (forwards + 1) * (sent + sent.T) * width * element_bytes
-        return _between(rows + forwards * counts[np.newaxis, :])
+        return _between(rows + forwards * COUNT_BYTES * counts[np.newaxis, :])
 
-    def copy_bytes(self, expert_elements: int, *, element_bytes: int, forwards: int = 1) -> Ints:
+    def copy_bytes(
+        self,
+        expert_elements: int,
+        *,
+        element_bytes: int,
+        forwards: int = 1,
+        is_trained: bool = True,
+    ) -> Ints:
         """Bytes of weights to copies, and of their gradients back, int64 [ranks, ranks].
 
         Args:
             expert_elements: Weights of an expert: 3 x D x F for SwiGLU.
             element_bytes: Bytes of a weight's element, and of its gradient's.
             forwards: Forward passes, 2 with full recomputation.
+            is_trained: Whether experts have gradients; frozen ones send none back.
         """
         copied = self.copied
-        trips = forwards + self.remakes
-        return _between((trips * copied + copied.T) * expert_elements * element_bytes)
+        trips = (forwards + self.remakes) * copied + is_trained * copied.T
+        return _between(trips * expert_elements * element_bytes)
 
     def __str__(self) -> str:
         """The schedule as text, a line for each expert."""

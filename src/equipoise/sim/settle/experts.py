@@ -240,9 +240,10 @@ def _recorded(folder: str, model: ModelSpec) -> list[Ints]:
             f"model with experts for longer."
         )
     experts = tables[-1].shape[1]
-    if experts != model.experts:
+    if experts != model.choices:
         raise SpecError(
-            f"{folder} has routers of {experts} experts, and the model has {model.experts}. Give "
+            f"{folder} has routers of {experts} experts, and the model has {model.choices}. Give "
             f"a run with as many."
         )
-    return tables[-_RECORDED:]
+    # Those without weights come last, and compute nothing.
+    return [each[:, : model.experts] for each in tables[-_RECORDED:]]

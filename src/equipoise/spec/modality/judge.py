@@ -9,7 +9,6 @@ Kept true (tests/unit/spec/modality/test_judge.py)
 """
 
 from equipoise.spec.catalog import POLICIES
-from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.run.keys import toml
 from equipoise.spec.run.wish import Wish, nearest_multiples
 
@@ -17,12 +16,11 @@ PARTS = "parts"
 _SECTIONS = ("vision", "audio")
 
 
-def judge_modality(wish: Wish, model: ModelSpec) -> None:
+def judge_modality(wish: Wish) -> None:
     """Refuse encoders where they are not proven, and rows with parts where there is none.
 
     Args:
         wish: Values of all keys; faults are added to it.
-        model: The run's.
     """
     if not wish.is_sound("vision.layers", "audio.layers", "data.format", "data.mix"):
         return
@@ -39,7 +37,7 @@ def judge_modality(wish: Wish, model: ModelSpec) -> None:
         _judge_sizes(wish, section)
     said = wish.cite(f"{given[0]}.layers")
     _judge_data(wish, said, f"{given[0]}.layers")
-    _judge_beside(wish, model, said)
+    _judge_beside(wish, said)
 
 
 def _judge_sizes(wish: Wish, section: str) -> None:
@@ -83,7 +81,7 @@ def _judge_data(wish: Wish, said: str, key: str) -> None:
         )
 
 
-def _judge_beside(wish: Wish, model: ModelSpec, said: str) -> None:
+def _judge_beside(wish: Wish, said: str) -> None:
     """What else of a run is not proven beside encoders."""
     if wish["model.engine"] == "transformers":
         wish.tell(
@@ -91,11 +89,17 @@ def _judge_beside(wish: Wish, model: ModelSpec, said: str) -> None:
             f'"transformers" is given, but {said} is proven beside this package\'s own decoders. '
             'Set model.engine = "equipoise".',
         )
-    if model.experts and wish["model.engine"] != "transformers":
+    if wish.is_sound("experts.policy") and wish["experts.policy"] == "speculative":
         wish.tell(
-            "model.experts" if wish.is_given("model.experts") else "model.preset",
-            f"the model has {model.experts} experts a layer, but {said} is proven beside dense "
-            "decoders. Choose one without experts.",
+            "experts.policy",
+            f'"speculative" places tokens by their words, but {said} is proven with tokens in the '
+            'order of their documents. Set experts.policy = "fixed" or "exact".',
+        )
+    if wish.is_sound("experts.memory_mib") and wish["experts.memory_mib"]:
+        wish.tell(
+            "experts.memory_mib",
+            f"{wish['experts.memory_mib']:g} keeps experts in a file, but {said} is proven with "
+            "experts in memory. Set experts.memory_mib = 0.",
         )
     if wish["lora.rank"]:
         wish.tell(

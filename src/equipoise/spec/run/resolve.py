@@ -83,7 +83,7 @@ def resolve(
     _judge_experts_of_lora(wish, model)
     judge_experts(wish, model)
     judge_precision(wish, model)
-    judge_modality(wish, model)
+    judge_modality(wish)
     spec = build({name: each.value for name, each in wish.given.items()})
     if not wish.faults and not wish.faulty:
         has_dense = model.sparse_layers < model.layers

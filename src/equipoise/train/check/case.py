@@ -60,6 +60,9 @@ FP8_TOLERANCE = 1e-3
 lies on an edge between two float8 numbers, they round an element to its neighbour, up to 2^-3 away.
 One such element among thousands weighs 1e-5; leaving out the rounding weighs 1e-2."""
 
+FP64_TOLERANCE = 1e-10
+"""The same in fp64."""
+
 DOCUMENT_TOKENS = (173, 5, 1, 64, 97, 31, 8, 129, 2, 40, 77, 200)
 
 STAGES: tuple[Literal[0, 1, 2, 3], ...] = (0, 1, 2, 3)
@@ -214,13 +217,15 @@ def make_case(
     """
     spec = LayoutSpec(**layout)
     per_node = 2 if spec.cp % 2 == 0 else None
+    precision: Precision = "fp64" if model.experts else "fp32"
     return Case(
         ranks,
         deepen(model, spec.stages),
         dataclasses.replace(spec, dp=ranks // spec.sharing, ranks_per_node=per_node),
         PackSpec(policy=policy, context_tokens=context_tokens, step_tokens=sum(DOCUMENT_TOKENS)),
         TrainSpec(recompute=recompute),
-        precision="fp64" if model.experts else "fp32",
+        precision=precision,
+        tolerance=FP64_TOLERANCE if precision == "fp64" else TOLERANCE,
         played=played,
     )
 

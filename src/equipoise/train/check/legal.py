@@ -24,10 +24,7 @@ from equipoise.spec.layout import Layout
 from equipoise.spec.layout_space import legal_layouts
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.run.spec import LayoutSpec, PackSpec, TrainSpec
-from equipoise.train.check.case import Case, Precision, deepen
-
-TOLERANCES: dict[Precision, float] = {"fp32": 1e-5, "fp64": 1e-10}
-"""Largest error of a loss, logit or gradient, relative to its scale."""
+from equipoise.train.check.case import FP64_TOLERANCE, TOLERANCE, Case, Precision, deepen
 
 _DOCUMENT_TOKENS = (17, 3, 1, 9, 12, 2, 6, 4)
 
@@ -60,7 +57,7 @@ def legal_case(layout: Layout, model: ModelSpec, precision: Precision, schedule:
         PackSpec(context_tokens=_WINDOW_TOKENS, step_tokens=sum(_DOCUMENT_TOKENS)),
         TrainSpec(),
         precision,
-        TOLERANCES[precision],
+        FP64_TOLERANCE if precision == "fp64" else TOLERANCE,
         _DOCUMENT_TOKENS,
         repeats=True,
     )

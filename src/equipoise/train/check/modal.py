@@ -3,6 +3,11 @@
 What it decides
     Every ZeRO stage, windows that cut items, and every other axis that may share the decoder,
     alone and with others. Policies that divide documents over ranks are refused and have none.
+    Then the same encoders beside a decoder with experts, which ranks share: as they lie, balanced
+    by copies, and cut by hidden units, beside every axis.
+
+Kept true (tests/multi/check/test_modality.py)
+    Every axis is beside encoders, and beside encoders and experts.
 """
 
 import dataclasses
@@ -10,7 +15,11 @@ from functools import partial
 from typing import Any
 
 from equipoise.spec.modality.sections import AudioSpec, VisionSpec
+from equipoise.spec.model.experts import shares_experts
 from equipoise.spec.model.presets import ModelSpec
+from equipoise.spec.run.layout import ExpertPolicyName
+from equipoise.spec.run.spec import ExpertsSpec
+from equipoise.train.check.balanced import with_experts
 from equipoise.train.check.case import STAGES, Case, divisors, make_case
 
 VISION = VisionSpec(layers=2, hidden=16, heads=2, patch=2)
@@ -19,12 +28,8 @@ AUDIO = AudioSpec(layers=1, hidden=8, heads=1)
 
 
 def modal_cases(ranks: int, model: ModelSpec) -> list[Case]:
-    """Encoders beside a decoder on this many real ranks."""
-
-    def make(**keys: Any) -> Case:
-        return dataclasses.replace(made(**keys), vision=VISION, audio=AUDIO)
-
-    made = partial(make_case, model, ranks)
+    """Encoders beside a decoder on this many real ranks; beside one with experts, too."""
+    make = partial(_make, model, ranks)
     cases = [
         *(make(zero=zero) for zero in STAGES),
         make(policy="in-order", context_tokens=64, zero=2, recompute="full"),
@@ -38,4 +43,33 @@ def modal_cases(ranks: int, model: ModelSpec) -> list[Case]:
     if ranks == 4:
         pipelined = partial(make, pp=2, policy="in-order", context_tokens=64)
         cases += [make(cp=2, tp=2), pipelined(cp=2, schedule="zb-h1"), pipelined(tp=2)]
-    return [dataclasses.replace(case, repeats=at == 0) for at, case in enumerate(cases)]
+    cases = [dataclasses.replace(case, repeats=at == 0) for at, case in enumerate(cases)]
+    return cases + _beside_experts(ranks, with_experts(model))
+
+
+def _beside_experts(ranks: int, model: ModelSpec) -> list[Case]:
+    """Encoders beside experts that ranks share; the first step runs twice."""
+    if ranks == 1 or not shares_experts(model.experts, ranks):
+        return []
+    shapes: list[tuple[ExpertPolicyName, dict[str, Any]]] = [
+        ("exact", {"ep": ranks}),
+        ("fixed", {"ep": ranks, "cp": ranks, "zero": 3, "recompute": "full"}),
+    ]
+    shapes += [("exact", {"ep": ranks, "tp": ranks})] if model.heads % ranks == 0 else []
+    shapes += [("tutel", {"etp": ranks, "zero": 2})] if model.expert_ffn >= ranks else []
+    if ranks % 2 == 0 and ranks > 2:
+        piped = {"pp": 2, "ep": ranks // 2, "policy": "in-order", "context_tokens": 64}
+        shapes += [("exact", piped)]
+    return [
+        dataclasses.replace(
+            _make(model, ranks, **shape),
+            experts=ExpertsSpec(policy, least_rows=1),
+            router=("W1", "W5")[at % 2],
+            repeats=at == 0,
+        )
+        for at, (policy, shape) in enumerate(shapes)
+    ]
+
+
+def _make(model: ModelSpec, ranks: int, **keys: Any) -> Case:
+    return dataclasses.replace(make_case(model, ranks, **keys), vision=VISION, audio=AUDIO)

@@ -3,17 +3,20 @@
 import dataclasses
 from collections.abc import Sequence
 
-from equipoise.train.check.case import FP8_TOLERANCE, Case
+from equipoise.train.check.case import FP8_TOLERANCE, TOLERANCE, Case
 
 
 def of_theirs(cases: Sequence[Case], config: str) -> list[Case]:
-    """The same cases of a model that transformers builds, in fp64.
+    """The same cases of a model that transformers builds, in fp64 but for its own fp32 parts.
 
     Args:
         cases: Of a model of its sizes.
         config: As ``Case.theirs``.
     """
-    return [dataclasses.replace(case, theirs=config, precision="fp64") for case in cases]
+    return [
+        dataclasses.replace(case, theirs=config, precision="fp64", tolerance=TOLERANCE)
+        for case in cases
+    ]
 
 
 def of_fp8(cases: Sequence[Case]) -> list[Case]:

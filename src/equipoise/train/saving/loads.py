@@ -39,7 +39,7 @@ def resume_loads(checkpoint: Path, decoder: PackedModel, step: int) -> list[list
     if file.exists():
         try:
             loads = np.array(json.loads(file.read_bytes())["loads"], dtype=np.int64)
-            if loads.shape != (model.sparse_layers, model.choices):
+            if loads.shape != (model.sparse_layers, model.choices) or (loads < 0).any():
                 raise ValueError(loads.shape)
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise CheckpointError(f"{checkpoint} is torn: its {EXPERTS} cannot be read.") from error

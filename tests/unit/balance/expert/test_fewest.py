@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.balance.expert import fewest, loops
-from equipoise.balance.expert.fewest import fewest_copies
+from equipoise.balance.expert.fewest import fewest_copies, joined_copies
 from equipoise.balance.expert.policies import plan_experts
 from equipoise.balance.expert.request import ExpertRequest
 from equipoise.schedule.compiled import compile_loop
@@ -55,6 +55,7 @@ def test_no_plan_has_fewer_copies(loads: list[int], slots: int, ranks: int, abov
     ):
         best = fewest_of_all(request, target)
         assert best is None or fewest_copies(request, target) <= best
+        assert best is None or joined_copies(request, target, rounds=20) <= best
 
 
 @settings(max_examples=20, deadline=None)

@@ -84,6 +84,16 @@ def test_eplb_is_even_on_the_loads_that_it_was_planned_on() -> None:
     assert plan_experts("eplb", ExpertRequest(rows, seen=loads)).skew < 1.02
 
 
+@pytest.mark.parametrize("policy", ["hecate", "eplb"])
+def test_earlier_loads_count_by_their_shares_alone(policy: str) -> None:
+    rows = np.array([[90, 2, 1, 1]] * 2)
+    plans = [
+        plan_experts(policy, ExpertRequest(rows, seen=np.array([90, 2, 1, 1]) * unit)).digest
+        for unit in (1, 10**15)
+    ]
+    assert plans[0] == plans[1]
+
+
 def test_what_cannot_be_is_refused() -> None:
     rows = np.ones((2, 3), dtype=np.int64)
     cases = (
@@ -113,6 +123,27 @@ def test_what_cannot_be_is_refused() -> None:
             LayoutError,
             lambda: ExpertRequest(rows, seen=np.ones(2, dtype=np.int64)),
             "Earlier loads of 2 experts do not match 3 experts. Give one for each.",
+        ),
+        (
+            LayoutError,
+            lambda: ExpertRequest(rows, seen=np.array([3, -1, 0])),
+            "Earlier loads of 3 experts must be int64 of at least 0; these are int64, the least "
+            "-1.",
+        ),
+        (
+            LayoutError,
+            lambda: ExpertRequest(rows[0]),
+            "Rows of experts must be int64 [ranks, experts]; these are int64 of shape [3].",
+        ),
+        (
+            LayoutError,
+            lambda: ExpertRequest(rows * 0.5),
+            "Rows of experts must be int64 [ranks, experts]; these are float64 of shape [2, 3].",
+        ),
+        (
+            LayoutError,
+            lambda: ExpertRequest(rows, tolerance=float("nan")),
+            "tolerance is nan. Give a finite number of at least 0.",
         ),
     )
     for kind, call, message in cases:

@@ -103,6 +103,16 @@ def test_a_token_leans_on_all_and_a_pair_on_its_token() -> None:
     assert values.tolist() == [pair, own, unseen]
 
 
+def test_a_route_to_an_expert_that_does_not_exist_is_refused() -> None:
+    seen = _routes(0)
+    seen.chosen[7, 1, 0] = EXPERTS
+    with pytest.raises(SpecError) as caught:
+        seen.counts(EXPERTS)
+    assert str(caught.value) == (
+        "Token 7 chose expert 8 in layer 1, and there are 8. Count the routes of this model."
+    )
+
+
 def test_the_fitted_text_and_what_is_not_a_table_are_refused(tmp_path: Path) -> None:
     seen = _routes(0)
     clusters = cluster_experts(seen.counts(EXPERTS), 2)

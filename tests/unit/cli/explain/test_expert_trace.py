@@ -68,6 +68,17 @@ def test_what_cannot_be_is_refused(
     assert capsys.readouterr().err.strip() == message
 
 
+def test_experts_without_weights_compute_nothing(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    journal = folder / "journal" / "rank-00000.jsonl"
+    journal.write_text(journal.read_text().replace('"expert_ffn"', '"experts": 3, "expert_ffn"'))
+    assert main(["explain", "experts", "--run", str(folder), "--ranks", "2", "--json"]) == 0
+    fixed = json.loads(capsys.readouterr().out)["policies"][0]
+    # 90 + 10 beside 10, then 10 + 90 beside 10; the fourth expert's rows are nobody's.
+    assert fixed["policy"] == "fixed" and fixed["mean_skew"] == pytest.approx(100 / 55)
+
+
 def test_a_run_without_experts_says_so(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     journal = folder / "journal" / "rank-00000.jsonl"
     journal.write_text(journal.read_text().splitlines(keepends=True)[0])

@@ -81,9 +81,11 @@ def test_files_that_are_no_sound_are_refused(tone: Callable[..., Path]) -> None:
     )
     with pytest.raises(ItemError) as refused:
         audio_grid(tone("b.wav", seconds=0).read_bytes())
+    assert str(refused.value) == "has no samples of sound. Replace it, or remove the row."
+    with pytest.raises(ItemError) as refused:  # 601 s of 8 samples a second
+        audio_grid(tone("c.wav", seconds=601, rate=8).read_bytes())
     assert str(refused.value) == (
-        "lasts 0.0 s, and sound may last up to 600 s and have at least 1 sample. Cut it into "
-        "several files."
+        "lasts 601.0 s, and sound may last up to 600 s. Cut it into several files."
     )
 
 

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from equipoise.base.errors import ModelError
 from equipoise.nn.moe.route import capacity, choose, gather_back, sort_rows, spread
 
 Choice = tuple[Tensor, Tensor, int]
@@ -31,6 +32,16 @@ def test_a_capacity_beyond_all_tokens_drops_nothing() -> None:
     for factor in (1e6, 1e300):
         rows = sort_rows(chosen, torch.ones(2, 2), experts=3, factor=factor)
         assert rows.is_whole and rows.counts_X.tolist() == [2, 1, 1]
+
+
+@pytest.mark.parametrize(("expert", "identities"), [(3, 0), (4, 1), (-1, 0)])
+def test_an_expert_that_does_not_exist_is_refused(expert: int, identities: int) -> None:
+    chosen = torch.tensor([[0, 1], [2, expert]])
+    with pytest.raises(ModelError) as caught:
+        sort_rows(chosen, torch.ones(2, 2), experts=3, factor=0.0, identities=identities)
+    assert str(caught.value) == (
+        f"A token chose expert {expert}, and a layer has {3 + identities}, from 0 on."
+    )
 
 
 def test_ties_go_to_the_lower_expert() -> None:

@@ -1,5 +1,7 @@
 """Experts on ranks: every row computed once, and bytes counted link by link."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -81,6 +83,10 @@ def test_bytes_go_there_and_back_in_both_passes(
     ranks, experts = rows.shape
     schedule = schedule_experts(rows)
     found = schedule.bytes(width, element_bytes=2, forwards=forwards)
+    planned = schedule.bytes(width, element_bytes=2, forwards=forwards, is_planned=True)
+    as_exact = dataclasses.replace(schedule, policy="exact")
+    named = as_exact.bytes(width, element_bytes=2, forwards=forwards)
+    assert named.tolist() == planned.tolist()
     shares = split_experts(experts, ranks=ranks)
     for one in range(ranks):
         assert found[one, one] == 0
@@ -88,7 +94,9 @@ def test_bytes_go_there_and_back_in_both_passes(
             if one != other:
                 there_and_back = schedule.sent[one, other] + schedule.sent[other, one]
                 counts = forwards * 8 * shares[other]
-                assert found[one, other] == (forwards + 1) * 2 * width * there_and_back + counts
+                rows_bytes = (forwards + 1) * 2 * width * there_and_back
+                assert found[one, other] == rows_bytes + counts
+                assert planned[one, other] == rows_bytes + forwards * 8 * (experts + 1)
 
 
 def test_skew_is_the_largest_over_the_mean() -> None:

@@ -93,6 +93,11 @@ def test_loads_are_those_of_a_run(tmp_path: Path) -> None:
     # Half of all rows are of one expert, and the rest even.
     assert shares[16] == pytest.approx(16 * (0.5 + 0.5 / 16), rel=0.02)
     assert forecast("hecate", str(tmp_path)).planned_skews[-1][1] < shares[16]
+    # Experts without weights compute nothing, however many choose them.
+    idle = dataclasses.replace(MODEL, experts=64, identity_experts=64, balance="bias")
+    hot = dict(forecast_experts(str(tmp_path), idle, 16, rows_per_rank=4096).owner_skews)
+    # The first layer's hot expert has 2 of 3 of the rows with weights, the last one's has none.
+    assert hot[16] == pytest.approx((16 * (2 / 3 + 1 / 3 / 16) + 1) / 2, rel=0.02)
 
 
 def test_what_says_nothing_is_refused(tmp_path: Path) -> None:

@@ -46,9 +46,14 @@ REFUSED = [
         "Give at most 8.",
     ),
     (
-        {"model.preset": "moe-3m"},
-        f"--model.preset: the model has 8 experts a layer, but {SAID} beside dense decoders. "
-        "Choose one without experts.",
+        {"model.preset": "moe-3m", "experts.policy": "speculative", "layout.tp": "2"},
+        f'--experts.policy: "speculative" places tokens by their words, but {SAID} with tokens in '
+        'the order of their documents. Set experts.policy = "fixed" or "exact".',
+    ),
+    (
+        {"model.preset": "moe-3m", "experts.memory_mib": "64", "layout.zero": "3"},
+        f"--experts.memory_mib: 64 keeps experts in a file, but {SAID} with experts in memory. Set "
+        "experts.memory_mib = 0.",
     ),
     (
         {"train.freeze": '["embed"]'},
@@ -88,6 +93,8 @@ def test_what_is_proven_is_accepted() -> None:
     run = read_run(None, list(GIVEN.items()))
     assert [each.kind for each in run.spec.encoders] == ["image"]
     assert read_run(None, []).spec.encoders == ()
+    beside = {"model.preset": "moe-3m", "experts.policy": "exact"}
+    assert read_run(None, list((GIVEN | beside).items())).model.experts == 8
 
 
 def test_policies_are_not_compared_with_images() -> None:
