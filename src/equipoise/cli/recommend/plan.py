@@ -42,6 +42,7 @@ def plan_recommend(
                 "kind": each.kind,
                 "ranks": list(each.ranks),
                 "buckets": each.buckets if each.row_shards > 1 else None,
+                "columns": list(each.column_edges) if each.kind == "column" else None,
             }
             for each in asked.answer.plan.placements
         ],
@@ -67,6 +68,7 @@ def plan_recommend(
         "rates": None if rates is None else origin_of(rates),
         "skew": asked.answer.skew,
         "gap": asked.answer.gap,
+        "placed_by": asked.rates.words,
     }
     if args.json:
         sys.stdout.write(json.dumps(rows, indent=1) + "\n")
@@ -85,7 +87,7 @@ def _print(
     console = make_console()
     console.print(
         f"{asked.title}; max/mean {rows['skew']:.3f}, at most {100 * rows['gap']:.1f}% above the "
-        "best possible.",
+        f"best possible by {asked.rates.words}.",
         soft_wrap=True,
     )
     if not args.quiet:

@@ -20,7 +20,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from equipoise.balance.tables.plan import TableAnswer
 from equipoise.base.errors import SpecError
-from equipoise.cost.recommend import RankCounts, StepRates
+from equipoise.cost.recommend import RankCounts, StepRates, TableRates
+from equipoise.recsys.folder import held_rates
 from equipoise.recsys.models.catalog import build_model
 from equipoise.recsys.models.shards import unit_shapes
 from equipoise.recsys.place import predict_traffic
@@ -60,6 +61,20 @@ def read_rates(file: Path | None = None) -> StepRates | None:
             "one: equipoise calibrate run.toml."
         )
     return rates
+
+
+def placing_rates(folder: Path) -> TableRates:
+    """The rates by which a run places its tables: those that its folder holds, or this machine's.
+
+    Where this machine's cannot be read, or are another's, the assumed ones.
+    """
+    held = held_rates(folder)
+    if held is not None:
+        return held
+    try:
+        return TableRates.fitted(read_rates())
+    except SpecError:
+        return TableRates()
 
 
 def count_dense(spec: RecommendSpec, samples: Samples, answer: TableAnswer) -> tuple[int, int]:

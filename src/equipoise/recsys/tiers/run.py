@@ -145,7 +145,7 @@ def _shard_bytes(
 ) -> int:
     floats = record_floats(step, width)
     if isinstance(kept, TablePrecision):
-        cache = SetCache(count, int(kept.cache_share * count), kept.policy)
+        cache = SetCache(count, kept.slots(count, width), kept.policy)
         packed = row_bytes(width, kept.form) + 4 * (floats - width)
         return count * packed + cache.slots * 4 * width + cache.held_bytes
     if kept is None or (name, shard) not in kept.slots:
