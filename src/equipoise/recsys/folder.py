@@ -65,9 +65,7 @@ def require_held(folder: Path, spec: RecommendSpec) -> None:
             )
 
 
-def prepare(
-    folder: Path, spec: RecommendSpec, base: Path, rates: TableRates | None = None
-) -> None:
+def prepare(folder: Path, spec: RecommendSpec, base: Path, rates: TableRates | None = None) -> None:
     """Write what ranks read.
 
     Args:

@@ -18,6 +18,7 @@ from equipoise.schedule.tables.traffic import count_traffic
 from equipoise.spec.recommend import RecommendSpec
 from equipoise.spec.tables.table import TableSpec
 
+
 def describe_tables(spec: RecommendSpec, samples: Samples) -> list[TableSpec]:
     """The tables of some samples, with the ids of their training part."""
     means, model = samples.ids_per_sample(), spec.model

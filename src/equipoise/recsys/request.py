@@ -127,9 +127,7 @@ def can_shrink(
     return True
 
 
-def _describe(
-    spec: RecommendSpec, samples: Samples, answer: TableAnswer, rates: TableRates
-) -> str:
+def _describe(spec: RecommendSpec, samples: Samples, answer: TableAnswer, rates: TableRates) -> str:
     kinds = [each.kind for each in answer.plan.placements]
     placed = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
     if towers := len(answer.plan.towers):

@@ -23,8 +23,8 @@ from equipoise.balance.tables.plan import TableAnswer
 from equipoise.base.durable import write_whole
 from equipoise.base.errors import EquipoiseError, LayoutError
 from equipoise.base.shown import counted
-from equipoise.cost.recommend import TableRates
 from equipoise.comm.group import Ranks, join_from_environment
+from equipoise.cost.recommend import TableRates
 from equipoise.fault.rank import RankWords, WatchedJournal, complain, hold_folder
 from equipoise.launch.agent import end_with_agent
 from equipoise.launch.last_words import say_process
@@ -238,7 +238,9 @@ def run_facts(spec: RecommendSpec, samples: Samples, plan: TablePlan) -> dict[st
         "Python": platform.python_version(),
         "the run": json.dumps(dataclasses.asdict(spec)),
         "the samples": samples.digest(),
-        "where tables lie": str([(p.table.name, p.kind, p.ranks, p.column_edges) for p in plan.placements]),
+        "where tables lie": str(
+            [(p.table.name, p.kind, p.ranks, p.column_edges) for p in plan.placements]
+        ),
     }
 
 

@@ -114,9 +114,7 @@ class TablePlacement:
         name, shards = self.table.name, len(self.ranks)
         for given, known in ((self.kind, SHARD_KINDS), (self.buckets, BUCKETS)):
             if given not in known:
-                raise LayoutError(
-                    f"Table {name}: {shown(given)} is not one of {', '.join(known)}."
-                )
+                raise LayoutError(f"Table {name}: {shown(given)} is not one of {', '.join(known)}.")
         if self.kind == "table" and shards != 1:
             raise LayoutError(f"Table {name} lies whole on one rank, but {shards} are given.")
         if self.kind == "column" and shards > self.table.width:
@@ -161,7 +159,9 @@ class TablePlacement:
     def column_edges(self) -> tuple[int, ...]:
         """Where columns are cut: shard i has columns ``edges[i]:edges[i + 1]`` if they are."""
         shards = len(self.ranks) if self.kind == "column" else 1
-        return self.edges or tuple(shard * self.table.width // shards for shard in range(shards + 1))
+        return self.edges or tuple(
+            shard * self.table.width // shards for shard in range(shards + 1)
+        )
 
     def shards_on(self, rank: int) -> list[int]:
         """The shards that a rank holds, ascending."""
