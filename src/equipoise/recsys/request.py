@@ -4,9 +4,9 @@ What it decides
     Samples are read and tables planned before a rank starts, so what is wrong is said once. Ranks
     are processes on this machine under the same launcher as those of a language model: killed or
     hung, all start again from the newest whole checkpoint as ``[fault]`` says. Asked again, a run
-    goes on from there, also on another number of ranks. The folder is this command's from before a file
-    is written until its ranks have ended. Tables are placed by the rates that `equipoise calibrate`
-    measured when the run began; its folder keeps them.
+    goes on from there, also on another number of ranks. The folder is this command's from before a
+    file is written until its ranks have ended. Tables are placed by the rates of ``equipoise
+    calibrate`` that were there when the run began; its folder keeps them.
 
 Kept true (tests/multi/recsys/test_train.py, tests/multi/recsys/test_recover.py)
     A run of two ranks ends above the floor; a killed rank changes no weight.

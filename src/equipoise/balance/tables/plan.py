@@ -31,6 +31,7 @@ import numpy as np
 
 from equipoise.balance.bound import largest_bin_bound
 from equipoise.balance.partition import partition, repair
+from equipoise.balance.tables.level import level_columns
 from equipoise.balance.tables.options import ShardOption, ShardOptions
 from equipoise.balance.tables.price import PS_PER_S, TableMachine
 from equipoise.base.arrays import Floats, Ints
@@ -163,7 +164,10 @@ def plan_tables(
         raise planner.no_room()
     finer = planner.place_finer() if len(tables) <= _FEW else []
     answers: list[TableAnswer] = [best, *finer]
-    return min(answers, key=lambda each: each.most_ps)
+    best = min(answers, key=lambda each: each.most_ps)
+    if len(tables) <= _FEW and "column" in kinds:
+        best = level_columns(best, may_be_whole="table" in kinds)
+    return best
 
 
 class _Planner:

@@ -12,9 +12,10 @@ What it decides
         exchange  8 p S ids + 4 S lengths in, S D e out and S D e back in, 1 / W of it with each
                   other rank, at the rate of the link between the two
 
-    A shard's fixed seconds stand beside its passes. These count each id's row as if read from memory: an upper bound where rows repeat. A
-    data-parallel table has 1 / W of the lookups everywhere, and sends the rows that its samples
-    touch to all others. All prices are whole picoseconds, so plans are equal on all machines.
+    A shard's fixed seconds stand beside its passes, which count each id's row as if read from
+    memory: an upper bound where rows repeat. A data-parallel table has 1 / W of the lookups
+    everywhere, and sends the rows that its samples touch to all others. All prices are whole
+    picoseconds, so plans are equal on all machines.
 
 Kept true (tests/unit/balance/test_tables.py)
     A price grows with ids, width and samples; shards of a table cost at least the whole.
