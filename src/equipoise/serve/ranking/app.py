@@ -42,7 +42,7 @@ from equipoise.serve.ranking.metrics import RankMetrics
 _MOST_CANDIDATES = 65_536
 _MOST_BODY_BYTES = 64 << 20
 _MOST_UNDER_WAY_BYTES = 8 * _MOST_BODY_BYTES
-"""Bytes of the bodies of all requests that are here; one of unknown length counts as the largest."""
+"""Of the bodies of all requests that are here; one of unknown length counts as the largest."""
 _FEW = 1_024
 """Candidates that are put in order and written at once; more must not hold others up."""
 _REASONS = {400: "invalid", 503: "queue_full", 500: "failed"}
