@@ -11,7 +11,8 @@ What it decides
     several sizes of that share, and the best outcome stands. Of few tables some are divided more
     finely than the others: 26 equal ones leave a rank of eight with four whole, where 24 whole and
     two divided are even. Shards are dealt heaviest first and repaired (``balance.partition``), with
-    memory as a constraint.
+    memory as a constraint; few whole tables by differencing, too. At last columns are cut where
+    ranks are full (``balance.tables.level``).
 
     The bound is what no plan of these kinds at these prices can beat: all tables at their
     cheapest over all ranks, or the cheapest shard of the costliest table.
@@ -30,7 +31,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from equipoise.balance.bound import largest_bin_bound
-from equipoise.balance.partition import partition, repair
+from equipoise.balance.partition import karmarkar_karp, partition, repair
 from equipoise.balance.tables.level import level_columns
 from equipoise.balance.tables.options import ShardOption, ShardOptions
 from equipoise.balance.tables.price import PS_PER_S, TableMachine
@@ -323,6 +324,8 @@ class _Planner:
             if bins is None:
                 return None
             repair(weights, sizes, bins, capacity, filled=filled)
+        elif self.kinds == ("table",) and len(parts) <= _FEW:
+            bins = self._lighter(weights, sizes, bins)
         ends = np.cumsum([chosen[i].shards for i in free])
         for index, shards in zip(free, np.split(bins, ends[:-1]) if free else [], strict=True):
             add(chosen[index], shards)
@@ -339,6 +342,15 @@ class _Planner:
         )
         plan = TablePlan(placements, ranks, self.machine.ranks_per_host)
         return TableAnswer(plan, self.machine, compute, exchange, held, self.bound_ps)
+
+    def _lighter(self, weights: Ints, sizes: Ints, bins: Ints) -> Ints:
+        """The ranks of whole tables, or those of differencing where the slowest ends sooner."""
+        ranks, capacity = self.machine.ranks, self.machine.capacity_bytes
+        other, nothing = karmarkar_karp(weights, ranks), np.zeros(ranks, dtype=np.int64)
+        repair(weights, sizes, other, capacity, filled=(nothing, nothing))
+        before, after = (np.bincount(each, weights, ranks).max() for each in (bins, other))
+        fits = np.bincount(other, sizes, ranks).max() <= capacity
+        return other if fits and after < before else bins
 
     def require_room(self) -> None:
         """Refuse a table of which no kind leaves a rank little enough to hold.
