@@ -84,6 +84,8 @@ class ShardedTables:
         for wire in (forward, backward):
             if wire not in WIRES:
                 raise LayoutError(f"{shown(wire)} is not one of {', '.join(WIRES)}.")
+        if not 0 <= seed < 1 << 64:
+            raise LayoutError(f"A seed of {seed} cannot be. Give one from 0 to 2^64 - 1.")
         self.plan, self.exchange, self.optimizer = plan, exchange, step
         self.forward_wire, self.backward_wire = forward, backward
         self.device = device or torch.device("cpu")
