@@ -1,8 +1,10 @@
 """An epoch's coming steps, for caches of tables that decide by trace.
 
 Kept true (tests/multi/recsys/test_precision.py)
-    A resumed run equals one that was not interrupted; predicted hits are near measured ones.
+    A resumed run equals one that was not interrupted; predicted hits are those measured.
 """
+
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -13,7 +15,7 @@ from equipoise.recsys.embedding import ShardedTables
 from equipoise.recsys.jagged import KeyedJagged
 from equipoise.recsys.samples import Samples
 from equipoise.recsys.shard import TableShard
-from equipoise.schedule.tiers.replay import replay_hits
+from equipoise.schedule.tiers.cache import SetCache
 
 
 def expect_epoch(
@@ -35,28 +37,39 @@ def expect_epoch(
 
 
 def predict_hits(
-    tables: ShardedTables, samples: Samples, order: Ints, batch: int
+    tables: ShardedTables, samples: Samples, orders: Sequence[Ints], batch: int, steps: range
 ) -> dict[str, tuple[int, int]]:
-    """Hits and reads of an epoch that begins with empty caches, by replay of their decisions.
+    """Hits and reads of some steps of a run, by replay of its caches' decisions from the first on.
 
-    Arguments are those of ``expect_epoch``.
+    Args:
+        tables: This rank's.
+        samples: All samples.
+        orders: Each epoch's order of training samples, from the first epoch to the last step's.
+        batch: Samples of a step, over all ranks.
+        steps: Which steps are counted, by their numbers from 0.
 
     Returns:
         For each table whose rows lie behind a cache, rows found in slots and rows read.
     """
-    batches, exchange = _batches(samples, order, batch), tables.exchange
-    hits: dict[str, tuple[int, int]] = {}
-    for shard in tables.held():
-        if shard.held is None:
-            continue
-        cache, steps = shard.held.cache, _places(shard, batches)
-        reads = steps
-        if shard.placement.kind == "data":  # a rank reads the rows of its own samples alone
-            shares = [_share(each, exchange.rank, exchange.ranks) for each in batches]
-            reads = _places(shard, shares)
-        hit_counts = replay_hits(steps, cache.slots, cache.policy, ways=cache.ways, reads=reads)
-        before = hits.get(shard.table.name, (0, 0))
-        hits[shard.table.name] = before[0] + int(hit_counts.sum()), before[1] + sum(map(len, reads))
+    held = [(shard, shard.held.cache) for shard in tables.held() if shard.held is not None]
+    twins = [SetCache(s.count, own.slots, own.policy, ways=own.ways) for s, own in held]
+    hits = {shard.table.name: (0, 0) for shard, _ in held}
+    exchange, begin = tables.exchange, 0
+    for order in orders:
+        batches = _batches(samples, order, batch)
+        own = [_share(each, exchange.rank, exchange.ranks) for each in batches]
+        for (shard, _), twin in zip(held, twins, strict=True):
+            wanted = _places(shard, batches)
+            # A rank reads the rows of its own samples alone of a table that it has a copy of.
+            reads = _places(shard, own) if shard.placement.kind == "data" else wanted
+            twin.expect(wanted, begin)
+            found, count = hits[shard.table.name]
+            for number, (rows, read) in enumerate(zip(wanted, reads, strict=True), start=begin):
+                if number in steps:
+                    found, count = found + int((twin.find(read) >= 0).sum()), count + len(read)
+                twin.admit(rows)
+            hits[shard.table.name] = found, count
+        begin += len(batches)
     return hits
 
 
