@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 _CLOSE = 0.0005
 """How near bisection comes to the lowest level, of it."""
+_BEHIND = 64
+"""Ranks passed by that are tried again for each table."""
 _GAIN = 0.005
 """By how much the slowest rank must end sooner, of its load: more shards are more calls."""
 
@@ -147,7 +149,16 @@ class _Filler:
 
         for table in self._order:
             begin, width = 0, self._tables[table].width
-            early = next((each for each in behind if room(table, each, width) == width), None)
+            whole, capacity = self._price(table, width), self._machine.capacity_bytes
+            early = next(
+                (
+                    each
+                    for each in behind
+                    if load[each] + whole.load_ps <= level_ps
+                    and held[each] + whole.held_bytes <= capacity
+                ),
+                None,
+            )
             if early is not None:
                 add(table, early, 0, width)
                 continue
@@ -159,7 +170,7 @@ class _Filler:
                     add(table, rank, begin, begin + columns)
                     begin += columns
                 if begin < width:
-                    if level_ps - load[rank] >= self._lightest:
+                    if level_ps - load[rank] >= self._lightest and len(behind) < _BEHIND:
                         behind.append(rank)
                     rank += 1
         return parts
