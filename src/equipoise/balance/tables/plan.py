@@ -166,7 +166,7 @@ def plan_tables(
     finer = planner.place_finer() if len(tables) <= _FEW else []
     answers: list[TableAnswer] = [best, *finer]
     best = min(answers, key=lambda each: each.most_ps)
-    if len(tables) <= _FEW and "column" in kinds:
+    if len(tables) <= 4 * _FEW and "column" in kinds:
         best = level_columns(best, may_be_whole="table" in kinds)
     return best
 
