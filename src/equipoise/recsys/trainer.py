@@ -30,7 +30,7 @@ from equipoise.base.errors import NonFiniteError
 from equipoise.launch.last_words import say_step
 from equipoise.observe.journal import EventSink
 from equipoise.recsys.ahead.steps import StepInput, StepsAhead
-from equipoise.recsys.cache.foresight import expect_epoch, predict_hits
+from equipoise.recsys.cache.foresight import caches_of, expect_epoch, predict_hits
 from equipoise.recsys.exchange import TimedExchange
 from equipoise.recsys.metrics import measure_auc, measure_entropy
 from equipoise.recsys.models.catalog import build_model
@@ -252,14 +252,16 @@ class RankTrainer:
 
         Beyond ``_REPLAYED`` steps of the run, those up to there stand for all.
         """
-        if all(shard.held is None for shard in self.tables.held()):
+        shards = caches_of(self.tables)
+        if not shards:
             return {}
         begin = self.step - self.traffic.steps
         end = max(min(self.step, _REPLAYED), begin + 1)
         epochs = range(-(-end // self.epoch_steps))
         orders = [draw_order(self.spec, self.samples, epoch) for epoch in epochs]
         steps, batch = range(begin, end), self.spec.train.batch
-        return predict_hits(self.tables, self.samples, orders, batch, steps)
+        rank, ranks = self.exchange.rank, self.exchange.ranks
+        return predict_hits(shards, rank, ranks, self.samples, orders, batch, steps)
 
     def _draw(self, step: int) -> Ints:
         """The samples of a step, over all ranks."""

@@ -74,12 +74,21 @@ def test_a_run_reports_bytes_and_hits(
     run_toml: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"
+    planned = ["plan", str(run_toml), "--layout.dp", "2", "--tables.kinds", '["row", "data"]']
+    planned += ["--tables.cache", "0.5"]
+    assert main([*planned, "--json"]) == 0
+    expected = json.loads(capsys.readouterr().out)["hit_rates"]["user"]
+    assert main(planned) == 0
+    words = f"Rows that caches will have in the first epoch: user {100 * expected:.1f}%, ad "
+    assert words in capsys.readouterr().out
     flags = ["--layout.dp", "2", "--tables.kinds", '["row", "data"]', "--tables.cache", "0.5"]
     assert main(["train", str(run_toml), "--out", str(out), "--quiet", *flags]) == 0
     users, _ads = json.loads((out / "recommend.json").read_text())["held"]
     assert users["name"] == "user" and users["form"] == "int4"
     assert 0.2 < users["hits"] / users["reads"] < 1
     assert users["bytes"] < users["fp32_bytes"]
+    # The second epoch begins with full caches, the planned first one with empty ones.
+    assert expected == pytest.approx(users["hits"] / users["reads"], abs=0.15)
     assert users["predicted_hit_rate"] == users["hits"] / users["reads"]
     assert main(["report", str(out)]) == 0
     assert "rows in the cache" in (out / "report.html").read_text()

@@ -5,6 +5,7 @@ Kept true (tests/multi/recsys/test_precision.py)
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from equipoise.recsys.embedding import ShardedTables
 from equipoise.recsys.jagged import KeyedJagged
 from equipoise.recsys.samples import Samples
 from equipoise.recsys.shard import TableShard
+from equipoise.schedule.tables.placement import TablePlacement
 from equipoise.schedule.tiers.cache import SetCache
 
 
@@ -36,13 +38,43 @@ def expect_epoch(
             shard.held.cache.expect(_places(shard, batches), first)
 
 
+@dataclass(frozen=True, slots=True)
+class CachedShard:
+    """A shard of a table and the cache before its rows, empty."""
+
+    placement: TablePlacement
+    index: int
+    cache: SetCache
+
+
+def caches_of(tables: ShardedTables) -> list[CachedShard]:
+    """The shards of a rank whose rows lie behind a cache, with caches of the same sizes."""
+    return [
+        CachedShard(
+            shard.placement,
+            shard.index,
+            SetCache(shard.count, own.slots, own.policy, ways=own.ways),
+        )
+        for shard in tables.held()
+        if shard.held is not None and (own := shard.held.cache)
+    ]
+
+
 def predict_hits(
-    tables: ShardedTables, samples: Samples, orders: Sequence[Ints], batch: int, steps: range
+    shards: Sequence[CachedShard],
+    rank: int,
+    ranks: int,
+    samples: Samples,
+    orders: Sequence[Ints],
+    batch: int,
+    steps: range,
 ) -> dict[str, tuple[int, int]]:
     """Hits and reads of some steps of a run, by replay of its caches' decisions from the first on.
 
     Args:
-        tables: This rank's.
+        shards: A rank's, with empty caches.
+        rank: Which one.
+        ranks: Of how many.
         samples: All samples.
         orders: Each epoch's order of training samples, from the first epoch to the last step's.
         batch: Samples of a step, over all ranks.
@@ -51,24 +83,23 @@ def predict_hits(
     Returns:
         For each table whose rows lie behind a cache, rows found in slots and rows read.
     """
-    held = [(shard, shard.held.cache) for shard in tables.held() if shard.held is not None]
-    twins = [SetCache(s.count, own.slots, own.policy, ways=own.ways) for s, own in held]
-    hits = {shard.table.name: (0, 0) for shard, _ in held}
-    exchange, begin = tables.exchange, 0
+    hits = {each.placement.table.name: (0, 0) for each in shards}
+    begin = 0
     for order in orders:
         batches = _batches(samples, order, batch)
-        own = [_share(each, exchange.rank, exchange.ranks) for each in batches]
-        for (shard, _), twin in zip(held, twins, strict=True):
-            wanted = _places(shard, batches)
+        own = [_share(each, rank, ranks) for each in batches]
+        for each in shards:
+            wanted = _places(each, batches)
             # A rank reads the rows of its own samples alone of a table that it has a copy of.
-            reads = _places(shard, own) if shard.placement.kind == "data" else wanted
-            twin.expect(wanted, begin)
-            found, count = hits[shard.table.name]
+            reads = _places(each, own) if each.placement.kind == "data" else wanted
+            each.cache.expect(wanted, begin)
+            found, count = hits[each.placement.table.name]
             for number, (rows, read) in enumerate(zip(wanted, reads, strict=True), start=begin):
                 if number in steps:
-                    found, count = found + int((twin.find(read) >= 0).sum()), count + len(read)
-                twin.admit(rows)
-            hits[shard.table.name] = found, count
+                    found += int((each.cache.find(read) >= 0).sum())
+                    count += len(read)
+                each.cache.admit(rows)
+            hits[each.placement.table.name] = found, count
         begin += len(batches)
     return hits
 
@@ -83,7 +114,7 @@ def _batches(samples: Samples, order: Ints, batch: int) -> list[KeyedJagged]:
     return [samples.batch(order[begin : begin + batch])[0] for begin in range(0, len(order), batch)]
 
 
-def _places(shard: TableShard, batches: list[KeyedJagged]) -> list[Ints]:
+def _places(shard: TableShard | CachedShard, batches: list[KeyedJagged]) -> list[Ints]:
     """For each batch, the distinct places of a shard that it looks up, ascending."""
     row_map, own = shard.placement.row_map, shard.placement.row_shard(shard.index)
     places = []
