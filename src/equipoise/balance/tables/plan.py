@@ -58,6 +58,8 @@ _LEFT_OUT: tuple[tuple[ShardKind, ...], ...] = (
     ("data", "table-row"),
 )
 """Kinds without which plans are tried as well, where the first are off the bound."""
+_ALL = 1e9
+"""A share of the mean load above which no table is."""
 _CLOSE = 0.005
 """Gap to the bound at which the search ends."""
 _FEW = 256
@@ -165,10 +167,12 @@ def plan_tables(
         raise planner.no_room()
     finer = planner.place_finer() if len(tables) <= _FEW else []
     answers: list[TableAnswer] = [best, *finer]
-    best = min(answers, key=lambda each: each.most_ps)
-    if len(tables) <= 4 * _FEW and "column" in kinds:
-        best = level_columns(best, may_be_whole="table" in kinds)
-    return best
+    answers.sort(key=lambda each: each.most_ps)
+    if len(tables) <= 4 * _FEW and "column" in kinds:  # from these, and from whole tables
+        starts = (answers[0], best, planner.place(_ALL))
+        whole = "table" in kinds
+        answers += [level_columns(s, may_be_whole=whole) for s in starts if s is not None]
+    return min(answers, key=lambda each: each.most_ps)
 
 
 class _Planner:
