@@ -62,10 +62,8 @@ _ALL = 1e9
 """A share of the mean load above which no table is."""
 _CLOSE = 0.005
 """Gap to the bound at which the search ends."""
-_FEW = 256
-"""Tables up to which some are tried at a finer division than the others."""
-_MOST_FINER = 16
-"""How many of them at most."""
+_FEW, _MOST_FINER = 256, 16
+"""Tables up to which some are tried at a finer division than the others; how many at most."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,9 +163,8 @@ def plan_tables(
         best = planner.place(0.0, ("data",))
     if best is None:
         raise planner.no_room()
-    finer = planner.place_finer() if len(tables) <= _FEW else []
-    answers: list[TableAnswer] = [best, *finer]
-    answers.sort(key=lambda each: each.most_ps)
+    finer: list[TableAnswer] = planner.place_finer() if len(tables) <= _FEW else []
+    answers = sorted([best, *finer], key=lambda each: each.most_ps)
     if len(tables) <= 4 * _FEW and "column" in kinds:  # from these, and from whole tables
         starts = (answers[0], best, planner.place(_ALL))
         whole = "table" in kinds
