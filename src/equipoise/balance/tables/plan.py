@@ -51,12 +51,7 @@ from equipoise.spec.tables.table import TableSpec, row_bytes
 
 _SHARES = (1.0, 0.5, 0.25, 0.125, 4.0)
 """Parts of the mean load above which a table is divided, each tried."""
-_LEFT_OUT: tuple[tuple[ShardKind, ...], ...] = (
-    (),
-    ("data",),
-    ("table-row",),
-    ("data", "table-row"),
-)
+_LEFT_OUT: Sequence[tuple[ShardKind, ...]] = ((), ("data",), ("table-row",), ("data", "table-row"))
 """Kinds without which plans are tried as well, where the first are off the bound."""
 _ALL = 1e9
 """A share of the mean load above which no table is."""
