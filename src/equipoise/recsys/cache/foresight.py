@@ -119,7 +119,7 @@ def _places(shard: TableShard | CachedShard, batches: list[KeyedJagged]) -> list
     row_map, own = shard.placement.row_map, shard.placement.row_shard(shard.index)
     places = []
     for each in batches:
-        rows = torch.unique(each.bags(shard.table.name)[1])
+        rows = torch.unique(each.bags(shard.placement.table.name)[1])
         owner, place = locate_rows(rows, row_map)
         places.append(np.sort(place[owner == own].numpy()))
     return places
