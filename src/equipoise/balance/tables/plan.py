@@ -123,7 +123,7 @@ def plan_tables(
         FitError: a table fits no rank, or all do not fit together; says the least ranks.
 
     Cost: O(n log n) in shards, for each plan tried: one where the first is near the bound, at
-    most 21, and up to 96 more of few tables.
+    most 21, and up to 96 more of few tables, three of them levelled.
 
     >>> two = [TableSpec("a", 10, 4), TableSpec("b", 10, 4)]
     >>> answer = plan_tables(two, TableMachine(2, 8, 1e9, 1e9, 1e9), kinds=["table"])
