@@ -41,7 +41,7 @@ _GAIN = 0.005
 """By how much the slowest rank must end sooner, of its load: more shards are more calls."""
 
 
-class _Part(NamedTuple):
+class _ColumnPart(NamedTuple):
     """Some columns of a table on a rank."""
 
     table: int
@@ -50,7 +50,7 @@ class _Part(NamedTuple):
     end: int
 
 
-class _Price(NamedTuple):
+class _PartPrice(NamedTuple):
     """What they cost the rank."""
 
     compute_ps: int
@@ -71,7 +71,7 @@ def level_columns(answer: "TableAnswer", *, may_be_whole: bool = True) -> "Table
     free = [at for at, each in enumerate(placements) if each.kind in ("table", "column")]
     filler = _Filler([placements[at].table for at in free], answer.machine)
     given = [
-        _Part(table, rank, *placements[at].columns(shard))
+        _ColumnPart(table, rank, *placements[at].columns(shard))
         for table, at in enumerate(free)
         for shard, rank in enumerate(placements[at].ranks)
     ]
@@ -80,7 +80,7 @@ def level_columns(answer: "TableAnswer", *, may_be_whole: bool = True) -> "Table
     )
     fixed = before - filler.sum(given)
     low, high = max(answer.bound_ps, int(fixed[1].max())), int((1 - _GAIN) * answer.most_ps)
-    best: list[_Part] | None = None
+    best: list[_ColumnPart] | None = None
     while high - low > _CLOSE * high:
         level = (low + high) // 2
         parts = filler.fill(level, fixed[1].tolist(), fixed[2].tolist())
@@ -104,7 +104,9 @@ def level_columns(answer: "TableAnswer", *, may_be_whole: bool = True) -> "Table
     )
 
 
-def _placement(table: TableSpec, parts: Sequence[_Part], *, may_be_whole: bool) -> TablePlacement:
+def _placement(
+    table: TableSpec, parts: Sequence[_ColumnPart], *, may_be_whole: bool
+) -> TablePlacement:
     ranks = tuple(part.rank for part in parts)
     if len(parts) == 1 and may_be_whole:
         return TablePlacement(table, "table", ranks)
@@ -116,24 +118,24 @@ class _Filler:
 
     def __init__(self, tables: Sequence[TableSpec], machine: TableMachine) -> None:
         self._tables, self._machine = tables, machine
-        self._prices: dict[tuple[int, int], _Price] = {}
+        self._prices: dict[tuple[int, int], _PartPrice] = {}
         whole = [self._price(at, table.width).load_ps for at, table in enumerate(tables)]
         self._order = sorted(range(len(tables)), key=lambda at: (-whole[at], at))
         self._lightest = min(whole, default=0)
 
-    def sum(self, parts: Sequence[_Part]) -> Ints:
+    def sum(self, parts: Sequence[_ColumnPart]) -> Ints:
         """What parts cost their ranks: compute, load and bytes, int64 [3, ranks]."""
         sums = np.zeros((3, self._machine.ranks), dtype=np.int64)
         for part in parts:
             sums[:, part.rank] += self._price(part.table, part.end - part.begin)
         return sums
 
-    def fill(self, level_ps: int, load: list[int], held: list[int]) -> list[_Part] | None:
+    def fill(self, level_ps: int, load: list[int], held: list[int]) -> list[_ColumnPart] | None:
         """Parts of all tables under a level; None: the last ones have no room.
 
         ``load`` and ``held`` are what each rank has already, and are added to.
         """
-        parts: list[_Part] = []
+        parts: list[_ColumnPart] = []
         rank = 0
         behind: list[int] = []  # ranks passed by, which may have room for a lighter table
 
@@ -141,7 +143,7 @@ class _Filler:
             price = self._price(table, end - begin)
             load[where] += price.load_ps
             held[where] += price.held_bytes
-            parts.append(_Part(table, where, begin, end))
+            parts.append(_ColumnPart(table, where, begin, end))
 
         def room(table: int, where: int, most: int) -> int:
             left = self._machine.capacity_bytes - held[where]
@@ -196,11 +198,13 @@ class _Filler:
         own, rest, whole = (self._price(table, c).load_ps for c in (low, most - low, most))
         return low if own > own + rest - whole else 0
 
-    def _price(self, table: int, columns: int) -> _Price:
+    def _price(self, table: int, columns: int) -> _PartPrice:
         known = self._prices.get((table, columns))
         if known is None:
             spec, machine = self._tables[table], self._machine
             price = price_shard(spec, machine, columns=columns)
             held = spec.rows * row_bytes(columns, machine.optimizer)
-            known = self._prices[table, columns] = _Price(price.compute_ps, price.total_ps, held)
+            known = self._prices[table, columns] = _PartPrice(
+                price.compute_ps, price.total_ps, held
+            )
         return known

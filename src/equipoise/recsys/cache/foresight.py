@@ -93,13 +93,13 @@ def predict_hits(
             # A rank reads the rows of its own samples alone of a table that it has a copy of.
             reads = _places(each, own) if each.placement.kind == "data" else wanted
             each.cache.expect(wanted, begin)
-            found, count = hits[each.placement.table.name]
+            hit_rows, count = hits[each.placement.table.name]
             for number, (rows, read) in enumerate(zip(wanted, reads, strict=True), start=begin):
                 if number in steps:
-                    found += int((each.cache.find(read) >= 0).sum())
+                    hit_rows += int((each.cache.find(read) >= 0).sum())
                     count += len(read)
                 each.cache.admit(rows)
-            hits[each.placement.table.name] = found, count
+            hits[each.placement.table.name] = hit_rows, count
         begin += len(batches)
     return hits
 

@@ -42,7 +42,7 @@ from equipoise.serve.ranking.metrics import RankMetrics
 _MOST_CANDIDATES = 65_536
 _MOST_BODY_BYTES = 64 << 20
 _MOST_UNDER_WAY_BYTES = 8 * _MOST_BODY_BYTES
-"""Of the bodies of all requests that are here; one of unknown length counts as the largest."""
+"""Bytes of all bodies under way; one of unknown length counts as the largest."""
 _FEW = 1_024
 """Candidates that are put in order and written at once; more must not hold others up."""
 _REASONS = {400: "invalid", 503: "queue_full", 500: "failed"}
@@ -80,7 +80,7 @@ class RankState:
     is_draining: bool = False
     under_way: int = 0
     body_bytes: int = 0
-    """Of the requests that are here."""
+    """Bytes of all bodies under way."""
     metrics: RankMetrics = field(init=False)
 
     def __post_init__(self) -> None:
