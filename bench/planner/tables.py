@@ -76,6 +76,8 @@ def plans() -> list[dict[str, Any]]:
         ("mlperf-dcnv2", 8, None),
         ("mlperf-dcnv2", 16, None),
         ("criteo-kaggle", 4, None),
+        ("criteo-kaggle", 8, None),
+        ("criteo-kaggle", 16, None),
         ("synthetic:1000", 128, None),
         ("synthetic:10000", 1024, None),
     ]

@@ -17,7 +17,7 @@ from equipoise.numerics.rows import row_bytes
 from equipoise.recsys.cache.packed import TablePrecision
 from equipoise.recsys.optimizer import SparseStep
 from equipoise.recsys.samples import Samples
-from equipoise.schedule.tiers.cache import CACHE_POLICIES, SLOT_BYTES
+from equipoise.schedule.tiers.cache import CACHE_POLICIES
 from equipoise.schedule.tiers.replay import bound_hits, replay_hits
 
 SEEDS, EPOCHS, BATCH = (0, 1, 2, 3, 4), 1, 512
@@ -79,9 +79,7 @@ def main() -> None:
         "environment": environment(),
         "bytes_saved": {
             name: {
-                f"width {width}": 4
-                * width
-                / (row_bytes(width, form) + c * (4 * width + SLOT_BYTES))
+                f"width {width}": 4 * width / (row_bytes(width, form) + c * 4 * width)
                 for width in (64, 128, 256)
             }
             for name, (form, c) in cases.items()

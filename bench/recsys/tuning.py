@@ -2,6 +2,7 @@
 
 The earliest 80% of the ratings are split as a run's are: 64% to train, 8% to choose the epoch, 8%
 to compare settings. What wins here is what ``recsys.models`` and ``recsys.ensemble`` then measure.
+``python -m bench.recsys.tuning "one layer"`` compares that setting alone.
 """
 
 import json
@@ -19,6 +20,11 @@ SEEDS = (0, 1, 2)
 SETTINGS: dict[str, tuple[tuple[str, str], ...]] = {
     "as dlrm": (),
     "batch 2,048": (("train.batch", "2048"),),
+    "one layer": (("model.layers", "1"),),
+    "16 vectors": (("model.vectors", "16"),),
+    "weighted": (("model.ensemble", "weighted"),),
+    "dot and cross": (("model.modules", '["dot", "cross"]'),),
+    "dot, cross and linear": (("model.modules", '["dot", "cross", "linear"]'),),
 }
 
 
@@ -36,7 +42,8 @@ def main() -> None:
     """Print each setting's scores on the part that nothing else has seen."""
     samples = earlier_samples()
     rows = {}
-    for architecture, names in (("dlrm", ["as dlrm"]), ("dhen", list(SETTINGS))):
+    asked = sys.argv[1:] or list(SETTINGS)
+    for architecture, names in (("dlrm", ["as dlrm"]), ("dhen", asked)):
         for name in names:
             flags = [("model.architecture", architecture), *SETTINGS[name]]
             rows[f"{architecture}, {name}"] = train_seeds(samples, "time", flags, SEEDS)

@@ -17,7 +17,8 @@ What it decides
     A step takes as long as its slowest rank.
 
 Kept true (tests/unit/cost/test_recommend.py)
-    Rates that made the seconds are found again; no rate is negative.
+    Rates that made the seconds are found again; no rate is negative; rates that are far off place
+    no table.
 """
 
 import itertools
@@ -31,6 +32,8 @@ import numpy as np
 from equipoise.base.arrays import Floats
 from equipoise.base.errors import SpecError
 
+MOST_ERROR = 0.25
+"""Mean error of rates in runs that were not fitted, up to which they place tables."""
 PARTS = ("lookup", "exchange", "dense", "reduce", "rest")
 
 
@@ -106,6 +109,41 @@ class StepRates:
                 f"The rates of recommenders are damaged ({error}). Measure them again: equipoise "
                 "calibrate run.toml."
             ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class TableRates:
+    """What passes over rows and exchanges are taken to cost where tables are placed.
+
+    Unless they were measured, only their ratio means something.
+    """
+
+    memory_bytes_per_s: float = 1e10
+    link_bytes_per_s: float = 2e9
+    shard_s: float = 0.0
+    """Fixed seconds of a shard: those of its calls."""
+    date: str = ""
+    """When they were measured; empty: they are assumed."""
+
+    @classmethod
+    def fitted(cls, measured: StepRates | None) -> "TableRates":
+        """Those of measured steps, if these tell them; the assumed ones if not.
+
+        Rates that are more than a quarter off place no table, nor do bytes that had no part in
+        what steps took.
+        """
+        if measured is None or measured.error > MOST_ERROR:
+            return cls()
+        _, shard_s, pass_s = measured.rates["lookup"]
+        _, sent_s = measured.rates["exchange"]
+        if not (pass_s and sent_s):
+            return cls()
+        return cls(1 / pass_s, 1 / sent_s, shard_s, measured.date)
+
+    @property
+    def words(self) -> str:
+        """Where they come from."""
+        return f"rates of {self.date}" if self.date else "assumed rates"
 
 
 def fit_rates(

@@ -20,14 +20,18 @@ Sources
     flash: MTrainS, arXiv:2305.01515.
 """
 
+import errno
 import os
 import zipfile
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
 from equipoise.base.digest import digest_bytes
+from equipoise.base.disk import explain_refusal
 from equipoise.base.durable import sync
 from equipoise.base.errors import CheckpointError
 
@@ -122,31 +126,54 @@ class BlockFile:
         return data
 
     def write(self, block: int, data: bytes | bytearray) -> None:
-        """A block's new bytes."""
+        """A block's new bytes.
+
+        Raises:
+            CheckpointError: the disk did not take them; commits stay as they are.
+        """
         if self._place[block] < 0 or self._is_committed(int(self._place[block])):
             if not self._free:
                 self._free = list(range(self._places, self._places + 64))[::-1]
                 self._places += 64
             self._place[block] = self._free.pop()
-        os.pwrite(self._file, data, int(self._place[block]) * self.block_bytes)
+        begin = int(self._place[block]) * self.block_bytes
+        with self._written_by_disk():
+            if os.pwrite(self._file, data, begin) != len(data):  # the disk filled up in the middle
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self._sum[block] = zlib.crc32(data)
         self.blocks_written += 1
 
     def commit(self, number: int) -> None:
-        """Make all that was written the commit of this number."""
-        os.fsync(self._file)
+        """Make all that was written the commit of this number.
+
+        Raises:
+            CheckpointError: the disk did not take it; commits stay as they are.
+        """
         final = self._manifest(number)
         partial = final.with_suffix(".partial")
-        with partial.open("wb") as table:
-            np.savez(table, place=self._place, sums=self._sum)
-        sync(partial)
-        partial.replace(final)
-        sync(self.folder)
+        with self._written_by_disk():
+            os.fsync(self._file)
+            with partial.open("wb") as table:
+                np.savez(table, place=self._place, sums=self._sum)
+            sync(partial)
+            partial.replace(final)
+            sync(self.folder)
         self._commits[number] = self._place.copy()
         for old in sorted(self._commits)[:-_KEEP]:
             del self._commits[old]
             self._manifest(old).unlink(missing_ok=True)
         self._find_free()
+
+    @contextmanager
+    def _written_by_disk(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            file = self.folder / "blocks"
+            raise CheckpointError(
+                f"Rows cannot be written to {file} ({explain_refusal(error, self.folder)}). Make "
+                "room there; the same command goes on from the last checkpoint."
+            ) from error
 
     def _manifest(self, number: int) -> Path:
         return self.folder / f"commit-{number:06d}.npz"

@@ -35,14 +35,14 @@ from torch import Tensor
 
 from equipoise.base.arrays import Ints
 from equipoise.base.errors import LayoutError
-from equipoise.base.shown import counted
+from equipoise.base.shown import counted, shown
 from equipoise.recsys.ahead.delivery import Batch, Delivered, Delivery
 from equipoise.recsys.exchange import TableExchange, as_bytes
 from equipoise.recsys.optimizer import SparseStep, sum_rows
 from equipoise.recsys.returns import Returns
 from equipoise.recsys.shard import RowKeeping, TableShard, make_shard
 from equipoise.schedule.tables.placement import TablePlan
-from equipoise.schedule.tables.traffic import Wire
+from equipoise.schedule.tables.traffic import WIRES, Wire
 
 
 class ShardedTables:
@@ -73,13 +73,19 @@ class ShardedTables:
             kept: Rows in few bits, or in a file, behind a cache; fp32 in memory unless given.
 
         Raises:
-            LayoutError: the plan is of another number of ranks, or divides rows of few bits.
+            LayoutError: the plan is of another number of ranks, or divides rows of few bits; or
+                there is no such wire format.
         """
         if plan.ranks != exchange.ranks:
             raise LayoutError(
                 f"The tables are planned for {counted(plan.ranks, 'rank')}; "
                 f"{exchange.ranks:,} joined. Plan them for {exchange.ranks:,}."
             )
+        for wire in (forward, backward):
+            if wire not in WIRES:
+                raise LayoutError(f"{shown(wire)} is not one of {', '.join(WIRES)}.")
+        if not 0 <= seed < 1 << 64:
+            raise LayoutError(f"A seed of {seed} cannot be. Give one from 0 to 2^64 - 1.")
         self.plan, self.exchange, self.optimizer = plan, exchange, step
         self.forward_wire, self.backward_wire = forward, backward
         self.device = device or torch.device("cpu")

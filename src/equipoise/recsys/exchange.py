@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from equipoise.base.arrays import Ints
+from equipoise.base.errors import LayoutError
 from equipoise.schedule.tables.traffic import STAGES
 
 
@@ -44,6 +45,11 @@ class TableExchange:
     """Moves blocks of bytes between all ranks of the default group, or within a process alone."""
 
     def __init__(self, *, alone: bool = False) -> None:
+        if not (alone or dist.is_initialized()):
+            raise LayoutError(
+                "No ranks have joined, so there is nobody to exchange with. Start ranks first, or "
+                "pass alone=True."
+            )
         self.rank = 0 if alone else dist.get_rank()
         self.ranks = 1 if alone else dist.get_world_size()
         self.sent: dict[str, Ints] = {}

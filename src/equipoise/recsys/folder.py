@@ -1,8 +1,9 @@
 """The folder of a recommender's run: what its ranks read, and its record.
 
 What it decides
-    ``spec.json`` is the run as its ranks obey it, with the folder that its paths begin from. Data,
-    model and the order of samples stay as they were when the run began.
+    ``spec.json`` is the run as its ranks obey it, with the folder that its paths begin from and the
+    rates by which tables are placed. Data, model, the order of samples and these rates stay as they
+    were when the run began.
 
 Kept true (tests/multi/recsys/test_train.py)
     A folder that holds another run is refused, with the key that differs.
@@ -19,6 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 from equipoise.base.durable import write_whole
 from equipoise.base.errors import CheckpointError, SpecError
 from equipoise.base.read import read_json, reason
+from equipoise.cost.recommend import TableRates
 from equipoise.spec.names import RANKED, RECOMMEND, unread_record
 from equipoise.spec.recommend import RecommendSpec
 
@@ -38,6 +40,7 @@ _SAME = (
 """What a run that goes on must not change."""
 _SAME_IN_FILES = ("layout.dp", "layout.ranks_per_host", "tables.kinds")
 """Further such keys where rows lie in files, which belong to one rank's shards."""
+_RATES = "rates"
 _TABLES = tuple(each.name for each in dataclasses.fields(RecommendSpec) if each.name != "name")
 
 
@@ -62,15 +65,41 @@ def require_held(folder: Path, spec: RecommendSpec) -> None:
             )
 
 
-def prepare(folder: Path, spec: RecommendSpec, base: Path) -> None:
+def prepare(folder: Path, spec: RecommendSpec, base: Path, rates: TableRates | None = None) -> None:
     """Write what ranks read.
+
+    Args:
+        folder: The run's.
+        spec: The run.
+        base: Where its relative paths begin.
+        rates: By which its tables are placed; assumed unless given.
 
     Raises:
         CheckpointError: as ``require_held``.
     """
     require_held(folder, spec)
     folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / RANKED, json.dumps(_plain(spec) | {"base": str(base)}, indent=1))
+    facts = {"base": str(base), _RATES: dataclasses.asdict(rates or TableRates())}
+    write_whole(folder / RANKED, json.dumps(_plain(spec) | facts, indent=1))
+
+
+def held_rates(folder: Path) -> TableRates | None:
+    """The rates by which a run's tables are placed, on every rank and whenever it goes on.
+
+    None before it is prepared. A run of an earlier version was placed by the assumed ones.
+
+    Raises:
+        CheckpointError: the folder's file is damaged.
+    """
+    file = folder / RANKED
+    if not file.is_file():
+        return None
+    _tables_of(file)
+    facts = read_json(file).get(_RATES, {})
+    try:
+        return TypeAdapter(TableRates).validate_python(facts)
+    except ValidationError as error:
+        raise _damaged(file, "its rates are not numbers") from error
 
 
 def fixed_keys(spec: RecommendSpec) -> dict[str, Any]:
@@ -112,6 +141,7 @@ def read_prepared(folder: Path) -> tuple[RecommendSpec, Path]:
     try:
         facts = json.loads((folder / RANKED).read_text("utf-8"))
         base = Path(facts.pop("base"))
+        facts.pop(_RATES, None)
         return TypeAdapter(RecommendSpec).validate_python(facts), base
     except (OSError, ValueError, KeyError, TypeError, ValidationError) as error:
         raise SpecError(

@@ -128,7 +128,16 @@ class KeyedJagged:
         return self.lengths[index], self.values[begin : begin + sums[index]]
 
     def select(self, begin: int, end: int) -> "KeyedJagged":
-        """The samples ``begin:end``."""
+        """The samples ``begin:end``.
+
+        Raises:
+            DataError: there are no such samples.
+        """
+        if not 0 <= begin <= end <= self.samples:
+            raise DataError(
+                f"Samples {begin:,} to {end:,} are not in a batch of {self.samples:,}. Give a "
+                "range from 0 on."
+            )
         offsets = torch.nn.functional.pad(self.lengths.flatten().cumsum(0), (1, 0)).tolist()
         count = self.samples
         parts = [

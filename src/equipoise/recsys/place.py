@@ -10,15 +10,13 @@ from equipoise.balance.tables.plan import TableAnswer, plan_tables
 from equipoise.balance.tables.price import TableMachine
 from equipoise.balance.tables.towers import plan_towers
 from equipoise.base.arrays import Ints
+from equipoise.cost.recommend import TableRates
 from equipoise.recsys.samples import Samples
 from equipoise.recsys.sessions.sharing import predict_loads
 from equipoise.schedule.tables.placement import TablePlan
 from equipoise.schedule.tables.traffic import count_traffic
 from equipoise.spec.recommend import RecommendSpec
 from equipoise.spec.tables.table import TableSpec
-
-_MEMORY_BYTES_PER_S, _LINK_BYTES_PER_S = 1e10, 2e9
-"""Assumed of a core and of gloo between two processes of one machine: only their ratio decides."""
 
 
 def describe_tables(spec: RecommendSpec, samples: Samples) -> list[TableSpec]:
@@ -30,23 +28,33 @@ def describe_tables(spec: RecommendSpec, samples: Samples) -> list[TableSpec]:
     ]
 
 
-def run_machine(spec: RecommendSpec) -> TableMachine:
-    """The ranks of a run, as plans of its tables take them."""
+def run_machine(spec: RecommendSpec, rates: TableRates | None = None) -> TableMachine:
+    """The ranks of a run, as plans of its tables take them; rates are assumed unless given."""
+    known = rates or TableRates()
     return TableMachine(
         spec.layout.dp,
         max(1, spec.train.batch // spec.layout.dp),
-        _MEMORY_BYTES_PER_S,
-        _LINK_BYTES_PER_S,
-        _LINK_BYTES_PER_S,
+        known.memory_bytes_per_s,
+        known.link_bytes_per_s,
+        known.link_bytes_per_s,
         spec.layout.ranks_per_host,
         optimizer=spec.tables.optimizer,
         wire=spec.tables.wire,
+        shard_s=known.shard_s,
     )
 
 
-def plan_samples(spec: RecommendSpec, samples: Samples) -> TableAnswer:
-    """Place the tables of some samples by the lookups of their training part."""
-    tables, machine, model = describe_tables(spec, samples), run_machine(spec), spec.model
+def plan_samples(
+    spec: RecommendSpec, samples: Samples, rates: TableRates | None = None
+) -> TableAnswer:
+    """Place the tables of some samples by the lookups of their training part.
+
+    Args:
+        spec: The run.
+        samples: Its samples.
+        rates: Of the machine; assumed unless given.
+    """
+    tables, machine, model = describe_tables(spec, samples), run_machine(spec, rates), spec.model
     kinds = [k for k in spec.tables.kinds if spec.tables.precision == "fp32" or k != "column"]
     counts = samples.row_counts()
     if model.towers:

@@ -4,7 +4,9 @@ What it decides
     Samples are read and tables planned before a rank starts, so what is wrong is said once. Ranks
     are processes on this machine under the same launcher as those of a language model: killed or
     hung, all start again from the newest whole checkpoint as ``[fault]`` says. Asked again, a run
-    goes on from there, also on another number of ranks.
+    goes on from there, also on another number of ranks. The folder is this command's from before a
+    file is written until its ranks have ended. Tables are placed by the rates of ``equipoise
+    calibrate`` that were there when the run began; its folder keeps them.
 
 Kept true (tests/multi/recsys/test_train.py, tests/multi/recsys/test_recover.py)
     A run of two ranks ends above the floor; a killed rank changes no weight.
@@ -19,10 +21,12 @@ from equipoise.balance.tables.plan import TableAnswer
 from equipoise.base.disk import run_unwritten, why_unwritable, writing_run
 from equipoise.base.errors import EquipoiseError
 from equipoise.base.shown import counted
+from equipoise.cost.recommend import TableRates
 from equipoise.fault.recover import Smaller, recover_ranks
 from equipoise.launch.gang import Launch
-from equipoise.launch.local import require_free_folder
+from equipoise.launch.local import claim_folder, require_free_folder
 from equipoise.recsys.folder import prepare, read_trained, require_held
+from equipoise.recsys.foresight.forecast import placing_rates
 from equipoise.recsys.models.catalog import build_model
 from equipoise.recsys.place import plan_samples
 from equipoise.recsys.rank.coding import write_coding
@@ -58,33 +62,37 @@ def run(
         FitError: the tables fit no rank.
         SpecError: the folder cannot be written.
         CheckpointError: the folder holds another run, or checkpoints of which none is whole.
+        LayoutError: another command trains in the folder, or prepares to.
     """
     folder = (out or Path("runs") / spec.name).absolute()
     if why := why_unwritable(folder):
         raise run_unwritten(folder, why)
-    samples = read_samples(spec.data, base)
-    answer = plan_samples(spec, samples)
+    samples, rates = read_samples(spec.data, base), placing_rates(folder)
+    answer = plan_samples(spec, samples, rates)
     require_scores(samples)
     build_model(spec.model, answer.plan.outputs, samples.numbers.shape[1], seed=spec.train.seed)
     if not is_quiet:
-        sys.stdout.write(_describe(spec, samples, answer))
+        sys.stdout.write(_describe(spec, samples, answer, rates))
         sys.stdout.flush()
     require_free_folder(folder)
-    require_held(folder, spec)
-    require_same_newest(folder, spec, samples)
     with writing_run(folder):
-        prepare(folder, spec, base)
-        write_coding(folder, samples.coding)
-    if not is_trained(folder, spec.train.epochs * count_epoch_steps(spec, samples)):
+        folder.mkdir(parents=True, exist_ok=True)
+    with claim_folder(folder):
+        require_held(folder, spec)
+        require_same_newest(folder, spec, samples)
+        with writing_run(folder):
+            prepare(folder, spec, base, rates)
+            write_coding(folder, samples.coding)
+        if not is_trained(folder, spec.train.epochs * count_epoch_steps(spec, samples)):
 
-        def again(dp: int) -> int:
-            prepare(folder, with_ranks(spec, dp), base)
-            return dp
+            def again(dp: int) -> int:
+                prepare(folder, with_ranks(spec, dp), base, rates)
+                return dp
 
-        launch = Launch(folder, spec.layout.dp, is_quiet, port=0, program=PROGRAM)
-        smaller = Smaller(lambda dp: can_shrink(spec, samples, dp), again)
-        recover_ranks(launch, spec.fault.rules(), spec.layout.dp, (folder,), smaller)
-    return read_trained(folder)
+            launch = Launch(folder, spec.layout.dp, is_quiet, port=0, program=PROGRAM)
+            smaller = Smaller(lambda dp: can_shrink(spec, samples, dp, rates), again)
+            recover_ranks(launch, spec.fault.rules(), spec.layout.dp, (folder,), smaller)
+        return read_trained(folder)
 
 
 def is_trained(folder: Path, steps: int) -> bool:
@@ -106,18 +114,20 @@ def with_ranks(spec: RecommendSpec, dp: int) -> RecommendSpec:
     return dataclasses.replace(spec, layout=dataclasses.replace(spec.layout, dp=dp))
 
 
-def can_shrink(spec: RecommendSpec, samples: Samples, dp: int) -> bool:
+def can_shrink(
+    spec: RecommendSpec, samples: Samples, dp: int, rates: TableRates | None = None
+) -> bool:
     """Whether a run can go on with fewer ranks: tables fit, and no files belong to their layout."""
     if spec.tables.memory_mib:
         return False
     try:
-        plan_samples(with_ranks(spec, dp), samples)
+        plan_samples(with_ranks(spec, dp), samples, rates)
     except EquipoiseError:
         return False
     return True
 
 
-def _describe(spec: RecommendSpec, samples: Samples, answer: TableAnswer) -> str:
+def _describe(spec: RecommendSpec, samples: Samples, answer: TableAnswer, rates: TableRates) -> str:
     kinds = [each.kind for each in answer.plan.placements]
     placed = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
     if towers := len(answer.plan.towers):
@@ -126,5 +136,5 @@ def _describe(spec: RecommendSpec, samples: Samples, answer: TableAnswer) -> str
         f"{samples.edges[3]:,} samples, {samples.edges[1]:,} of them to train; "
         f"{counted(len(samples.keys), 'table')} of {sum(samples.rows):,} rows on "
         f"{counted(spec.layout.dp, 'rank')} ({placed}), max/mean {answer.skew:.3f}, at most "
-        f"{100 * answer.gap:.1f}% above the best\n"
+        f"{100 * answer.gap:.1f}% above the best by {rates.words}\n"
     )

@@ -167,7 +167,7 @@ def _hold(
         places = torch.arange(begin, min(count, begin + _CHUNK))
         drawn = torch.from_numpy(draw_rows(table, name_rows(places).numpy(), seed))
         tier.fill(begin, drawn.to(device))
-    slots = int(precision.cache_share * count)
+    slots = precision.slots(count, table.width)
     return CachedRows(tier, SetCache(count, slots, precision.policy), device)
 
 

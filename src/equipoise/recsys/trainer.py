@@ -30,7 +30,7 @@ from equipoise.base.errors import NonFiniteError
 from equipoise.launch.last_words import say_step
 from equipoise.observe.journal import EventSink
 from equipoise.recsys.ahead.steps import StepInput, StepsAhead
-from equipoise.recsys.cache.foresight import expect_epoch, predict_hits
+from equipoise.recsys.cache.foresight import caches_of, expect_epoch, predict_hits
 from equipoise.recsys.exchange import TimedExchange
 from equipoise.recsys.metrics import measure_auc, measure_entropy
 from equipoise.recsys.models.catalog import build_model
@@ -49,6 +49,8 @@ from equipoise.schedule.tables.placement import TablePlan
 from equipoise.schedule.tables.traffic import STAGES
 from equipoise.spec.recommend import RecommendSpec
 
+_REPLAYED = 8192
+"""Steps of a run that caches are replayed for at its end."""
 StepParts = dict[str, float]
 """Seconds of a step's parts on this rank: ``lookup_s`` (tables without the exchange),
 ``exchange_s`` and ``reduce_s`` (both with their waits), ``dense_s``; and ``EarlySeconds``."""
@@ -246,11 +248,20 @@ class RankTrainer:
         return index[rank * len(index) // ranks : (rank + 1) * len(index) // ranks]
 
     def predict_hits(self) -> dict[str, tuple[int, int]]:
-        """Hits and reads of the first epoch, for each table whose rows lie behind a cache."""
-        if all(shard.held is None for shard in self.tables.held()):
+        """Hits and reads of the steps that this process took, for tables behind a cache.
+
+        Beyond ``_REPLAYED`` steps of the run, those up to there stand for all.
+        """
+        shards = caches_of(self.tables)
+        if not shards:
             return {}
-        order = draw_order(self.spec, self.samples, 0)
-        return predict_hits(self.tables, self.samples, order, self.spec.train.batch)
+        begin = self.step - self.traffic.steps
+        end = max(min(self.step, _REPLAYED), begin + 1)
+        epochs = range(-(-end // self.epoch_steps))
+        orders = [draw_order(self.spec, self.samples, epoch) for epoch in epochs]
+        steps, batch = range(begin, end), self.spec.train.batch
+        rank, ranks = self.exchange.rank, self.exchange.ranks
+        return predict_hits(shards, rank, ranks, self.samples, orders, batch, steps)
 
     def _draw(self, step: int) -> Ints:
         """The samples of a step, over all ranks."""

@@ -24,13 +24,14 @@ from equipoise.base.durable import write_whole
 from equipoise.base.errors import EquipoiseError, LayoutError
 from equipoise.base.shown import counted
 from equipoise.comm.group import Ranks, join_from_environment
+from equipoise.cost.recommend import TableRates
 from equipoise.fault.rank import RankWords, WatchedJournal, complain, hold_folder
 from equipoise.launch.agent import end_with_agent
 from equipoise.launch.last_words import say_process
 from equipoise.launch.leave import run_and_leave
 from equipoise.observe.journal import Journal
 from equipoise.recsys.exchange import TimedExchange
-from equipoise.recsys.folder import read_prepared, read_trained
+from equipoise.recsys.folder import held_rates, read_prepared, read_trained
 from equipoise.recsys.foresight.forecast import count_shards
 from equipoise.recsys.place import plan_samples, predict_traffic
 from equipoise.recsys.samples import Samples, read_samples
@@ -113,8 +114,10 @@ def make_record(
     samples: Samples,
     answer: TableAnswer,
     rows: list[dict[str, Any]],
+    rates: TableRates | None = None,
 ) -> dict[str, Any]:
-    """What ``recommend.json`` holds of a run."""
+    """What ``recommend.json`` holds of a run; ``rates`` placed its tables, assumed unless given."""
+    placed_by = rates or TableRates()
     predicted = predict_traffic(spec, samples, answer.plan)
     has_steps = rows[0]["measured"]["steps"] > 0
     before = {} if has_steps else read_trained(folder)
@@ -148,10 +151,12 @@ def make_record(
                 "kind": each.kind,
                 "ranks": list(each.ranks),
                 "buckets": each.buckets if each.row_shards > 1 else None,
+                "columns": list(each.column_edges) if each.kind == "column" else None,
             }
             for each in answer.plan.placements
         ],
         "plan": {"skew": answer.skew, "gap": answer.gap},
+        "placed_by": dataclasses.asdict(placed_by),
         "hosts": answer.plan.hosts,
         "towers": [list(each.tables) for each in answer.plan.towers],
         "step": rows[0]["step"],
@@ -233,7 +238,9 @@ def run_facts(spec: RecommendSpec, samples: Samples, plan: TablePlan) -> dict[st
         "Python": platform.python_version(),
         "the run": json.dumps(dataclasses.asdict(spec)),
         "the samples": samples.digest(),
-        "where tables lie": str([(p.table.name, p.kind, p.ranks) for p in plan.placements]),
+        "where tables lie": str(
+            [(p.table.name, p.kind, p.ranks, p.column_edges) for p in plan.placements]
+        ),
     }
 
 
@@ -253,7 +260,8 @@ def main() -> int:
             torch.set_num_threads(1)
             spec, base = read_prepared(folder)
             samples = read_samples(spec.data, base)
-            answer = plan_samples(spec, samples)
+            rates = held_rates(folder)
+            answer = plan_samples(spec, samples, rates)
             joined = join_from_environment(
                 run_facts(spec, samples, answer.plan),
                 deadline_s=spec.layout.deadline_s,
@@ -272,7 +280,7 @@ def main() -> int:
                 row = train_rank(ranks, folder, spec, samples, answer.plan, journal, args.quiet)
             rows = ranks.gather_objects(row)
             if rank == 0:
-                record = make_record(folder, spec, samples, answer, rows)
+                record = make_record(folder, spec, samples, answer, rows, rates)
                 write_whole(folder / RECOMMEND, json.dumps(record, indent=1))
             ranks.barrier()
     except EquipoiseError as error:

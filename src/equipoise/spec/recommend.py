@@ -133,7 +133,7 @@ class PlacedTablesSpec:
     rounding: Literal["stochastic", "nearest"] = "stochastic"
     """What rows do with remainders when they leave the cache."""
     cache: Annotated[float, Field(ge=0, le=1)] = 0.05
-    """Slots of the cache, of a table's rows."""
+    """Bytes of the cache, tags included, of a table's in fp32."""
     cache_policy: Literal["lru", "lfu", "trace"] = "lru"
     """Which rows stay in it; ``trace`` knows the coming steps of the epoch."""
     memory_mib: Annotated[float, Field(ge=0)] = 0.0

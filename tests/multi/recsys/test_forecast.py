@@ -8,6 +8,7 @@ import pytest
 
 from equipoise.comm.local import run_ranks
 from equipoise.dash.recommend.report import render
+from equipoise.recsys.folder import prepare
 from equipoise.recsys.foresight.forecast import count_exchanges, count_step, read_rates
 from equipoise.recsys.place import plan_samples
 from equipoise.recsys.samples import read_samples
@@ -49,7 +50,9 @@ def test_rates_are_measured_and_stand_beside_a_journal(
     assert all(rate >= 0 for each in rates.rates.values() for rate in each)
 
     spec, base = read_recommend(run_toml)
-    trained = run_ranks(2, train_part, tmp_path / "runs" / "clicks", spec, base)
+    folder = tmp_path / "runs" / "clicks"
+    prepare(folder, spec, base)  # its tables stay where assumed rates put them
+    trained = run_ranks(2, train_part, folder, spec, base)
     code, out, err = run(capsys, "simulate", run_toml, "--json")
     assert code == 0, err
     row = json.loads(out)
@@ -58,6 +61,7 @@ def test_rates_are_measured_and_stand_beside_a_journal(
     assert row["rates"]["error"] == measured["error"]
     code, out, _ = run(capsys, "plan", run_toml, "--json")
     answer = json.loads(out)
+    assert answer["placed_by"] == "assumed rates"
     assert answer["step_s"] == pytest.approx(row["predicted"]["step_s"])
     sent = [sum(each["measured"]["sent_bytes"]) for each in trained]
     assert [each["sent_bytes"] for each in answer["ranks"]] == pytest.approx(sent, rel=0.1)

@@ -57,6 +57,9 @@ def test_a_resumed_run_equals_one_that_was_not_interrupted(
     gone_on = run_part(run_toml, tmp_path / "parts", spec)
     assert gone_on[0]["measured"]["steps"] == len(whole[0]["losses"]) - 7
     assert gone_on[0]["losses"] == whole[0]["losses"]
+    for row in (whole[0]["measured"], gone_on[0]["measured"]):
+        held = {name: (each["hits"], each["reads"]) for name, each in row["held"].items()}
+        assert row["predicted_hits"] == held  # of its own steps, exactly
     assert gone_on[0]["best"] == whole[0]["best"]
     if policy == "lfu":
         return
@@ -71,14 +74,22 @@ def test_a_run_reports_bytes_and_hits(
     run_toml: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"
+    planned = ["plan", str(run_toml), "--layout.dp", "2", "--tables.kinds", '["row", "data"]']
+    planned += ["--tables.cache", "0.5"]
+    assert main([*planned, "--json"]) == 0
+    expected = json.loads(capsys.readouterr().out)["hit_rates"]["user"]
+    assert main(planned) == 0
+    words = f"Rows that caches will have in the first epoch: user {100 * expected:.1f}%, ad "
+    assert words in capsys.readouterr().out
     flags = ["--layout.dp", "2", "--tables.kinds", '["row", "data"]', "--tables.cache", "0.5"]
     assert main(["train", str(run_toml), "--out", str(out), "--quiet", *flags]) == 0
     users, _ads = json.loads((out / "recommend.json").read_text())["held"]
     assert users["name"] == "user" and users["form"] == "int4"
     assert 0.2 < users["hits"] / users["reads"] < 1
     assert users["bytes"] < users["fp32_bytes"]
-    # Predicted for the first epoch from empty caches; the second begins with full ones.
-    assert users["predicted_hit_rate"] == pytest.approx(users["hits"] / users["reads"], abs=0.15)
+    # The second epoch begins with full caches, the planned first one with empty ones.
+    assert expected == pytest.approx(users["hits"] / users["reads"], abs=0.15)
+    assert users["predicted_hit_rate"] == users["hits"] / users["reads"]
     assert main(["report", str(out)]) == 0
     assert "rows in the cache" in (out / "report.html").read_text()
     capsys.readouterr()

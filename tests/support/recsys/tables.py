@@ -47,7 +47,7 @@ def plans(ranks: int) -> dict[str, TablePlan]:
     last = ranks - 1
     mixed = (
         TablePlacement(TABLES[0], "table-row", every[-2:], "modulo"),
-        TablePlacement(TABLES[1], "column", (last, 0, last)),
+        TablePlacement(TABLES[1], "column", (last, 0, last), edges=(0, 1, 4, 5)),
         TablePlacement(TABLES[2], "data", every),
     )
     return {

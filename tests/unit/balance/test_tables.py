@@ -102,6 +102,15 @@ def test_ten_thousand_tables_are_planned_near_the_bound() -> None:
     assert len(answer.plan.placements) == 10_000
 
 
+def test_a_shard_has_fixed_seconds() -> None:
+    """Those of its calls, once for each shard or copy, however few bytes it has."""
+    table, own = TableSpec("t", 10_000_000, 16), TableMachine(8, 512, 2e10, 1e10, 1e10)
+    dear = replace(own, shard_s=1e-3)
+    for kind in ("table", "column", "row", "table-row", "data"):
+        cheap, costly = (ShardOptions(each).make(table, kind, 2) for each in (own, dear))
+        assert costly.total_ps - cheap.total_ps == cheap.shards * 10**9
+
+
 @pytest.mark.parametrize("kind", SHARD_KINDS)
 def test_shards_cost_at_least_the_whole(kind: str) -> None:
     table, four = TableSpec("t", 10_000, 64, 3.0), machine(4)
@@ -238,6 +247,7 @@ def test_nothing_to_place_and_unknown_kinds_are_refused() -> None:
         ("memory_bytes_per_s", float("nan"), "memory_bytes_per_s is nan. Give more than 0."),
         ("capacity_bytes", -1, "capacity_bytes is -1. Give 0 or more."),
         ("ranks_per_host", -2, "ranks_per_host is -2. Give 0 or more."),
+        ("shard_s", float("inf"), "shard_s is inf. Give 0 to below 1."),
         ("optimizer", "x", '"x" is not one of sgd, adagrad, row-wise-adagrad, adam.'),
         ("wire", "x", '"x" is not one of fp32, bf16, fp16, int8.'),
     ],

@@ -1,10 +1,12 @@
 """Rates of a recommender's parts: found again from their seconds, never negative."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from equipoise.base.errors import SpecError
-from equipoise.cost.recommend import PARTS, RankCounts, StepRates, fit_rates
+from equipoise.cost.recommend import PARTS, RankCounts, StepRates, TableRates, fit_rates
 
 RATES = {
     "lookup": (1e-3, 2e-4, 1e-10),
@@ -60,6 +62,19 @@ def test_what_did_not_happen_costs_nothing() -> None:
     seconds = {"lookup": 1e-3, "exchange": 0.0, "dense": 1e-3, "reduce": 0.0, "rest": 1e-3}
     fitted = fit_rates([alone], [seconds])
     assert fitted["exchange"] == fitted["reduce"] == (0.0, 0.0)
+
+
+def test_rates_that_tell_nothing_place_no_table() -> None:
+    known = StepRates(RATES, "a machine", "2026-01-01", 0.1, 0.0)
+    rates = TableRates.fitted(known)
+    assert rates == TableRates(1e10, pytest.approx(1e9), 2e-4, "2026-01-01")
+    assert rates.words == "rates of 2026-01-01"
+    far = dataclasses.replace(known, error=0.3)
+    no_pass = dataclasses.replace(known, rates=RATES | {"lookup": (1e-3, 2e-4, 0.0)})
+    no_sent = dataclasses.replace(known, rates=RATES | {"exchange": (5e-4, 0.0)})
+    for each in (None, far, no_pass, no_sent):
+        assert TableRates.fitted(each) == TableRates()
+    assert TableRates().words == "assumed rates"
 
 
 def test_damaged_rates_are_refused() -> None:

@@ -40,6 +40,9 @@ RECORD = {
 
 def test_predicted_stands_beside_measured(tmp_path: Path) -> None:
     page = render(RECORD)
+    assert "Placed by" not in page  # a record of an earlier version
+    for date, words in (("", "assumed rates"), ("2026-01-01", "rates measured on 2026-01-01")):
+        assert f"<p>Placed by {words}.</p>" in render(RECORD | {"placed_by": {"date": date}})
     assert "<td>rank 1</td><td>11</td><td>10</td><td>2.0 KiB</td>" in page
     assert "&lt;b&gt;user" in page
     assert "<b>user" not in page

@@ -1,5 +1,7 @@
 """Blocks survive a crash between any two writes; damage is named."""
 
+import errno
+import os
 import tempfile
 from pathlib import Path
 
@@ -84,3 +86,28 @@ def test_a_damaged_block_is_named(tmp_path: Path) -> None:
         r"goes on from the one before\.$",
     ):
         BlockFile(tmp_path, BLOCKS, commit=1).read(0)
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_a_full_disk_is_named_and_commits_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_cut: bool
+) -> None:
+    """A write that was cut passed for a whole one, and its block was damaged when it was read."""
+    file = BlockFile(tmp_path, BLOCKS)
+    file.write(0, page(1))
+    file.commit(1)
+
+    def full(*_: object) -> int:
+        if is_cut:
+            return PAGE_BYTES // 2
+        raise OSError(errno.EIO, "No room")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(CheckpointError) as error:
+        file.write(0, page(2))
+    monkeypatch.undo()
+    said = str(error.value)
+    why = "No space left on device; " if is_cut else "No room; "
+    assert said.startswith(f"Rows cannot be written to {tmp_path / 'blocks'} ({why}")
+    assert said.endswith("). Make room there; the same command goes on from the last checkpoint.")
+    assert BlockFile(tmp_path, BLOCKS, commit=1).read(0) == page(1)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from equipoise.base.errors import DataError, LayoutError
+from equipoise.base.errors import DataError, LayoutError, SpecError
 from equipoise.recsys.embedding import ShardedTables
 from equipoise.recsys.exchange import TableExchange
 from equipoise.recsys.jagged import KeyedJagged
@@ -117,3 +117,35 @@ def test_steps_out_of_turn_are_refused() -> None:
     assert torch.equal(tables.shards[1].weight, before)
     with pytest.raises(LayoutError, match=r"planned for 2 ranks; 1 joined\. Plan them for 1\."):
         make(2)
+
+
+def test_samples_beyond_a_batch_are_refused() -> None:
+    batch = KeyedJagged.from_bags(BAGS)
+    assert batch.select(3, 3).samples == 0
+    for begin, end in ((-1, 2), (0, 4), (2, 1)):
+        with pytest.raises(DataError) as error:
+            batch.select(begin, end)
+        assert str(error.value) == (
+            f"Samples {begin} to {end} are not in a batch of 3. Give a range from 0 on."
+        )
+
+
+def test_tables_that_cannot_be_made_are_refused() -> None:
+    placement = TablePlacement(TableSpec("user", 4, 2), "table", (0,))
+    plan, alone = TablePlan((placement,), 1), TableExchange(alone=True)
+    for words, said in (
+        ({"forward": "fp8"}, '"fp8" is not one of fp32, bf16, fp16, int8.'),
+        ({"backward": 3}, "3 is not one of fp32, bf16, fp16, int8."),
+        ({"seed": -1}, "A seed of -1 cannot be. Give one from 0 to 2^64 - 1."),
+    ):
+        with pytest.raises(LayoutError) as error:
+            ShardedTables(plan, alone, SparseStep(), **words)
+        assert str(error.value) == said
+    with pytest.raises(LayoutError) as error:
+        TableExchange()
+    assert str(error.value) == (
+        "No ranks have joined, so there is nobody to exchange with. Start ranks first, or pass "
+        "alone=True."
+    )
+    with pytest.raises(SpecError, match=r"^A table has no name\. Give it one\.$"):
+        TableSpec(" ", 4, 2)

@@ -62,6 +62,30 @@ def test_placements_that_cannot_be_are_refused() -> None:
         TablePlan((), 3, 2)
     with pytest.raises(LayoutError, match="need the shard of each of 10 rows"):
         RowMap(10, 2, "by-cost").rows_of(0)
+    for words, said in (
+        ({"kind": "rows"}, '"rows" is not one of table, row, table-row, column, data.'),
+        ({"buckets": "hash"}, '"hash" is not one of contiguous, modulo, by-cost.'),
+    ):
+        with pytest.raises(LayoutError) as error:
+            TablePlacement(**{"table": TABLE, "kind": "row", "ranks": (0, 1)} | words)
+        assert str(error.value) == f"Table user: {said}"
+
+
+def test_columns_are_cut_where_asked() -> None:
+    cut = TablePlacement(TABLE, "column", (2, 0, 2), edges=(0, 1, 3, 4))
+    assert [cut.columns(shard) for shard in range(3)] == [(0, 1), (1, 3), (3, 4)]
+    for kind, edges in (("column", (0, 3, 3, 4)), ("column", (0, 2, 5)), ("row", (0, 2, 4))):
+        with pytest.raises(LayoutError) as error:
+            TablePlacement(TABLE, kind, (0, 1), edges=edges)
+        assert str(error.value) == (
+            f"Table user: columns cannot be cut at {', '.join(map(str, edges))}. Give ascending "
+            "edges from 0 to 4, to a table of kind column."
+        )
+    with pytest.raises(LayoutError) as error:
+        TablePlacement(TABLE, "column", (0, 1), edges=(0, 4))
+    assert str(error.value) == (
+        "Table user has 1 range of columns for 2 ranks. Give a rank for each."
+    )
 
 
 @pytest.mark.parametrize("bucket", [-1, 2])

@@ -93,3 +93,9 @@ def test_what_is_wrong_is_one_sentence() -> None:
         r"or more\.$",
     ):
         SetCache(4, -1, ways=2)
+    with pytest.raises(SpecError) as error:
+        SetCache(1 << 31, 2)
+    assert str(error.value) == (
+        "A cache before 2,147,483,648 rows cannot be: its tags have 4 bytes. Divide the table over "
+        "more shards."
+    )

@@ -11,7 +11,8 @@ What it decides
     several sizes of that share, and the best outcome stands. Of few tables some are divided more
     finely than the others: 26 equal ones leave a rank of eight with four whole, where 24 whole and
     two divided are even. Shards are dealt heaviest first and repaired (``balance.partition``), with
-    memory as a constraint.
+    memory as a constraint; few whole tables by differencing, too. At last columns are cut where
+    ranks are full (``balance.tables.level``).
 
     The bound is what no plan of these kinds at these prices can beat: all tables at their
     cheapest over all ranks, or the cheapest shard of the costliest table.
@@ -30,7 +31,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from equipoise.balance.bound import largest_bin_bound
-from equipoise.balance.partition import partition, repair
+from equipoise.balance.partition import karmarkar_karp, partition, repair
+from equipoise.balance.tables.level import level_columns
 from equipoise.balance.tables.options import ShardOption, ShardOptions
 from equipoise.balance.tables.price import PS_PER_S, TableMachine
 from equipoise.base.arrays import Floats, Ints
@@ -49,19 +51,14 @@ from equipoise.spec.tables.table import TableSpec, row_bytes
 
 _SHARES = (1.0, 0.5, 0.25, 0.125, 4.0)
 """Parts of the mean load above which a table is divided, each tried."""
-_LEFT_OUT: tuple[tuple[ShardKind, ...], ...] = (
-    (),
-    ("data",),
-    ("table-row",),
-    ("data", "table-row"),
-)
+_LEFT_OUT: Sequence[tuple[ShardKind, ...]] = ((), ("data",), ("table-row",), ("data", "table-row"))
 """Kinds without which plans are tried as well, where the first are off the bound."""
+_ALL = 1e9
+"""A share of the mean load above which no table is."""
 _CLOSE = 0.005
 """Gap to the bound at which the search ends."""
-_FEW = 256
-"""Tables up to which some are tried at a finer division than the others."""
-_MOST_FINER = 16
-"""How many of them at most."""
+_FEW, _MOST_FINER = 256, 16
+"""Tables up to which some are tried at a finer division than the others; how many at most."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,7 +123,7 @@ def plan_tables(
         FitError: a table fits no rank, or all do not fit together; says the least ranks.
 
     Cost: O(n log n) in shards, for each plan tried: one where the first is near the bound, at
-    most 21, and up to 96 more of few tables.
+    most 21, and up to 96 more of few tables, three of them levelled.
 
     >>> two = [TableSpec("a", 10, 4), TableSpec("b", 10, 4)]
     >>> answer = plan_tables(two, TableMachine(2, 8, 1e9, 1e9, 1e9), kinds=["table"])
@@ -161,8 +158,12 @@ def plan_tables(
         best = planner.place(0.0, ("data",))
     if best is None:
         raise planner.no_room()
-    finer = planner.place_finer() if len(tables) <= _FEW else []
-    answers: list[TableAnswer] = [best, *finer]
+    finer: list[TableAnswer] = planner.place_finer() if len(tables) <= _FEW else []
+    answers = sorted([best, *finer], key=lambda each: each.most_ps)
+    if len(tables) <= 4 * _FEW and "column" in kinds:  # from these, and from whole tables
+        starts = (answers[0], best, planner.place(_ALL))
+        whole = "table" in kinds
+        answers += [level_columns(s, may_be_whole=whole) for s in starts if s is not None]
     return min(answers, key=lambda each: each.most_ps)
 
 
@@ -319,6 +320,8 @@ class _Planner:
             if bins is None:
                 return None
             repair(weights, sizes, bins, capacity, filled=filled)
+        elif self.kinds == ("table",) and len(parts) <= _FEW:
+            bins = self._lighter(weights, sizes, bins)
         ends = np.cumsum([chosen[i].shards for i in free])
         for index, shards in zip(free, np.split(bins, ends[:-1]) if free else [], strict=True):
             add(chosen[index], shards)
@@ -335,6 +338,15 @@ class _Planner:
         )
         plan = TablePlan(placements, ranks, self.machine.ranks_per_host)
         return TableAnswer(plan, self.machine, compute, exchange, held, self.bound_ps)
+
+    def _lighter(self, weights: Ints, sizes: Ints, bins: Ints) -> Ints:
+        """The ranks of whole tables, or those of differencing where the slowest ends sooner."""
+        ranks, capacity = self.machine.ranks, self.machine.capacity_bytes
+        other, nothing = karmarkar_karp(weights, ranks), np.zeros(ranks, dtype=np.int64)
+        repair(weights, sizes, other, capacity, filled=(nothing, nothing))
+        before, after = (np.bincount(each, weights, ranks).max() for each in (bins, other))
+        fits = np.bincount(other, sizes, ranks).max() <= capacity
+        return other if fits and after < before else bins
 
     def require_room(self) -> None:
         """Refuse a table of which no kind leaves a rank little enough to hold.

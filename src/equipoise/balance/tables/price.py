@@ -12,9 +12,10 @@ What it decides
         exchange  8 p S ids + 4 S lengths in, S D e out and S D e back in, 1 / W of it with each
                   other rank, at the rate of the link between the two
 
-    The passes count each id's row as if read from memory: an upper bound where rows repeat. A
-    data-parallel table has 1 / W of the lookups everywhere, and sends the rows that its samples
-    touch to all others. All prices are whole picoseconds, so plans are equal on all machines.
+    A shard's fixed seconds stand beside its passes, which count each id's row as if read from
+    memory: an upper bound where rows repeat. A data-parallel table has 1 / W of the lookups
+    everywhere, and sends the rows that its samples touch to all others. All prices are whole
+    picoseconds, so plans are equal on all machines.
 
 Kept true (tests/unit/balance/test_tables.py)
     A price grows with ids, width and samples; shards of a table cost at least the whole.
@@ -59,6 +60,8 @@ class TableMachine:
     wire: Wire = "fp32"
     visitors: int = 0
     """Ranks of other hosts whose samples are looked up here too: ids come over their link."""
+    shard_s: float = 0.0
+    """Fixed seconds of a shard or a copy on its rank."""
 
     def __post_init__(self) -> None:
         if self.ranks < 1 or self.batch < 1:
@@ -72,6 +75,8 @@ class TableMachine:
         for name in ("ranks_per_host", "capacity_bytes", "visitors"):
             if getattr(self, name) < 0:
                 raise SpecError(f"{name} is {getattr(self, name):,}. Give 0 or more.")
+        if not 0 <= self.shard_s < 1:
+            raise SpecError(f"shard_s is {self.shard_s:g}. Give 0 to below 1.")
         for given, known in ((self.optimizer, SPARSE_OPTIMIZERS), (self.wire, WIRES)):
             if given not in known:
                 raise SpecError(f"{shown(given)} is not one of {', '.join(known)}.")
@@ -125,6 +130,7 @@ def price_shard(
     samples = machine.samples
     ids = table.ids_per_sample * share * samples
     compute = (4 * ids + 2 * samples) * width * FLOAT_BYTES / machine.memory_bytes_per_s
+    compute += machine.shard_s
     asked = (8 * ids + 4 * samples) * machine.ids_s_per_byte
     moved = 2 * samples * wire_bytes(width, machine.wire)
     exchange = asked + moved / machine.ranks * machine.peer_s_per_byte
@@ -148,7 +154,7 @@ def price_copy(table: TableSpec, machine: TableMachine) -> ShardPrice:
     own = table.ids_per_sample * machine.batch
     touched = min(float(table.rows), own)
     passes = 2 * own + 2 * machine.batch + 3 * min(float(table.rows), own * machine.ranks)
-    compute = passes * table.width * FLOAT_BYTES / machine.memory_bytes_per_s
+    compute = passes * table.width * FLOAT_BYTES / machine.memory_bytes_per_s + machine.shard_s
     moved = 8 + touched * (8 + FLOAT_BYTES * table.width)
     exchange = moved * machine.peer_s_per_byte
     return ShardPrice(round(compute * PS_PER_S), round(exchange * PS_PER_S))

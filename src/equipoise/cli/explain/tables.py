@@ -195,6 +195,7 @@ def _rows(answer: "TableAnswer", beside: "list[NamedLoads]") -> dict[str, object
                 "kind": each.kind,
                 "ranks": list(each.ranks) if each.kind != "data" else "all",
                 "buckets": each.buckets if each.row_shards > 1 else None,
+                "columns": list(each.column_edges) if each.kind == "column" else None,
             }
             for each in answer.plan.placements
         ],

@@ -11,6 +11,7 @@ from equipoise.base.shown import counted
 
 if TYPE_CHECKING:
     from equipoise.balance.tables.plan import TableAnswer
+    from equipoise.cost.recommend import TableRates
     from equipoise.recsys.samples import Samples
     from equipoise.spec.recommend import RecommendSpec
 
@@ -25,6 +26,8 @@ class PlacedRun:
     base: Path
     samples: "Samples"
     answer: "TableAnswer"
+    rates: "TableRates"
+    """By which its tables are placed."""
 
     @property
     def title(self) -> str:
@@ -52,7 +55,9 @@ def read_asked(
     Raises:
         SpecError: a fault of run.toml, or a flag that says nothing about a recommender.
         DataError: the samples cannot be read.
+        CheckpointError: the run's folder is damaged.
     """
+    from equipoise.recsys.foresight.forecast import placing_rates
     from equipoise.recsys.place import plan_samples
     from equipoise.recsys.samples import read_samples
     from equipoise.spec.recommend import read_recommend
@@ -69,4 +74,6 @@ def read_asked(
     named = [] if args.name is None else [("name", args.name)]
     spec, base = read_recommend(args.run_toml, [*args.overrides, *named])
     samples = read_samples(spec.data, base)
-    return PlacedRun(spec, base, samples, plan_samples(spec, samples))
+    folder = getattr(args, "run", None) or Path("runs") / spec.name
+    rates = placing_rates(folder)
+    return PlacedRun(spec, base, samples, plan_samples(spec, samples, rates), rates)

@@ -16,6 +16,7 @@ def calibrate_recommend(
     args: argparse.Namespace, add_arguments: Callable[[argparse.ArgumentParser], None]
 ) -> int:
     """Measure, write the rates, and say how far they are off."""
+    from equipoise.cost.recommend import MOST_ERROR, TableRates
     from equipoise.recsys.foresight.calibrate import calibrate
     from equipoise.recsys.foresight.forecast import rates_file
 
@@ -34,6 +35,8 @@ def calibrate_recommend(
     elif not args.quiet:
         sys.stdout.write(
             f"Wrote {file}: in runs that were not fitted, steps were {100 * rates.error:.0f}% off "
-            "on average. equipoise plan and simulate read it.\n"
+            f"on average. equipoise plan and simulate read it; new runs place tables by "
+            f"{TableRates.fitted(rates).words} (measured ones that are up to {MOST_ERROR:.0%} "
+            "off).\n"
         )
     return 0

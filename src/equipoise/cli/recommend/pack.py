@@ -23,7 +23,7 @@ def pack_recommend(
     require_kind("plot", args.plot, "picture")
     require_folder_of("plot", args.plot)
     asked = read_asked(args, add_arguments, ("steps", "plot"))
-    plans = named_plans(asked.spec, asked.samples, asked.answer)
+    plans = named_plans(asked.spec, asked.samples, asked.answer, asked.rates)
     rows = [
         measure_evenness(name, plan, asked.spec, asked.samples, steps=args.steps)
         for name, plan in plans.items()

@@ -21,7 +21,12 @@ def plan_recommend(
     args: argparse.Namespace, add_arguments: Callable[[argparse.ArgumentParser], None]
 ) -> int:
     """Print the placement and the predicted seconds of each rank."""
-    from equipoise.recsys.foresight.forecast import count_dense, count_step, read_rates
+    from equipoise.recsys.foresight.forecast import (
+        count_dense,
+        count_step,
+        predict_first_hits,
+        read_rates,
+    )
     from equipoise.recsys.place import predict_traffic
     from equipoise.recsys.tiers.run import predict_bytes
     from equipoise.schedule.tables.traffic import across_hosts
@@ -42,6 +47,7 @@ def plan_recommend(
                 "kind": each.kind,
                 "ranks": list(each.ranks),
                 "buckets": each.buckets if each.row_shards > 1 else None,
+                "columns": list(each.column_edges) if each.kind == "column" else None,
             }
             for each in asked.answer.plan.placements
         ],
@@ -67,6 +73,8 @@ def plan_recommend(
         "rates": None if rates is None else origin_of(rates),
         "skew": asked.answer.skew,
         "gap": asked.answer.gap,
+        "placed_by": asked.rates.words,
+        "hit_rates": predict_first_hits(asked.spec, asked.samples, asked.answer.plan),
     }
     if args.json:
         sys.stdout.write(json.dumps(rows, indent=1) + "\n")
@@ -85,7 +93,7 @@ def _print(
     console = make_console()
     console.print(
         f"{asked.title}; max/mean {rows['skew']:.3f}, at most {100 * rows['gap']:.1f}% above the "
-        "best possible.",
+        f"best possible by {asked.rates.words}.",
         soft_wrap=True,
     )
     if not args.quiet:
@@ -114,6 +122,13 @@ def _print(
                 soft_wrap=True,
             )
         print_ranks(rows["ranks"])
+        if rates_of := rows["hit_rates"]:
+            shares = ", ".join(f"{name} {100 * share:.1f}%" for name, share in rates_of.items())
+            console.print(
+                f"Rows that caches will have in the first epoch: {shares}.",
+                soft_wrap=True,
+                markup=False,
+            )
     console.print(
         f"Dense part {rows['architecture']}: {rows['dense_weights']:,} weights, "
         f"{rows['forward_flop_per_sample'] / 1e3:,.1f} kFLOP a sample forward.",

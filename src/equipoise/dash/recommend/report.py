@@ -111,6 +111,7 @@ def render(record: Mapping[str, Any]) -> str:
             ("table", "rows", "width", "ids a sample", "kind", "buckets", "ranks"),
             tables,
         ),
+        *_placed(record.get("placed_by")),
         *_shared(record.get("sharing", [])),
         *_held(record.get("held", [])),
         "</body></html>\n",
@@ -175,6 +176,14 @@ def _dense(ranks: Sequence[Mapping[str, Any]]) -> list[str]:
     rows = [[f"rank {r['rank']}", *(format_bytes(round(r[key])) for key in keys)] for r in ranks]
     head = ("", "inside its host", "predicted", "to other hosts", "predicted")
     return ["<h2>Sent for shards of the dense part</h2>", _table(head, rows)] if rows else []
+
+
+def _placed(rates: Mapping[str, Any] | None) -> list[str]:
+    """By which rates tables were placed."""
+    if rates is None:
+        return []
+    origin = f"rates measured on {escape(rates['date'])}" if rates["date"] else "assumed rates"
+    return [f"<p>Placed by {origin}.</p>"]
 
 
 def _shared(groups: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from equipoise.base.arrays import Ints
 from equipoise.base.errors import SpecError
 from equipoise.numerics.rows import RowFormat, draw_uniform, pack_rows, row_bytes, unpack_rows
-from equipoise.schedule.tiers.cache import CachePolicy
+from equipoise.schedule.tiers.cache import SLOT_BYTES, CachePolicy
 
 Rounding = Literal["stochastic", "nearest"]
 
@@ -28,12 +28,20 @@ class TablePrecision:
     form: RowFormat = "int8"
     rounding: Rounding = "stochastic"
     cache_share: float = 0.05
-    """Slots of the fp32 cache, of a shard's rows."""
+    """Bytes of the fp32 cache, tags included, of those of the shard's rows in fp32."""
     policy: CachePolicy = "lru"
 
     def __post_init__(self) -> None:
         if not 0 <= self.cache_share <= 1:
-            raise SpecError(f"A cache of {self.cache_share:g} of the rows cannot be. Give 0 to 1.")
+            raise SpecError(f"A cache of {self.cache_share:g} of a table cannot be. Give 0 to 1.")
+
+    def slots(self, rows: int, width: int) -> int:
+        """Slots of a shard's cache, before they are dealt to whole sets.
+
+        >>> TablePrecision("int4", cache_share=0.01).slots(10_000, 128)
+        98
+        """
+        return int(self.cache_share * rows * 4 * width / (4 * width + SLOT_BYTES))
 
 
 class PackedRows:

@@ -15,6 +15,7 @@ import numpy as np
 
 from equipoise.balance.tables.plan import TableAnswer
 from equipoise.base.arrays import Floats, Ints
+from equipoise.cost.recommend import TableRates
 from equipoise.recsys.place import plan_samples, predict_traffic
 from equipoise.recsys.samples import Samples
 from equipoise.recsys.trainer import draw_order
@@ -37,9 +38,9 @@ class Evenness:
 
 
 def named_plans(
-    spec: RecommendSpec, samples: Samples, answer: TableAnswer
+    spec: RecommendSpec, samples: Samples, answer: TableAnswer, rates: TableRates | None = None
 ) -> Mapping[str, TablePlan]:
-    """The run's own plan, and what others do: by name."""
+    """The run's own plan, and what others do: by name; ``rates`` are those of the answer."""
     ranks = spec.layout.dp
     tables = [each.table for each in answer.plan.placements]
     by_cost = replace(spec, tables=replace(spec.tables, kinds=("table",)))
@@ -52,7 +53,7 @@ def named_plans(
     storage = tuple(TablePlacement(table, "table", (owner[table.name],)) for table in tables)
     plans = {
         "planned": answer.plan,
-        "whole, by cost": plan_samples(by_cost, samples).plan,
+        "whole, by cost": plan_samples(by_cost, samples, rates).plan,
         "whole, by storage": TablePlan(storage, ranks),
     }
     if ranks > 1:

@@ -20,12 +20,17 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from equipoise.balance.tables.plan import TableAnswer
 from equipoise.base.errors import SpecError
-from equipoise.cost.recommend import RankCounts, StepRates
+from equipoise.cost.recommend import RankCounts, StepRates, TableRates
+from equipoise.recsys.cache.foresight import predict_hits
+from equipoise.recsys.folder import held_rates
 from equipoise.recsys.models.catalog import build_model
 from equipoise.recsys.models.shards import unit_shapes
+from equipoise.recsys.optimizer import SparseStep
 from equipoise.recsys.place import predict_traffic
 from equipoise.recsys.samples import Samples
+from equipoise.recsys.tiers.run import cached_shards, keep_rows
 from equipoise.recsys.towers.modules import TowerModule
+from equipoise.recsys.trainer import draw_order
 from equipoise.schedule.tables.placement import TablePlan
 from equipoise.schedule.tables.traffic import count_dense_bytes
 from equipoise.spec.device.file import device_folder
@@ -60,6 +65,20 @@ def read_rates(file: Path | None = None) -> StepRates | None:
             "one: equipoise calibrate run.toml."
         )
     return rates
+
+
+def placing_rates(folder: Path) -> TableRates:
+    """The rates by which a run places its tables: those that its folder holds, or this machine's.
+
+    Where this machine's cannot be read, or are another's, the assumed ones.
+    """
+    held = held_rates(folder)
+    if held is not None:
+        return held
+    try:
+        return TableRates.fitted(read_rates())
+    except SpecError:
+        return TableRates()
 
 
 def count_dense(spec: RecommendSpec, samples: Samples, answer: TableAnswer) -> tuple[int, int]:
@@ -130,6 +149,25 @@ def count_step(spec: RecommendSpec, samples: Samples, answer: TableAnswer) -> li
         )
         for rank in range(ranks)
     ]
+
+
+def predict_first_hits(spec: RecommendSpec, samples: Samples, plan: TablePlan) -> dict[str, float]:
+    """Share of the first epoch's rows that each table's caches will have, over all ranks.
+
+    Empty where rows lie in memory as fp32.
+    """
+    step, total = SparseStep(spec.tables.optimizer), dict[str, tuple[int, int]]()
+    order = draw_order(spec, samples, 0)
+    for rank in range(plan.ranks):
+        kept = keep_rows(spec, samples, plan, step, Path(), rank, None)
+        shards, steps = cached_shards(kept, plan, rank), range(len(order))
+        if not shards:
+            continue
+        own = predict_hits(shards, rank, plan.ranks, samples, [order], spec.train.batch, steps)
+        for name, (hits, reads) in own.items():
+            before = total.get(name, (0, 0))
+            total[name] = before[0] + hits, before[1] + reads
+    return {name: hits / max(1, reads) for name, (hits, reads) in total.items()}
 
 
 @dataclass(frozen=True, slots=True)

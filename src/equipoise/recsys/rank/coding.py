@@ -84,6 +84,11 @@ class Coded:
         """Number of samples."""
         return self.jagged.samples
 
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of all its tensors."""
+        return sum(each.nbytes for each in (self.jagged.lengths, self.jagged.values, self.numbers))
+
 
 @dataclass(frozen=True, eq=False)
 class Coding:

@@ -12,6 +12,7 @@ import torch
 from equipoise.base.arrays import Ints
 from equipoise.numerics.rows import row_bytes
 from equipoise.recsys.bags import locate_rows
+from equipoise.recsys.cache.foresight import CachedShard
 from equipoise.recsys.cache.packed import TablePrecision
 from equipoise.recsys.embedding import ShardedTables
 from equipoise.recsys.jagged import KeyedJagged
@@ -140,15 +141,37 @@ def predict_bytes(spec: RecommendSpec, samples: Samples, plan: TablePlan) -> Int
     return held
 
 
+def cached_shards(kept: RowKeeping | None, plan: TablePlan, rank: int) -> list[CachedShard]:
+    """The shards of a rank whose rows will lie behind a cache, and their empty caches."""
+    shards = []
+    for each in plan.placements:
+        for shard in [0] if each.kind == "data" else each.shards_on(rank):
+            begin, end = each.columns(shard)
+            count = each.row_map.count(each.row_shard(shard))
+            cache = _cache_of(kept, each.table.name, shard, count, end - begin)
+            if cache is not None:
+                shards.append(CachedShard(each, shard, cache))
+    return shards
+
+
+def _cache_of(
+    kept: RowKeeping | None, name: str, shard: int, count: int, width: int
+) -> SetCache | None:
+    if isinstance(kept, TablePrecision):
+        return SetCache(count, kept.slots(count, width), kept.policy)
+    if kept is None or (name, shard) not in kept.slots:
+        return None
+    return SetCache(count, kept.slots[name, shard], kept.policy)
+
+
 def _shard_bytes(
     kept: RowKeeping | None, name: str, shard: int, count: int, width: int, step: SparseStep
 ) -> int:
     floats = record_floats(step, width)
+    cache = _cache_of(kept, name, shard, count, width)
+    if cache is None:
+        return count * 4 * floats
     if isinstance(kept, TablePrecision):
-        cache = SetCache(count, int(kept.cache_share * count), kept.policy)
         packed = row_bytes(width, kept.form) + 4 * (floats - width)
         return count * packed + cache.slots * 4 * width + cache.held_bytes
-    if kept is None or (name, shard) not in kept.slots:
-        return count * 4 * floats
-    cache = SetCache(count, kept.slots[name, shard], kept.policy)
     return cache.slots * 4 * floats + cache.held_bytes + held_of_blocks(count, floats)

@@ -22,6 +22,7 @@ Sources
     Kinds of sharding: Neo, arXiv:2104.05158, section 4.2. Contiguous buckets are torchrec's.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -31,7 +32,7 @@ import numpy as np
 
 from equipoise.base.arrays import Ints
 from equipoise.base.errors import LayoutError
-from equipoise.base.shown import counted
+from equipoise.base.shown import counted, shown
 from equipoise.spec.tables.table import TableSpec
 
 ShardKind = Literal["table", "row", "table-row", "column", "data"]
@@ -106,9 +107,14 @@ class TablePlacement:
     buckets: Buckets = "contiguous"
     owner: Ints | None = None
     """As for ``RowMap``."""
+    edges: tuple[int, ...] = ()
+    """Where columns are cut, both ends included; evenly unless given."""
 
     def __post_init__(self) -> None:
         name, shards = self.table.name, len(self.ranks)
+        for given, known in ((self.kind, SHARD_KINDS), (self.buckets, BUCKETS)):
+            if given not in known:
+                raise LayoutError(f"Table {name}: {shown(given)} is not one of {', '.join(known)}.")
         if self.kind == "table" and shards != 1:
             raise LayoutError(f"Table {name} lies whole on one rank, but {shards} are given.")
         if self.kind == "column" and shards > self.table.width:
@@ -116,6 +122,19 @@ class TablePlacement:
                 f"Table {name} has {self.table.width} columns for {shards} shards. Give at most "
                 f"{self.table.width} ranks."
             )
+        if self.edges:
+            cuts = [0, *self.edges[1:-1], self.table.width]
+            is_ascending = all(a < b for a, b in itertools.pairwise(cuts))
+            if self.kind != "column" or [*self.edges] != cuts or not is_ascending:
+                raise LayoutError(
+                    f"Table {name}: columns cannot be cut at {_listed(self.edges)}. Give ascending "
+                    f"edges from 0 to {self.table.width}, to a table of kind column."
+                )
+            if len(cuts) != shards + 1:
+                raise LayoutError(
+                    f"Table {name} has {counted(len(cuts) - 1, 'range')} of columns for "
+                    f"{counted(shards, 'rank')}. Give a rank for each."
+                )
         if self.kind in ("row", "table-row") and len(set(self.ranks)) != shards:
             raise LayoutError(f"Table {name} has two buckets of rows on one rank. Give each once.")
         if self.owner is not None and len(self.owner):
@@ -140,7 +159,9 @@ class TablePlacement:
     def column_edges(self) -> tuple[int, ...]:
         """Where columns are cut: shard i has columns ``edges[i]:edges[i + 1]`` if they are."""
         shards = len(self.ranks) if self.kind == "column" else 1
-        return tuple(shard * self.table.width // shards for shard in range(shards + 1))
+        return self.edges or tuple(
+            shard * self.table.width // shards for shard in range(shards + 1)
+        )
 
     def shards_on(self, rank: int) -> list[int]:
         """The shards that a rank holds, ascending."""

@@ -76,6 +76,11 @@ class SetCache:
                 f"A cache of {slots} slots in sets of {ways} cannot be. Give 0 or more slots, and "
                 "sets of 1 or more."
             )
+        if not 0 <= rows <= _NEVER:
+            raise SpecError(
+                f"A cache before {rows:,} rows cannot be: its tags have 4 bytes. Divide the table "
+                "over more shards."
+            )
         self.policy, self.ways = policy, max(1, min(ways, slots))
         self.sets = slots // self.ways
         self.now = 0

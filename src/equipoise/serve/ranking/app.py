@@ -41,6 +41,8 @@ from equipoise.serve.ranking.metrics import RankMetrics
 
 _MOST_CANDIDATES = 65_536
 _MOST_BODY_BYTES = 64 << 20
+_MOST_UNDER_WAY_BYTES = 8 * _MOST_BODY_BYTES
+"""Bytes of all bodies under way; one of unknown length counts as the largest."""
 _FEW = 1_024
 """Candidates that are put in order and written at once; more must not hold others up."""
 _REASONS = {400: "invalid", 503: "queue_full", 500: "failed"}
@@ -77,6 +79,8 @@ class RankState:
     most_requests: int = 2_048
     is_draining: bool = False
     under_way: int = 0
+    body_bytes: int = 0
+    """Bytes of all bodies under way."""
     metrics: RankMetrics = field(init=False)
 
     def __post_init__(self) -> None:
@@ -92,7 +96,25 @@ class RankEndpoints(AboutModel):
 
     async def rank(self, request: Request, send: Send) -> None:
         """``POST /v1/rank``."""
-        began = time.perf_counter()
+        began, state = time.perf_counter(), self.state
+        sent_bytes = int(request.headers.get("content-length", _MOST_BODY_BYTES))
+        held_bytes = min(sent_bytes, _MOST_BODY_BYTES)
+        if state.body_bytes and state.body_bytes + held_bytes > _MOST_UNDER_WAY_BYTES:
+            state.metrics.count_refusal("queue_full")
+            raise overloaded(
+                f"Requests of {state.body_bytes:,} bytes are under way already "
+                f"({_MOST_UNDER_WAY_BYTES:,} at most).",
+                1.0,
+            )
+        state.body_bytes += held_bytes
+        try:
+            body = await self._read(request)
+            answer = self._answer(send, body, began, is_long=sent_bytes > SHORT_BYTES)
+            await while_connected(request.receive, answer)
+        finally:
+            state.body_bytes -= held_bytes
+
+    async def _read(self, request: Request) -> RankBody:
         try:
             body = await read_body(request, RankBody, _MOST_BODY_BYTES, lambda _: None)
             if body.model is not None:
@@ -100,9 +122,7 @@ class RankEndpoints(AboutModel):
         except HttpError:
             self.state.metrics.count_refusal("invalid")
             raise
-        sent_bytes = int(request.headers.get("content-length", _MOST_BODY_BYTES))
-        is_long = sent_bytes > SHORT_BYTES
-        await while_connected(request.receive, self._answer(send, body, began, is_long=is_long))
+        return body
 
     async def _answer(self, send: Send, body: RankBody, began: float, *, is_long: bool) -> None:
         given = body.context, body.candidates

@@ -30,6 +30,8 @@ MOST_TOGETHER = 4_096
 """Candidates of one pass, unless one request alone has more."""
 MOST_WAITING = 1_024
 """Requests that may wait."""
+MOST_WAITING_BYTES = 256 << 20
+"""Bytes of them as the model reads them; one alone may have more."""
 
 
 class CodedRequest(Protocol):
@@ -42,6 +44,10 @@ class CodedRequest(Protocol):
     @property
     def unknown(self) -> int:
         """Values that training did not have."""
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of memory."""
 
 
 class RankModel(Protocol):
@@ -102,6 +108,7 @@ class Batcher:
     stats: BatcherStats = field(default_factory=BatcherStats)
     _queue: deque[_WaitingRequest] = field(default_factory=deque)
     _changed: threading.Condition = field(default_factory=threading.Condition)
+    _waiting_bytes: int = 0
     _is_closed: bool = False
     _thread: threading.Thread | None = None
 
@@ -136,6 +143,13 @@ class Batcher:
                 raise overloaded("The server is shutting down.", 1.0)
             if len(self._queue) >= MOST_WAITING:
                 raise overloaded(f"{len(self._queue):,} requests wait already.", 1.0)
+            if self._queue and self._waiting_bytes + coded.held_bytes > MOST_WAITING_BYTES:
+                raise overloaded(
+                    f"Requests of {self._waiting_bytes:,} bytes wait already, and this one has "
+                    f"{coded.held_bytes:,} ({MOST_WAITING_BYTES:,} at most).",
+                    1.0,
+                )
+            self._waiting_bytes += coded.held_bytes
             self._queue.append(_WaitingRequest(coded, answer, loop))
             self._changed.notify()
         return await answer
@@ -182,6 +196,7 @@ class Batcher:
                     if together and count + size > self.most_together:
                         break
                     waiting = self._queue.popleft()
+                    self._waiting_bytes -= waiting.coded.held_bytes
                     if not waiting.answer.cancelled():  # its client is there
                         count += size
                         together.append(waiting)

@@ -36,6 +36,8 @@ class TableSpec:
     """What becomes of a sample's rows; an empty bag is zero under both."""
 
     def __post_init__(self) -> None:
+        if not self.name.strip():
+            raise SpecError("A table has no name. Give it one.")
         if not 1 <= self.rows <= MOST_ROWS:
             raise SpecError(
                 f"Table {self.name} has {self.rows:,} rows. Give from 1 to {MOST_ROWS:,}."

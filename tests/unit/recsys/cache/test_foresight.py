@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from equipoise.recsys.cache.foresight import predict_hits
+from equipoise.recsys.cache.foresight import caches_of, predict_hits
 from equipoise.recsys.cache.packed import TablePrecision
 from equipoise.recsys.embedding import ShardedTables
 from equipoise.recsys.exchange import TableExchange
@@ -27,7 +27,7 @@ def test_a_copy_is_read_by_its_own_rank_alone(rank: int) -> None:
     plan = TablePlan((TablePlacement(table, "data", (0, 1)),), ranks=2)
     tables = ShardedTables(plan, exchange, step, kept=TablePrecision("int8", cache_share=0.4))
     order, (copy,) = np.arange(150), tables.copies
-    predicted = predict_hits(tables, samples, order, 20)
+    predicted = predict_hits(caches_of(tables), rank, 2, samples, [order], 20, range(8))
     assert copy.held is not None
     for number in range(8):
         index = order[20 * number : 20 * number + 20]

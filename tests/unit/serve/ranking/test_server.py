@@ -216,6 +216,41 @@ def test_long_requests_are_read_and_written_beside_others(server: Running) -> No
     )
 
 
+def test_requests_are_bounded_by_bytes(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A queue of 1,024 had no bound but their number, and each may look up 4 million rows."""
+    monkeypatch.setattr("equipoise.serve.ranking.batcher.MOST_WAITING_BYTES", 200)
+    small, batcher = request(1, 2), server.state.batcher
+    own = RANKER.code(small["context"], small["candidates"]).held_bytes
+    assert own == 4 * 6 + 8 * 5 + 4 * 2
+    server.model.may_go.clear()
+    with ThreadPoolExecutor(4) as pool:
+        replies = [pool.submit(server.rank, small)]
+        server.model.has_begun.wait()
+        for waiting in (1, 2):
+            replies.append(pool.submit(server.rank, small))
+            while len(batcher._queue) < waiting:
+                time.sleep(0.001)
+        assert batcher._waiting_bytes == 2 * own
+        reply = server.rank(small)
+        assert (reply.status, json.loads(reply.body)["error"]["message"]) == (
+            503,
+            f"Requests of {2 * own} bytes wait already, and this one has {own} (200 at most).",
+        )
+        server.model.may_go.set()
+        assert [each.result().status for each in replies] == [200] * 3
+    assert batcher._waiting_bytes == 0
+    while server.state.body_bytes:  # the last answer has arrived before its request is over
+        time.sleep(0.001)
+    server.state.body_bytes = 512 << 20
+    reply = server.rank(small)
+    assert (reply.status, json.loads(reply.body)["error"]["message"]) == (
+        503,
+        "Requests of 536,870,912 bytes are under way already (536,870,912 at most).",
+    )
+    assert server.metrics()["equipoise_rank_refusals_total", "queue_full"] == 2
+    server.state.body_bytes = 0
+
+
 def test_what_is_wrong_is_one_sentence_and_the_server_goes_on(server: Running) -> None:
     for body, status, words in BAD.values():
         reply = server.rank(body)
