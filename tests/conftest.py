@@ -19,8 +19,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A test asserts what is so, never how fast: a slow machine is no counterexample.
-# Examples are others in each run, so fifty of each test find in two runs what a hundred do in one.
-settings.register_profile("unhurried", deadline=None, max_examples=50)
+# Examples are others in each run, so 25 of each test find in two runs what fifty do in one.
+settings.register_profile("unhurried", deadline=None, max_examples=25)
 settings.register_profile("quick", deadline=None, max_examples=10)  # for make quick alone
 settings.load_profile("unhurried")
 

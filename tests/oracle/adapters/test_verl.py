@@ -75,7 +75,7 @@ def tensors(lengths, nested):
     return TensorDict({"input_ids": ids, "attention_mask": mask.long()}, batch_size=[len(lengths)])
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(
     st.lists(st.integers(1, 400), min_size=2, max_size=24).filter(lambda row: len(row) % 2 == 0),
     st.integers(400, 1500),

@@ -70,7 +70,7 @@ def test_every_strategy_equals_one_rank(strategy: str, ranks: int) -> None:
 
 
 @given(steps(most_chunks=2), st.sampled_from(WHOLE), st.data())
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_any_schedule_equals_one_rank(step, strategy: str, data: st.DataObject) -> None:
     ranks, prices = step
     schedule = write_if_legal(strategy, prices, ranks=ranks)

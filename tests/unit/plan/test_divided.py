@@ -32,7 +32,7 @@ def space_of(model: str, devices: int, micro: int, policies: tuple[Policy, ...])
     return list_space(MODELS[model], devices, base, policies=policies)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=20)
 @given(
     st.sampled_from(sorted(MODELS)),
     st.sampled_from([2, 4, 8]),

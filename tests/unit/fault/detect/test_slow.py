@@ -173,7 +173,7 @@ def test_who_recovers_is_cleared() -> None:
     )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.integers(1, 6), st.integers(0, 10_000), st.booleans())
 def test_any_steps_can_be_watched(ranks: int, seed: int, is_unknown: bool) -> None:
     """Also ranks without documents, and without anything that is known; alike in any run of it."""

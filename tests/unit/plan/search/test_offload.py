@@ -35,7 +35,7 @@ STACKS = {
 }
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=25)
 @given(*draws(STACKS), st.sampled_from(OFFLOADS[1:]))
 def test_no_choice_is_faster_with_offloading_and_no_bound_exceeds_it(
     name, devices, stack, micro, at, seed, offload
