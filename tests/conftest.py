@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from support.stems import KeptStems
+
 # Tests run beside each other, and ranks within them: a pool of threads for each would make small
 # operators ten times slower. Read by torch when it is imported, and by the processes it starts.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -48,6 +50,16 @@ def _home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
         patch.delenv("COLUMNS", raising=False)
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _stems(_home: None) -> Iterator[None]:
+    """Runs that are started in this process share what takes seconds to import."""
+    stems = KeptStems()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("equipoise.launch.local.Stem", stems)
+        yield
+    stems.end()
 
 
 @pytest.fixture(scope="session")
