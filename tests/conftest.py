@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from support.stems import KeptStems
+from support.launch.stems import KeptStems
 
 # Tests run beside each other, and ranks within them: a pool of threads for each would make small
 # operators ten times slower. Read by torch when it is imported, and by the processes it starts.
