@@ -71,7 +71,7 @@ def is_named(verdicts: list[SlowRank], rank: int, part: Part) -> bool:
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("ranks", [2, 8])
 def test_a_rank_that_is_slower_by_a_fifth_is_named_with_its_part(ranks: int, part: Part) -> None:
-    trials = 40
+    trials = 20
     named = [
         is_named(
             watched(steps_of(ranks, BEFORE + WITHIN, seed=seed, slow=ranks - 1, part=part)),
@@ -86,7 +86,7 @@ def test_a_rank_that_is_slower_by_a_fifth_is_named_with_its_part(ranks: int, par
 @pytest.mark.long
 @pytest.mark.parametrize("part", PARTS)
 def test_it_is_named_in_the_noise_of_a_real_run(part: Part) -> None:
-    trials = 40
+    trials = 20
     named = [
         is_named(
             watched(steps_of(2, BEFORE + WITHIN, seed=seed, slow=0, part=part, jitter=JITTER)),
