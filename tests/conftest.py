@@ -1,5 +1,6 @@
 """A corpus of a few kilobytes with a long tail, and a home in which nothing was ever measured."""
 
+import gc
 import os
 import random
 import shutil
@@ -37,6 +38,12 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     most = settings.get_profile("quick").max_examples
     if asked.max_examples > most:
         vars(test)["_hypothesis_internal_use_settings"] = settings(asked, max_examples=most)
+
+
+def pytest_collection_finish() -> None:
+    """Leave what thousands of tests and their imports hold out of every collection of garbage."""
+    gc.collect()
+    gc.freeze()
 
 
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "seven", "wizards", "boxing", "jugs"]
