@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from support.launch.stems import KeptStems
+from support.launch.stems import keep_stems
 
 # Tests run beside each other, and ranks within them: a pool of threads for each would make small
 # operators ten times slower. Read by torch when it is imported, and by the processes it starts.
@@ -62,11 +62,8 @@ def _home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def _stems(_home: None) -> Iterator[None]:
     """Runs that are started in this process share what takes seconds to import."""
-    stems = KeptStems()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("equipoise.launch.local.Stem", stems)
+    with keep_stems():
         yield
-    stems.end()
 
 
 @pytest.fixture(scope="session")

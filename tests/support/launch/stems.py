@@ -6,6 +6,10 @@ program, environment and folder. Commands that tests start as processes have ste
 """
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
 
 from equipoise.launch.agent import whole_environment
 from equipoise.launch.stem import GangOrder, Stem, StemAgent
@@ -54,3 +58,13 @@ class KeptStems:
         """End all."""
         for stem in self._kept.values():
             stem.end()
+
+
+@contextmanager
+def keep_stems() -> Iterator[None]:
+    """Let launchers of this process share stems."""
+    stems = KeptStems()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("equipoise.launch.local.Stem", stems)
+        yield
+    stems.end()
