@@ -45,6 +45,6 @@ def test_another_rank_is_killed_at_a_stage(tmp_path: Path, stage: str) -> None:
     check_kill(tmp_path, stage, rank=1, nth=3)
 
 
-@pytest.mark.parametrize("after_ms", [0, 1, 3, 8, 21])
+@pytest.mark.parametrize("after_ms", [0, 3, 21])
 def test_a_rank_is_killed_at_any_moment(tmp_path: Path, after_ms: int) -> None:
     check_kill(tmp_path, "", rank=after_ms % 2, nth=after_ms)
