@@ -53,8 +53,11 @@ def run_console(example: Example) -> None:
 
 
 def _run_here(command: str, folder: Path) -> None:
+    environment = _environment(folder)
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in _environment(folder).items():
+        for name in os.environ.keys() - environment.keys():
+            patch.delenv(name)
+        for name, value in environment.items():
             patch.setenv(name, value)
         code = main(shlex.split(command, comments=True)[1:])
     assert code == 0, f"`{command}` ended with {code}."
