@@ -14,13 +14,12 @@ from equipoise.comm.local import run_ranks
 from equipoise.data.adapters.trainer import balance_trainer
 from support.trainers.tiny import GIVEN, LENGTHS, samples, tell_trainers, tiny_llama, words
 
-datasets = pytest.importorskip("datasets", reason="datasets is not installed")
-trl = pytest.importorskip("trl", reason="trl is not installed")
-
 
 def make(kind: str, folder: Path, **changed: Any) -> Any:
     given = {**GIVEN, **changed}
     if kind == "sft":
+        import trl  # it takes seconds
+
         arguments = trl.SFTConfig(
             output_dir=str(folder),
             padding_free=True,
@@ -125,6 +124,8 @@ def test_steps_without_a_sample_for_every_rank_are_refused(tmp_path) -> None:
 
 def test_a_dataset_without_tokens_is_refused(tmp_path) -> None:
     trainer = make("trainer", tmp_path)
+    import datasets
+
     trainer.train_dataset = datasets.Dataset.from_dict({"text": ["a", "b"]})
     with pytest.raises(DataError) as caught:
         balance_trainer(trainer)
