@@ -58,8 +58,8 @@ def test_a_killed_rank_is_replaced_and_the_weights_are_those_of_an_undisturbed_r
     spec, base = read_recommend(run_toml, list(FLAGS.items()))
     run_ranks(2, train_part, straight, spec, base)
     assert (
-        f"Rank 1 of 2 (pid {killed[0]}) was ended by SIGKILL; it left no traceback. All ranks start "
-        "again from the newest whole checkpoint (restart 1 of at most 8)." in err
+        f"Rank 1 of 2 (pid {killed[0]}) was ended by SIGKILL; it left no traceback. All ranks "
+        "start again from the newest whole checkpoint (restart 1 of at most 8)." in err
     )
     assert "Going on after step " in out
     assert weights(folder) == weights(straight)
