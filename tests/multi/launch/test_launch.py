@@ -111,7 +111,7 @@ def test_tensorboard_scalars_stand_beside_the_journal(straight: Path) -> None:
 
 
 def test_ctrl_c_saves_at_any_moment_and_the_same_command_goes_on(
-    run_toml, straight, folder, capfd
+    run_toml, straight, folder, capsys
 ) -> None:
     words = (run_toml, "--out", folder)
 
@@ -136,14 +136,14 @@ def test_ctrl_c_saves_at_any_moment_and_the_same_command_goes_on(
     assert checkpoints(folder)[-1] == f"step-{middle:06d}"
 
     assert main(["train", *map(str, words), "--json"]) == 0
-    last = json.loads(capfd.readouterr().out)
+    last = json.loads(capsys.readouterr().out)
     assert (last["run"], last["step"]) == (str(folder), STEPS)
     assert last["loss"] == pytest.approx(losses(straight)[-1], rel=EXACT)
     assert losses(folder) == pytest.approx(losses(straight), rel=EXACT)
 
 
 def test_a_killed_rank_is_named_and_other_ranks_go_on_from_the_last_save(
-    run_toml, straight, folder, capfd
+    run_toml, straight, folder, capsys
 ) -> None:
     killed = list[int]()
 
@@ -153,7 +153,7 @@ def test_a_killed_rank_is_named_and_other_ranks_go_on_from_the_last_save(
         os.kill(killed[0], signal.SIGKILL)
 
     assert train_while(kill, run_toml, "--out", folder, "--fault.restarts", 0) == 6
-    assert capfd.readouterr().err.splitlines()[-1] == (
+    assert capsys.readouterr().err.splitlines()[-1] == (
         f"Rank 1 of 2 (pid {killed[0]}) was ended by SIGKILL; it left no traceback. {RESUME}"
     )
     assert ranks_of(folder) == {}
@@ -162,8 +162,7 @@ def test_a_killed_rank_is_named_and_other_ranks_go_on_from_the_last_save(
 
     layout = ["--layout.dp", "3", "--layout.zero", "3"]
     assert main(["train", str(run_toml), "--out", str(folder), *layout]) == 0
-    out = capfd.readouterr().out
-    assert f"Resuming after step {int(saved[-6:])} from {folder}/checkpoint/{saved}.\n" in out
+    assert events(folder, "start")[-1]["resumed_step"] == int(saved[-6:])
     assert losses(folder) == pytest.approx(losses(straight), rel=EXACT)
 
 

@@ -323,7 +323,7 @@ def test_a_full_disk_is_named_and_ctrl_c_still_ends_the_run(
 
 
 def test_a_deleted_folder_is_told_with_exit_code_6(
-    texts: Path, cache: Path, priced: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    texts: Path, cache: Path, priced: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write_run(tmp_path, texts, cache, steps=1_000_000, every_steps=3, layout="dp = 2")
     folder = share_curve(priced, tmp_path / "run")
@@ -334,7 +334,7 @@ def test_a_deleted_folder_is_told_with_exit_code_6(
 
     assert train_while(vanish, path, "--out", folder) == 6
     (step,) = checkpoints(folder)
-    assert capfd.readouterr().err.splitlines()[-1] == (
+    assert capsys.readouterr().err.splitlines()[-1] == (
         f"The run's folder {folder} has vanished: it was deleted or unmounted. Step "
         f"{int(step.removeprefix('step-'))} is saved in {folder}/checkpoint; go on from there "
         f"with --out {folder}."

@@ -2,7 +2,7 @@
 
 A launcher forks all its starts from one stem, and what it forks is what a fresh process would be
 (``tests/unit/launch/test_stem.py``). Here the next start may be another launcher's, with the same
-program, environment and folder. Commands that tests start as processes have stems of their own.
+program, environment, folder and output. Commands that tests start as processes have stems of their own.
 """
 
 import os
@@ -14,7 +14,7 @@ import pytest
 from equipoise.launch.agent import whole_environment
 from equipoise.launch.stem import GangOrder, Stem, StemAgent
 
-MOST = 2
+MOST = 3
 """Stems that are kept; each holds some hundred MiB."""
 
 
@@ -45,7 +45,8 @@ class KeptStems:
     def __call__(self, program: str, log: int) -> KeptStem:
         own = whole_environment()
         own.pop("PYTEST_CURRENT_TEST", None)
-        key = program, os.getcwd(), *sorted(own.items())
+        output = os.fstat(1)  # ranks write to the one that was there when the stem began
+        key = program, os.getcwd(), output.st_dev, output.st_ino, *sorted(own.items())
         stem = self._kept.pop(key, None)
         if stem is None or not stem.is_alive:
             stem = KeptStem(program, log)
