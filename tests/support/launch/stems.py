@@ -2,7 +2,7 @@
 
 A launcher forks all its starts from one stem, and what it forks is what a fresh process would be
 (``tests/unit/launch/test_stem.py``). Here the next start may be another launcher's, with the same
-program, environment, folder and output. Commands that tests start as processes have stems of their own.
+program, environment, folder and output. Commands that tests start as processes have their own.
 """
 
 import os
