@@ -136,7 +136,7 @@ def test_a_search_ends_as_it_would_alone(packer, monkeypatch: pytest.MonkeyPatch
     found: dict[int, Outcome] = {}
     for count in (0, 2):
         noted[count] = []
-        space = list_space(MODEL, 8, StepOptions(4096, 16), fixed={"zero": 1, "cp": 1})
+        space = list_space(MODEL, 8, StepOptions(4096, 16), fixed={"zero": 1})
         machine = Machine(find_cluster("h100-sxm:8"))
         with forks(count, monkeypatch):
             search = Search(MODEL, machine, space, packer, note=noted[count].append)
