@@ -10,12 +10,12 @@ from equipoise.data.cache.store import TokenStore, prepare
 from equipoise.data.progress import SilentProgress
 from equipoise.spec.run.spec import DataSpec
 
-_FOLDERS = ("json", "email", "asyncio", "importlib")
+_FOLDERS = ("json", "email", "asyncio", "unittest", "importlib")
 
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """About 1 MB in 90 files and several folders, in three shards; one empty file among them."""
+    """About 2 MB in 100 files and several folders, one empty file among them."""
     root = tmp_path_factory.mktemp("corpus") / "texts"
     stdlib = Path(sysconfig.get_path("stdlib"))
     for folder in _FOLDERS:
