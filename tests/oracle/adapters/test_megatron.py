@@ -8,6 +8,8 @@ from equipoise.base.errors import DataError
 from equipoise.data.adapters.megatron import collate_thd
 from equipoise.data.adapters.sampler import BalancedBatchSampler
 
+pytest.importorskip("megatron.core", reason="megatron-core is not installed")
+
 
 def test_every_token_has_its_label_and_its_place() -> None:
     samples = [
