@@ -1,8 +1,9 @@
 """Run the code of these pages: what a reader can copy works.
 
     python    Executed; the blocks of a page share their names. ``>>>`` blocks are doctests.
-    console   Each line ``$ command`` runs in bash; anything but exit code 0 fails. Output that
-              is shown is not compared.
+    console   Each line ``$ command`` runs: ``equipoise`` alone in this process, which has
+              imported what it needs, and all else in bash. Anything but exit code 0 fails.
+              Output that is shown is not compared.
     toml      A block with a caption is written to the file of that name.
     sh, text  Left alone: commands that take long or need more than this checkout, and output.
 
@@ -11,6 +12,7 @@ A page has one temporary folder, which is also its home: token caches and curves
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,7 +24,11 @@ from sybil.parsers.abstract.lexers import BlockLexer
 from sybil.parsers.myst import CodeBlockParser, PythonCodeBlockParser
 from sybil.region import Region
 
+from equipoise.cli.main import main
+from support.launch.stems import keep_stems
+
 _LIMIT_S = 120
+_OF_BASH = frozenset("|&;<>$`*?~(){}")
 
 
 def _environment(home: Path) -> dict[str, str]:
@@ -40,18 +46,36 @@ def _commands(block: str) -> list[str]:
 def run_console(example: Example) -> None:
     folder: Path = example.namespace["page_folder"]
     for command in _commands(example.parsed):
-        done = subprocess.run(
-            ["bash", "-c", command],
-            cwd=folder,
-            env=_environment(folder),
-            capture_output=True,
-            text=True,
-            timeout=_LIMIT_S,
+        if command.startswith("equipoise ") and _OF_BASH.isdisjoint(command):
+            _run_here(command, folder)
+        else:
+            _run_in_bash(command, folder)
+
+
+def _run_here(command: str, folder: Path) -> None:
+    environment = _environment(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in os.environ.keys() - environment.keys():
+            patch.delenv(name)
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        code = main(shlex.split(command, comments=True)[1:])
+    assert code == 0, f"`{command}` ended with {code}."
+
+
+def _run_in_bash(command: str, folder: Path) -> None:
+    done = subprocess.run(
+        ["bash", "-c", command],
+        cwd=folder,
+        env=_environment(folder),
+        capture_output=True,
+        text=True,
+        timeout=_LIMIT_S,
+    )
+    if done.returncode:
+        raise AssertionError(
+            f"`{command}` ended with {done.returncode}.\n{done.stdout}{done.stderr}"
         )
-        if done.returncode:
-            raise AssertionError(
-                f"`{command}` ended with {done.returncode}.\n{done.stdout}{done.stderr}"
-            )
 
 
 def write_file(example: Example) -> None:
@@ -78,10 +102,11 @@ class CaptionedToml:
 
 @pytest.fixture(scope="module")
 def page_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Where a page's commands run, and where its code writes."""
+    """Where a page's commands run, and where its code writes; its runs import once."""
     before, folder = Path.cwd(), tmp_path_factory.mktemp("page")
     os.chdir(folder)
-    yield folder
+    with keep_stems():
+        yield folder
     os.chdir(before)
 
 

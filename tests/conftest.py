@@ -1,5 +1,6 @@
 """A corpus of a few kilobytes with a long tail, and a home in which nothing was ever measured."""
 
+import gc
 import os
 import random
 import shutil
@@ -11,6 +12,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from support.launch.stems import keep_stems
+
 # Tests run beside each other, and ranks within them: a pool of threads for each would make small
 # operators ten times slower. Read by torch when it is imported, and by the processes it starts.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -19,8 +22,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A test asserts what is so, never how fast: a slow machine is no counterexample.
-# Examples are others in each run, so fifty of each test find in two runs what a hundred do in one.
-settings.register_profile("unhurried", deadline=None, max_examples=50)
+# Examples are others in each run, so 25 of each test find in two runs what fifty do in one.
+settings.register_profile("unhurried", deadline=None, max_examples=25)
 settings.register_profile("quick", deadline=None, max_examples=10)  # for make quick alone
 settings.load_profile("unhurried")
 
@@ -37,6 +40,12 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         vars(test)["_hypothesis_internal_use_settings"] = settings(asked, max_examples=most)
 
 
+def pytest_collection_finish() -> None:
+    """Leave what thousands of tests and their imports hold out of every collection of garbage."""
+    gc.collect()
+    gc.freeze()
+
+
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "seven", "wizards", "boxing", "jugs"]
 SIZES = (4, 12, 20, 40, 40, 80, 160, 420)
 
@@ -47,6 +56,13 @@ def _home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
         patch.delenv("COLUMNS", raising=False)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _stems(_home: None) -> Iterator[None]:
+    """Runs that are started in this process share what takes seconds to import."""
+    with keep_stems():
         yield
 
 

@@ -1,5 +1,6 @@
 """Chat templates, against transformers and TRL: text, tokens and what is learned."""
 
+import importlib.util
 import json
 import re
 from pathlib import Path
@@ -8,7 +9,6 @@ from typing import Any
 import pytest
 import tokenizers
 import transformers
-import trl
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from equipoise.data.chat.answers import write_conversation
@@ -17,9 +17,12 @@ from equipoise.data.chat.rows import Conversation, RowError
 from equipoise.data.chat.template import ChatTemplate, RenderError
 from equipoise.data.text.folder import read_tokenizer_folder
 
+TRL = importlib.util.find_spec("trl")
+"""Found, not imported: that takes seconds."""
+assert TRL is not None and TRL.origin is not None
 TEMPLATES = {
     file.stem: file.read_text()
-    for file in sorted((Path(trl.__file__).parent / "chat_templates").glob("*.jinja"))
+    for file in sorted((Path(TRL.origin).parent / "chat_templates").glob("*.jinja"))
 }
 MARKED = sorted(name for name, text in TEMPLATES.items() if "generation %}" in text)
 SPECIAL = [

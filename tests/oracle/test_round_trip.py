@@ -20,6 +20,7 @@ from equipoise.serve.theirs import write_theirs
 from equipoise.spec.run.resolved import read_resolved
 from support.hf.families import ENGINE_FAMILIES, FAMILIES, config_of, save_family
 from support.hf.models import build_engine
+from support.make_run import share_curve
 from support.ranks import on_ranks
 
 TEXT = "some text to train on, naïve words and more\n" * 40
@@ -316,7 +317,7 @@ def test_a_run_of_no_step_saves_what_it_began_from(
     # It goes on from there as if it had never stopped.
     steps = ["--train.steps=2", "--train.warmup_steps=0", "--layout.dp=2"]
     losses = []
-    for out in (run, tmp_path / "other"):
+    for out in (run, share_curve(run, tmp_path / "other")):
         capsys.readouterr()
         argv = [*flags_of(source, tmp_path), *steps, "--out", str(out), "--json"]
         assert main(["train", *argv]) == 0

@@ -1,9 +1,6 @@
 """Packed micro-batches under Hugging Face's Trainer: same gradients, no document reads another."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +10,8 @@ import transformers
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from equipoise.comm.group import Ranks
+from equipoise.comm.local import run_ranks
 from equipoise.cost.curve import LoadCurve, counted_curve
 from equipoise.data.loader import (
     PackedDataset,
@@ -22,9 +21,9 @@ from equipoise.data.loader import (
 )
 from equipoise.data.sampler import PackedBatchSampler
 from equipoise.data.turn import PieceIndex, Turn
-from equipoise.launch.leave import leave
 from equipoise.spec.model.hf_config import model_from_hf_config
 from equipoise.spec.run.spec import PackSpec
+from support.trainers.tiny import tell_trainers
 
 pytest.importorskip("accelerate", reason="transformers.Trainer needs accelerate")
 
@@ -200,20 +199,18 @@ def test_a_rank_without_documents_has_a_gradient_of_exactly_zero():
     assert all(float(weight.grad.abs().max()) == 0.0 for weight in model.parameters())
 
 
+def train_on(ranks: Ranks, folder: Path) -> dict[str, Tensor]:
+    """Half the micro-batches on each rank, so the same steps as one rank takes."""
+    tell_trainers(ranks)
+    model = train(folder / "run", gradient_accumulation_steps=2, ddp_backend="gloo")
+    return {name: weight.detach().clone() for name, weight in model.state_dict().items()}
+
+
 def test_two_ranks_of_trainer_equal_one(tmp_path, three_steps):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [*command, __file__, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env=environment,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    model = tiny_llama()
-    model.load_state_dict(torch.load(tmp_path / "weights.pt"))
-    require_same_weights(model, three_steps, 1e-6)
+    for weights in run_ranks(2, train_on, tmp_path):
+        model = tiny_llama()
+        model.load_state_dict(weights)
+        require_same_weights(model, three_steps, 1e-6)
 
 
 def step_gradients(policy: str, ranks: int) -> dict[int, list[Tensor]]:
@@ -303,12 +300,3 @@ def test_the_tensors_are_those_of_the_flattening_collator():
             assert found[name] == value, name
     plain = packed(rows, collate_packed)
     assert torch.equal(plain["cu_seqlens"], wanted["cu_seq_lens_q"])
-
-
-if __name__ == "__main__":  # one rank of test_two_ranks_of_trainer_equal_one
-    # Half the micro-batches on each rank, so the same steps as one rank takes.
-    model = train(Path(sys.argv[1]) / "run", gradient_accumulation_steps=2, ddp_backend="gloo")
-    if int(os.environ["RANK"]) == 0:
-        torch.save(model.state_dict(), Path(sys.argv[1]) / "weights.pt")
-    torch.distributed.destroy_process_group()
-    leave(0)

@@ -1,6 +1,7 @@
 """Verbs: their exit code, and what they wrote to stdout and stderr.
 
-``start`` is ``equipoise train`` in a process of its own; others run in this one.
+``start`` is ``equipoise train`` in a process of its own; others run in this one, which imports
+what ranks need only once.
 """
 
 import os
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -24,6 +26,15 @@ def run(capsys: pytest.CaptureFixture[str], *argv: object) -> tuple[int, str, st
 
 def plan(capsys: pytest.CaptureFixture[str], *argv: object) -> tuple[int, str, str]:
     return run(capsys, "plan", *argv)
+
+
+def train_while(act: Callable[[], object], *words: object) -> int:
+    """``equipoise train`` in this process, while a thread acts upon it; the exit code."""
+    with ThreadPoolExecutor(1) as thread:
+        acted = thread.submit(act)
+        code = main(["train", *map(str, words)])
+        acted.result(DEADLINE_S)
+    return code
 
 
 def command(*words: object) -> list[str]:

@@ -9,6 +9,7 @@ Kept true (tests/multi/comm/test_local.py)
     A rank that raises, dies or hangs is named, and no rank outlives the call.
 """
 
+import gc
 import multiprocessing
 import pickle
 import signal
@@ -45,6 +46,7 @@ def _serve(
     function: Callable[..., Any],
     arguments: tuple[Any, ...],
 ) -> None:
+    gc.freeze()  # a collection would touch, and so copy, what all forks share
     torch.set_num_threads(1)
     try:
         store = dist.TCPStore(_HOST, port, is_master=False)

@@ -77,11 +77,11 @@ def test_ranks_that_share_micro_batches_equal_one_rank(ranks: int) -> None:
     assert min(verdict.messages for verdict in verdicts) > 0
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("ranks", [3, 4])
 def test_every_strategy_and_sharding_played_equals_one_rank(ranks: int) -> None:
     progress = RecordedProgress()
-    # Four ranks have all pairs; two and three each have every strategy, with some shardings.
-    cases = played_cases(ranks, ODD)[ranks % 2 :: 1 if ranks == 4 else 2]
+    # Three ranks have half of the pairs, four the others; docs/exactness.md has all of two ranks.
+    cases = played_cases(ranks, ODD)[ranks % 2 :: 2]
     verdicts = run_cases(cases, progress, over_gloo=False)
     assert [verdict for verdict in verdicts if not verdict.is_exact] == []
     assert progress.stages == [(f"{ranks} played ranks", len(verdicts))]

@@ -28,10 +28,9 @@ def check_kill(tmp_path: Path, stage: str, rank: int, nth: int, world: int = 2) 
     assert max(saved) <= manifest.step <= max(begun)
     if stage in ("published", "dropped"):
         assert manifest.step == nth
-    step, state, _ = run_ranks(1, saving_ranks.load_newest_of, root, MODEL)[0]
-    assert state == (notes / f"begun-{step}").read_text()
     # The next run saves as if nothing had been, and clears away what was left.
-    run_ranks(1, saving_ranks.save_steps, root, MODEL, manifest.step + 1)
+    step, state, _ = run_ranks(1, saving_ranks.load_and_save, root, MODEL)[0]
+    assert state == (notes / f"begun-{step}").read_text()
     assert [path.name for path in root.glob(".saving-*")] == []
 
 
@@ -45,6 +44,6 @@ def test_another_rank_is_killed_at_a_stage(tmp_path: Path, stage: str) -> None:
     check_kill(tmp_path, stage, rank=1, nth=3)
 
 
-@pytest.mark.parametrize("after_ms", [0, 1, 3, 8, 21])
+@pytest.mark.parametrize("after_ms", [0, 3, 21])
 def test_a_rank_is_killed_at_any_moment(tmp_path: Path, after_ms: int) -> None:
     check_kill(tmp_path, "", rank=after_ms % 2, nth=after_ms)

@@ -14,10 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from equipoise.cli.main import main
 from equipoise.observe.reader import read_run
 from support.make_run import share_curve, write_run
 from support.read_run import EXACT, events, ranks_of
-from support.verbs import end_of, start, wait_until
+from support.verbs import end_of, start, train_while, wait_until
 
 STEPS = 24
 RESUME = "Run the same command again to resume from the last checkpoint."
@@ -47,8 +48,7 @@ def straight(
     """The folder of a run that nobody disturbed."""
     root = tmp_path_factory.mktemp("straight")
     path = write_run(root, texts, cache, steps=STEPS, every_steps=6, layout="dp = 2")
-    code, _, err = end_of(start(path, "--out", share_curve(priced, root / "run")))
-    assert code == 0, err
+    assert main(["train", str(path), "--out", str(share_curve(priced, root / "run"))]) == 0
     return root / "run"
 
 
@@ -62,23 +62,26 @@ def folder(straight: Path, tmp_path: Path) -> Path:
 
 
 def test_killed_ranks_are_replaced_and_the_weights_are_those_of_an_undisturbed_run(
-    run_toml: Path, straight: Path, folder: Path
+    run_toml: Path, straight: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Three starts of two ranks: killed before the first step, and between two saves."""
-    process = start(run_toml, "--out", folder)
-    killed = []
-    for rank, starts, steps in ((0, 0, 0), (1, 1, 8)):
-        wait_until(
-            lambda starts=starts, steps=steps: (
-                lines_of(folder, "start") >= starts
-                and lines_of(folder, "step") >= steps
-                and len(ranks_of(folder)) == 2
+    killed = list[tuple[int, int]]()
+
+    def kill() -> None:
+        for rank, starts, steps in ((0, 0, 0), (1, 1, 8)):
+            wait_until(
+                lambda starts=starts, steps=steps: (
+                    lines_of(folder, "start") >= starts
+                    and lines_of(folder, "step") >= steps
+                    and len(ranks_of(folder)) == 2
+                )
             )
-        )
-        killed.append((rank, ranks_of(folder)[rank]))
-        os.kill(killed[-1][1], signal.SIGKILL)
-        wait_until(lambda: lines_of(folder, "recovery") == len(killed))
-    code, out, err = end_of(process)
+            killed.append((rank, ranks_of(folder)[rank]))
+            os.kill(killed[-1][1], signal.SIGKILL)
+            wait_until(lambda: lines_of(folder, "recovery") == len(killed))
+
+    code = train_while(kill, run_toml, "--out", folder)
+    err = capsys.readouterr().err
     assert code == 0, err
     assert weights(folder) == weights(straight)
     lines = [line for line in err.splitlines() if "start again" in line]
@@ -89,7 +92,7 @@ def test_killed_ranks_are_replaced_and_the_weights_are_those_of_an_undisturbed_r
     ]
     begun = events(folder, "start")
     assert [event["epoch"] for event in begun] == sorted({event["epoch"] for event in begun})
-    assert "Resuming after step " in out
+    assert begun[-1]["resumed_step"] > 0
     record = read_run(folder)
     assert [(each.number, each.fault, each.rank) for each in record.recoveries] == [
         (number, "killed", rank) for number, (rank, _) in enumerate(killed, start=1)
@@ -195,27 +198,29 @@ def test_ctrl_c_between_a_fault_and_its_restart_ends_the_run(run_toml: Path, fol
 
 
 def test_ranks_whose_folder_newer_ones_have_taken_write_nothing_more(
-    run_toml: Path, folder: Path
+    run_toml: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The older ranks are stopped, as with their machine, and wake up when others have begun."""
-    process = start(run_toml, "--out", folder, "--train.steps", 5000)
-    wait_until(lambda: lines_of(folder, "step") >= 8)
-    for rank in ranks_of(folder).values():
-        os.kill(rank, signal.SIGSTOP)
-    time.sleep(0.2)  # until both have stopped
-    (epoch,) = [event["epoch"] for event in events(folder, "start")]
-    (folder / ".lock").write_text(f"{epoch + 1:020d}")
 
     def everything() -> dict[str, bytes]:
         files = [*(folder / "journal").iterdir(), *(folder / "checkpoint").rglob("*")]
         return {str(file): file.read_bytes() for file in files if file.is_file()}
 
-    before = everything()
-    for rank in ranks_of(folder).values():
-        os.kill(rank, signal.SIGCONT)
-    code, _, err = end_of(process)
-    assert code == 6
-    assert err.splitlines()[-1] == (
+    before = dict[str, bytes]()
+
+    def take_over() -> None:
+        wait_until(lambda: lines_of(folder, "step") >= 8)
+        for rank in ranks_of(folder).values():
+            os.kill(rank, signal.SIGSTOP)
+        time.sleep(0.2)  # until both have stopped
+        (epoch,) = [event["epoch"] for event in events(folder, "start")]
+        (folder / ".lock").write_text(f"{epoch + 1:020d}")
+        before.update(everything())
+        for rank in ranks_of(folder).values():
+            os.kill(rank, signal.SIGCONT)
+
+    assert train_while(take_over, run_toml, "--out", folder, "--train.steps", 5000) == 6
+    assert capsys.readouterr().err.splitlines()[-1] == (
         f"Newer ranks have taken over the run's folder {folder}. The steps since the last "
         "checkpoint are lost. They go on from the newest whole checkpoint."
     )
@@ -236,23 +241,26 @@ def test_the_report_says_what_followed(tmp_path: Path) -> None:
 
 
 def test_a_pause_is_named_and_ends_nothing_and_a_hang_starts_the_ranks_again(
-    run_toml: Path, straight: Path, folder: Path
+    run_toml: Path, straight: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Rank 1 is stopped for 3 s, then for good: some 20 s, most of them waiting."""
-    process = start(run_toml, "--out", folder, "--layout.deadline_s", 8)
-    wait_until(lambda: lines_of(folder, "step") >= 4)
-    stopped = ranks_of(folder)[1]
-    os.kill(stopped, signal.SIGSTOP)
-    began = time.monotonic()
-    wait_until(lambda: lines_of(folder, "late") == 1)
-    time.sleep(max(0.0, began + 3 - time.monotonic()))
-    os.kill(stopped, signal.SIGCONT)
-    wait_until(lambda: lines_of(folder, "came") == 1)
-    done = lines_of(folder, "step")
-    wait_until(lambda: lines_of(folder, "step") > done)
-    assert ranks_of(folder)[1] == stopped
-    os.kill(stopped, signal.SIGSTOP)
-    code, _, err = end_of(process)
+
+    def stop() -> None:
+        wait_until(lambda: lines_of(folder, "step") >= 4)
+        stopped = ranks_of(folder)[1]
+        os.kill(stopped, signal.SIGSTOP)
+        began = time.monotonic()
+        wait_until(lambda: lines_of(folder, "late") == 1)
+        time.sleep(max(0.0, began + 3 - time.monotonic()))
+        os.kill(stopped, signal.SIGCONT)
+        wait_until(lambda: lines_of(folder, "came") == 1)
+        done = lines_of(folder, "step")
+        wait_until(lambda: lines_of(folder, "step") > done)
+        assert ranks_of(folder)[1] == stopped
+        os.kill(stopped, signal.SIGSTOP)
+
+    code = train_while(stop, run_toml, "--out", folder, "--layout.deadline_s", 8)
+    err = capsys.readouterr().err
     assert code == 0, err
     late, *_ = events(folder, "late")
     assert (late["culprits"], late["waiting_rank"]) == ([1], 0)

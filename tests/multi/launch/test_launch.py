@@ -18,7 +18,7 @@ from equipoise.cli.main import main
 from equipoise.observe.event import SCHEMA_VERSION
 from support.make_run import write_run
 from support.read_run import EXACT, events, ranks_of
-from support.verbs import DEADLINE_S, end_of, start, wait_until
+from support.verbs import DEADLINE_S, end_of, start, train_while, wait_until
 
 STEPS = 24
 RESUME = "Run the same command again to resume from the last checkpoint."
@@ -111,7 +111,7 @@ def test_tensorboard_scalars_stand_beside_the_journal(straight: Path) -> None:
 
 
 def test_ctrl_c_saves_at_any_moment_and_the_same_command_goes_on(
-    run_toml, straight, folder
+    run_toml, straight, folder, capsys
 ) -> None:
     words = (run_toml, "--out", folder)
 
@@ -135,33 +135,34 @@ def test_ctrl_c_saves_at_any_moment_and_the_same_command_goes_on(
     assert 8 <= middle < STEPS
     assert checkpoints(folder)[-1] == f"step-{middle:06d}"
 
-    code, out, err = train(*words, "--json")
-    assert code == 0, err
-    last = json.loads(out)
+    assert main(["train", *map(str, words), "--json"]) == 0
+    last = json.loads(capsys.readouterr().out)
     assert (last["run"], last["step"]) == (str(folder), STEPS)
     assert last["loss"] == pytest.approx(losses(straight)[-1], rel=EXACT)
     assert losses(folder) == pytest.approx(losses(straight), rel=EXACT)
 
 
 def test_a_killed_rank_is_named_and_other_ranks_go_on_from_the_last_save(
-    run_toml, straight, folder
+    run_toml, straight, folder, capsys
 ) -> None:
-    process = start(run_toml, "--out", folder, "--fault.restarts", 0)
-    wait_until(lambda: steps_done(folder) >= 8)
-    pid = ranks_of(folder)[1]
-    os.kill(pid, signal.SIGKILL)
-    code, _, err = end_of(process)
-    assert code == 6
-    assert err.splitlines()[-1] == (
-        f"Rank 1 of 2 (pid {pid}) was ended by SIGKILL; it left no traceback. {RESUME}"
+    killed = list[int]()
+
+    def kill() -> None:
+        wait_until(lambda: steps_done(folder) >= 8)
+        killed.append(ranks_of(folder)[1])
+        os.kill(killed[0], signal.SIGKILL)
+
+    assert train_while(kill, run_toml, "--out", folder, "--fault.restarts", 0) == 6
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        f"Rank 1 of 2 (pid {killed[0]}) was ended by SIGKILL; it left no traceback. {RESUME}"
     )
     assert ranks_of(folder) == {}
     assert [each["action"] for each in events(folder, "recovery")] == ["stop"]
     saved = checkpoints(folder)[-1]
 
-    code, out, err = train(run_toml, "--out", folder, "--layout.dp", 3, "--layout.zero", 3)
-    assert code == 0, err
-    assert f"Resuming after step {int(saved[-6:])} from {folder}/checkpoint/{saved}.\n" in out
+    layout = ["--layout.dp", "3", "--layout.zero", "3"]
+    assert main(["train", str(run_toml), "--out", str(folder), *layout]) == 0
+    assert events(folder, "start")[-1]["resumed_step"] == int(saved[-6:])
     assert losses(folder) == pytest.approx(losses(straight), rel=EXACT)
 
 

@@ -37,7 +37,7 @@ def questions(draw):
     return MeshTensor(shape, mesh), *ends
 
 
-@settings(max_examples=60)
+@settings(max_examples=24)
 @given(questions(), st.sampled_from(WIDE), st.booleans())
 def test_every_way_leads_to_the_dense_tensor(question, dtype, is_turned: bool) -> None:
     on, before, after = question

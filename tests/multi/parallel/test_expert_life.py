@@ -20,7 +20,7 @@ from support.ranks.on_ranks import Ended
 from support.read_run import EXACT, assert_close, events
 
 SPARSE = dataclasses.replace(MODEL, layers=2, experts=4, top_k=2, expert_ffn=24, balance_rate=0.05)
-STEPS, CUT = 5, 2
+STEPS, CUT = 4, 2
 
 
 def wish(policy: str) -> ExpertsSpec:
@@ -121,7 +121,7 @@ BESIDE: dict[str, dict] = {
 
 def test_policies_train_alike_beside_other_keys(tmp_path: Path, store: TokenStore) -> None:
     make = MakeRun(store)
-    same = {"steps": 3, "cut": "windows", "lr": 1e-3, "eps": 1e-6, "model": SPARSE}
+    same = {"steps": 2, "cut": "windows", "lr": 1e-3, "eps": 1e-6, "model": SPARSE}
     # Beside each key, two of three kinds in turn.
     pairs = (("exact", "auto"), ("auto", "shared units"), ("shared units", "exact"))
     kinds = {beside: ("fixed", *pairs[at % 3]) for at, beside in enumerate(BESIDE)}

@@ -40,7 +40,7 @@ def _there_and_back(
     return arrived, back - 2 * names, ledger.sent_bytes, ledger.received_bytes
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 4), st.integers(0, 9), st.integers(1, 6))
 def test_rows_arrive_where_they_are_read_and_gradients_return(
     seed: int, ranks: int, items: int, round_rows: int

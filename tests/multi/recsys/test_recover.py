@@ -5,11 +5,13 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from equipoise.comm.local import run_ranks
 from equipoise.spec.recommend import read_recommend
 from support.read_run import events
 from support.recsys.clicks import train_part, write_clicks
-from support.verbs import end_of, start, wait_until
+from support.verbs import train_while, wait_until
 
 FLAGS = {"train.epochs": "12", "layout.deadline_s": "60"}
 STEPS = 12 * 12
@@ -37,22 +39,27 @@ def process_of(folder: Path, rank: int) -> int:
 
 
 def test_a_killed_rank_is_replaced_and_the_weights_are_those_of_an_undisturbed_run(
-    tmp_path: Path,
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Two starts of two ranks; a run that nobody disturbs beside it, on ranks of this process."""
+    """Two starts of two ranks, and a run that nobody disturbs."""
     run_toml, folder = write_clicks(tmp_path), tmp_path / "run"
-    process = start(run_toml, "--out", folder, *(f"--{k}={v}" for k, v in FLAGS.items()))
-    wait_until(lambda: len(events(folder, "recommend", rank=1)) >= 30)
-    killed = process_of(folder, 1)
-    os.kill(killed, signal.SIGKILL)
+    killed = list[int]()
+
+    def kill() -> None:
+        wait_until(lambda: len(events(folder, "recommend", rank=1)) >= 30)
+        killed.append(process_of(folder, 1))
+        os.kill(killed[0], signal.SIGKILL)
+
+    flags = [f"--{key}={value}" for key, value in FLAGS.items()]
+    code = train_while(kill, run_toml, "--out", folder, *flags)
+    out, err = capfd.readouterr()
+    assert code == 0, err
     straight = tmp_path / "straight"
     spec, base = read_recommend(run_toml, list(FLAGS.items()))
     run_ranks(2, train_part, straight, spec, base)
-    code, out, err = end_of(process)
-    assert code == 0, err
     assert (
-        f"Rank 1 of 2 (pid {killed}) was ended by SIGKILL; it left no traceback. All ranks start "
-        "again from the newest whole checkpoint (restart 1 of at most 8)." in err
+        f"Rank 1 of 2 (pid {killed[0]}) was ended by SIGKILL; it left no traceback. All ranks "
+        "start again from the newest whole checkpoint (restart 1 of at most 8)." in err
     )
     assert "Going on after step " in out
     assert weights(folder) == weights(straight)

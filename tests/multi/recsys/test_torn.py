@@ -150,7 +150,7 @@ def read_stored_of(folder: Path, run_toml: Path, spec: RecommendSpec) -> None:
     read_stored(folder)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(st.data())
 def test_any_changed_byte_is_found(run: tuple[Path, RecommendSpec], data: st.DataObject) -> None:
     newest = run[0].with_name("run") / "checkpoint" / f"step-{STEPS:06}"

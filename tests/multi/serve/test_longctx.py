@@ -29,7 +29,7 @@ from support.serving.paged import chunk_of, paged
 
 PAGES = 40
 HEADS = [(9, 3), (8, 1), (4, 4)]
-SIDES = [(ranks, heads) for ranks in (1, 2, 3, 4) for heads in HEADS[: 1 if ranks % 2 else 3]]
+SIDES = [(ranks, heads) for ranks in (1, 2, 3, 4) for heads in HEADS[: 3 if ranks == 4 else 1]]
 
 
 def model_of(heads: tuple[int, int]) -> ModelSpec:

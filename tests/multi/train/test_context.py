@@ -37,10 +37,10 @@ LAYOUTS = {
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory, store: TokenStore) -> dict:
-    """Four steps of AdamW in every layout, on the same pieces: the run, its folder."""
+    """Three steps of AdamW in every layout, on the same pieces: the run, its folder."""
     root, make = tmp_path_factory.mktemp("contexts"), MakeRun(store)
     # AdamW makes a whole step of a gradient that is all rounding, unless eps is above that.
-    same = {"steps": 4, "cut": "windows", "lr": 1e-3, "eps": 1e-6, "model": ODD}
+    same = {"steps": 3, "cut": "windows", "lr": 1e-3, "eps": 1e-6, "model": ODD}
     found = {}
     plain = {"alone": make(dp=1, **same), "alone, narrow": make(dp=1, precision="bf16", **same)}
     for world, rows in {1: {}, **LAYOUTS}.items():
@@ -59,9 +59,9 @@ DIVIDED = {
 
 @pytest.fixture(scope="module")
 def divided(tmp_path_factory: pytest.TempPathFactory, store: TokenStore) -> dict:
-    """Four steps in windows of 128 tokens, whose documents are longer: the run, its folder."""
+    """Three steps in windows of 128 tokens, whose documents are longer: the run, its folder."""
     root, make = tmp_path_factory.mktemp("divided"), MakeRun(store)
-    same = {"steps": 4, "lr": 1e-3, "eps": 1e-6, "model": ODD}
+    same = {"steps": 3, "lr": 1e-3, "eps": 1e-6, "model": ODD}
     # A micro-batch holds fewer tokens than the longest document.
     same |= {"context_tokens": 256, "max_tokens": 256, "step_tokens": 1024}
     found = {}
@@ -91,7 +91,7 @@ def test_ranks_that_divide_documents_train_as_one(divided, name: str) -> None:
 @pytest.mark.parametrize("name", [name for rows in LAYOUTS.values() for name in rows])
 def test_ranks_that_share_micro_batches_train_as_one(runs, name: str) -> None:
     found, _ = runs[name]
-    assert len(found.losses) == 4
+    assert len(found.losses) == 3
     assert found.losses[-1] < found.losses[0]
     if name == "narrow":
         assert found.losses == pytest.approx(runs["alone, narrow"][0].losses, rel=5e-3)
@@ -104,7 +104,7 @@ def test_the_journal_predicts_each_rank_by_its_own_share(runs) -> None:
     _, folder = runs["zero 1, two groups"]
     packs = events(folder, "pack")
     alone = events(runs["alone"][1], "pack")
-    assert len(packs) == 4
+    assert len(packs) == 3
     for pack, one in zip(packs, alone, strict=True):
         for key in ("rank_tokens", "rank_flop"):
             assert len(pack[key]) == 4

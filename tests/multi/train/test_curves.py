@@ -77,8 +77,8 @@ def test_what_was_measured_beside_others_is_not_put_into_the_cache(tmp_path: Pat
 def test_steps_that_contradict_the_curve_are_said_and_written_down(
     tmp_path: Path, make_run
 ) -> None:
-    wide = dataclasses.replace(MODEL, layers=4, hidden=256, heads=4, ffn=1024, head_width=64)
-    resolved = make_run(model=wide, steps=6, step_tokens=4096)  # counted: a rank of 1 TFLOP/s
+    wide = dataclasses.replace(MODEL, layers=4, hidden=128, heads=4, ffn=512, head_width=32)
+    resolved = make_run(model=wide, steps=6, step_tokens=2048)  # counted: a rank of 1 TFLOP/s
     ended = run_ranks(2, on_ranks.train, tmp_path, resolved, {})
     said = [line for line in ended[0].said if line.startswith("Computing took ")]
     assert len(said) == 1 and said[0].endswith(

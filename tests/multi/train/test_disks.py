@@ -20,6 +20,7 @@ from support.make_run import MakeRun, share_curve, write_run
 from support.ranks import on_ranks
 from support.ranks.on_ranks import Ended
 from support.read_run import EXACT, events
+from support.verbs import train_while
 
 Mount = Callable[..., Path]
 
@@ -322,15 +323,18 @@ def test_a_full_disk_is_named_and_ctrl_c_still_ends_the_run(
 
 
 def test_a_deleted_folder_is_told_with_exit_code_6(
-    mount: Mount, texts: Path, cache: Path, priced: Path, tmp_path: Path
+    texts: Path, cache: Path, priced: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    disk, process = begin(mount, texts, cache, priced, tmp_path)
-    folder = disk / "run"
-    delete(folder)
-    _, err = process.communicate(timeout=90)
-    assert process.returncode == 6, err
+    path = write_run(tmp_path, texts, cache, steps=1_000_000, every_steps=3, layout="dp = 2")
+    folder = share_curve(priced, tmp_path / "run")
+
+    def vanish() -> None:
+        wait_until(lambda: checkpoints(folder))
+        delete(folder)
+
+    assert train_while(vanish, path, "--out", folder) == 6
     (step,) = checkpoints(folder)
-    assert err.splitlines()[-1] == (
+    assert capsys.readouterr().err.splitlines()[-1] == (
         f"The run's folder {folder} has vanished: it was deleted or unmounted. Step "
         f"{int(step.removeprefix('step-'))} is saved in {folder}/checkpoint; go on from there "
         f"with --out {folder}."

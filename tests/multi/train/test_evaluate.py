@@ -48,9 +48,9 @@ EVERY = EvalSpec(path="held", every_steps=1)
 
 @pytest.fixture(scope="module")
 def held(tmp_path_factory: pytest.TempPathFactory, cache: Path, store: TokenStore) -> TokenStore:
-    """Nine documents of 2 to some 900 tokens, in the tokens of the corpus."""
+    """Nine documents of 2 to some 450 tokens, in the tokens of the corpus."""
     folder = tmp_path_factory.mktemp("held")
-    for number, repeats in enumerate((1, 1, 2, 3, 5, 8, 13, 20, 90)):
+    for number, repeats in enumerate((1, 1, 2, 3, 5, 8, 13, 20, 45)):
         text = f"def held_{number}(): return {number}\n" * repeats
         (folder / f"{number:02}.py").write_text(text)
     (folder / "00.py").write_text("x")

@@ -5,6 +5,7 @@ Seen on a CPU twin, by the names of what would wait; see ``support.ranks.waits_r
 
 import dataclasses
 from collections import Counter
+from itertools import chain
 
 import pytest
 
@@ -34,13 +35,17 @@ ON_A_CPU_ALONE = ("nn/loss.py", "fault/fingerprint.py")
 """Devices read the second every ``fault.fingerprint_steps``, with one wait for all tensors."""
 
 
-def waits(
+def case_of(
     ranks: int, model: ModelSpec, policy: str = "by-work", window: int = 256, **layout: object
-) -> list[Seen]:
+) -> Case:
     train = TrainSpec(precision="bf16", recompute="selective")
     pack = PackSpec(policy=policy, context_tokens=window, step_tokens=2048)
-    case = Case(ranks, model, LayoutSpec(**layout), pack, train)
-    return run_ranks(ranks, waits_ranks.step_waits, case)
+    return Case(ranks, model, LayoutSpec(**layout), pack, train)
+
+
+def waits(*cases: Case) -> list[list[Seen]]:
+    """What each rank sees of each case."""
+    return run_ranks(cases[0].ranks, waits_ranks.steps_wait, [*cases])
 
 
 def split(seen: Seen) -> tuple[Counter[str], Counter[str]]:
@@ -53,27 +58,39 @@ def split(seen: Seen) -> tuple[Counter[str], Counter[str]]:
     return within, after
 
 
-@pytest.mark.parametrize(
-    ("ranks", "policy", "layout"),
-    [
-        (1, "by-work", {"dp": 1}),
-        (2, "by-work", {"dp": 2, "zero": 3}),
-        (2, "by-work", {"dp": 1, "cp": 2, "strategy": "ring"}),
-        (2, "by-work", {"dp": 1, "cp": 2, "strategy": "ulysses"}),
-        (2, "divided", {"dp": 2}),
-        (2, "by-work", {"dp": 1, "tp": 2}),
-        (2, "by-work", {"dp": 1, "pp": 2, "schedule": "1f1b"}),
-    ],
-)
-def test_nothing_waits_within_micro_batches(
-    ranks: int, policy: str, layout: dict[str, object]
-) -> None:
+RUNS: list[tuple[int, str, dict[str, object]]] = [
+    (1, "by-work", {"dp": 1}),
+    (2, "by-work", {"dp": 2, "zero": 3}),
+    (2, "by-work", {"dp": 1, "cp": 2, "strategy": "ring"}),
+    (2, "by-work", {"dp": 1, "cp": 2, "strategy": "ulysses"}),
+    (2, "divided", {"dp": 2}),
+    (2, "by-work", {"dp": 1, "tp": 2}),
+    (2, "by-work", {"dp": 1, "pp": 2, "schedule": "1f1b"}),
+]
+
+
+def shallow_deep_and_many(at: int) -> list[Case]:
+    """Few layers, twice as many, and more micro-batches."""
+    ranks, policy, layout = RUNS[at]
     stages = layout.get("pp", 1)  # each has a layer, and then two
     shallow, deeper = (dataclasses.replace(DENSE, layers=n * stages) for n in (1, 2))
-    few = waits(ranks, shallow, policy, 512, **layout)
-    deep = waits(ranks, deeper, policy, 512, **layout)
-    many = waits(ranks, shallow, policy, 256, **layout)
-    for one, two, other in zip(few, deep, many, strict=True):
+    pairs = ((shallow, 512), (deeper, 512), (shallow, 256))
+    return [case_of(ranks, model, policy, window, **layout) for model, window in pairs]
+
+
+@pytest.fixture(scope="module")
+def seen() -> list[list[list[Seen]]]:
+    """Of each run what each rank sees; those of two ranks on the same two."""
+    alone, *shared = map(shallow_deep_and_many, range(len(RUNS)))
+    both = waits(*(case for cases in shared for case in cases))
+    by_run = [[rank[at : at + 3] for rank in both] for at in range(0, 3 * len(shared), 3)]
+    return [waits(*alone), *by_run]
+
+
+@pytest.mark.parametrize("at", range(len(RUNS)))
+def test_nothing_waits_within_micro_batches(seen: list[list[list[Seen]]], at: int) -> None:
+    layout = RUNS[at][2]
+    for one, two, other in seen[at]:
         ends = [split(each) for each in (one, two, other)]
         assert not any(within for within, _ in ends)
         assert ends[0] == ends[1] == ends[2]
@@ -84,14 +101,14 @@ def test_nothing_waits_within_micro_batches(
 
 
 def test_experts_on_one_rank_wait_for_nothing() -> None:
-    (seen,) = waits(1, SPARSE, dp=1)
+    ((seen,),) = waits(case_of(1, SPARSE, dp=1))
     assert not split(seen)[0]
 
 
-@pytest.mark.parametrize("layout", [{"dp": 2, "ep": 2}, {"dp": 2, "etp": 2}])
-def test_experts_on_several_ranks_wait_once_in_a_layers_forward(layout: dict[str, object]) -> None:
+def test_experts_on_several_ranks_wait_once_in_a_layers_forward() -> None:
     """And once where the layer is recomputed; also in the micro-batch that sums gradients."""
-    for seen in waits(2, SPARSE, **layout):
+    cases = [case_of(2, SPARSE, dp=2, ep=2), case_of(2, SPARSE, dp=2, etp=2)]
+    for seen in chain.from_iterable(waits(*cases)):
         within, _ = split(seen)
         place = "parallel/expert/exchange.py: tolist"
         assert set(within) == {f"{phase} {place}" for phase in ("forward", "backward", "reduce")}

@@ -8,10 +8,6 @@ import torch
 from equipoise.base.errors import LayoutError
 from equipoise.data.adapters.torchtitan import IGNORED, balanced_dataloader
 
-dataloader = pytest.importorskip(
-    "torchtitan.components.dataloader", reason="torchtitan is not installed"
-)
-
 # torchdata calls a function that torch deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 
@@ -48,10 +44,12 @@ def documents_of(batch) -> list[tuple[int, ...]]:
 
 @pytest.mark.parametrize("rows", [1, 2])
 def test_each_document_comes_once_over_the_ranks(rows) -> None:
+    from torchtitan.components.dataloader import BaseDataLoader  # it takes seconds
+
     seen, counts = [], set()
     for rank in range(2):
         loader = make(dp_rank=rank, dp_world_size=2, local_batch_size=rows)
-        assert isinstance(loader, dataloader.BaseDataLoader)
+        assert isinstance(loader, BaseDataLoader)
         batches = list(loader)
         counts.add(len(batches))
         assert all(inputs["input"].shape == (rows, 100) for inputs, _ in batches)

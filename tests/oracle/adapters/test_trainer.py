@@ -1,8 +1,5 @@
 """Balanced micro-batches in Trainer and SFTTrainer: the same steps on any number of ranks."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +9,17 @@ import transformers
 from transformers import DataCollatorWithFlattening
 
 from equipoise.base.errors import DataError, LayoutError
+from equipoise.comm.group import Ranks
+from equipoise.comm.local import run_ranks
 from equipoise.data.adapters.trainer import balance_trainer
-from equipoise.launch.leave import leave
-from support.trainers.tiny import GIVEN, LENGTHS, samples, tiny_llama, words
-
-datasets = pytest.importorskip("datasets", reason="datasets is not installed")
-trl = pytest.importorskip("trl", reason="trl is not installed")
+from support.trainers.tiny import GIVEN, LENGTHS, samples, tell_trainers, tiny_llama, words
 
 
 def make(kind: str, folder: Path, **changed: Any) -> Any:
     given = {**GIVEN, **changed}
     if kind == "sft":
+        import trl  # it takes seconds
+
         arguments = trl.SFTConfig(
             output_dir=str(folder),
             padding_free=True,
@@ -87,33 +84,31 @@ def test_the_steps_are_those_of_the_same_samples_in_any_order(trained, tmp_path)
     assert any(float((w - start[n]).abs().max()) > 1e-4 for n, w in model.state_dict().items())
 
 
+Weights = dict[str, dict[str, torch.Tensor]]
+
+
+def train_both(ranks: Ranks, folder: Path) -> Weights:
+    """Half the micro-batches on each rank, so the same steps as one rank takes."""
+    tell_trainers(ranks)
+    weights = {}
+    for kind in ("trainer", "sft"):
+        changed = {"gradient_accumulation_steps": 2, "ddp_backend": "gloo"}
+        model, _, _ = train(kind, folder / kind, **changed)
+        weights[kind] = {name: each.detach().clone() for name, each in model.state_dict().items()}
+    return weights
+
+
 @pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Weights of both kinds, one after the other on the same two ranks."""
-    folder = tmp_path_factory.mktemp("two")
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "PYTHONWARNINGS": "ignore",
-        "PYTHONPATH": str(Path(__file__).parents[2]),
-    }
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [*command, __file__, str(folder)],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env=environment,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return folder
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Weights]:
+    """Weights of both kinds on each of two ranks."""
+    return run_ranks(2, train_both, tmp_path_factory.mktemp("two"))
 
 
-def test_two_ranks_have_the_weights_of_one(trained, two_ranks: Path) -> None:
+def test_two_ranks_have_the_weights_of_one(trained, two_ranks: list[Weights]) -> None:
     kind, wanted, _, _ = trained
-    weights = torch.load(two_ranks / f"{kind}.pt")
-    for name, weight in wanted.state_dict().items():
-        assert float((weight - weights[name]).abs().max()) <= 1e-5, name
+    for weights in two_ranks:
+        for name, weight in wanted.state_dict().items():
+            assert float((weight - weights[kind][name]).abs().max()) <= 1e-5, name
 
 
 def test_steps_without_a_sample_for_every_rank_are_refused(tmp_path) -> None:
@@ -129,6 +124,8 @@ def test_steps_without_a_sample_for_every_rank_are_refused(tmp_path) -> None:
 
 def test_a_dataset_without_tokens_is_refused(tmp_path) -> None:
     trainer = make("trainer", tmp_path)
+    import datasets
+
     trainer.train_dataset = datasets.Dataset.from_dict({"text": ["a", "b"]})
     with pytest.raises(DataError) as caught:
         balance_trainer(trainer)
@@ -136,15 +133,3 @@ def test_a_dataset_without_tokens_is_refused(tmp_path) -> None:
         "The trainer's dataset has no input_ids whose lengths could be balanced. Give it a "
         "tokenized dataset with a length, not a stream."
     )
-
-
-if __name__ == "__main__":  # one rank of two_ranks
-    torch.set_num_threads(1)
-    # Half the micro-batches on each rank, so the same steps as one rank takes.
-    changed = {"gradient_accumulation_steps": 2, "ddp_backend": "gloo"}
-    for kind in ("trainer", "sft"):
-        own, _, _ = train(kind, Path(sys.argv[1]) / kind, **changed)
-        if int(os.environ["RANK"]) == 0:
-            torch.save(own.state_dict(), Path(sys.argv[1]) / f"{kind}.pt")
-    torch.distributed.destroy_process_group()
-    leave(0)

@@ -18,7 +18,11 @@ from equipoise.data.adapters.verl import Balancer, install
 CURVE = break_even_curve(24_576)
 """The ratio of verl's own ``24576 n + n^2``, up to half a token."""
 
-verl = pytest.importorskip("verl.utils.seqlen_balancing", reason="verl is not installed")
+
+@pytest.fixture(scope="module")
+def verl() -> ModuleType:
+    """Imported where it is tested: it takes seconds."""
+    return importlib.import_module("verl.utils.seqlen_balancing")
 
 
 def work_of(lengths, chosen) -> list[int]:
@@ -29,7 +33,7 @@ WEIGHTS = st.lists(st.integers(0, 10**6), min_size=1, max_size=40)
 
 
 @given(WEIGHTS, st.integers(1, 8), st.booleans())
-def test_partitions_keep_the_contract_of_verl(weights, parts, equal) -> None:
+def test_partitions_keep_the_contract_of_verl(verl, weights, parts, equal) -> None:
     ours = Balancer(CURVE).get_seqlen_balanced_partitions
     if len(weights) < parts or (equal and len(weights) % parts):
         with pytest.raises(LayoutError):
@@ -49,7 +53,7 @@ def heaviest(weights, partitions) -> int:
     return max(int(np.array(weights)[part].sum()) for part in partitions)
 
 
-def test_partitions_are_as_light_as_those_of_verl() -> None:
+def test_partitions_are_as_light_as_those_of_verl(verl) -> None:
     rng = np.random.default_rng(0)
     ratios = []
     for parts, equal in ((8, False), (16, True), (64, False)):
@@ -75,7 +79,7 @@ def tensors(lengths, nested):
     return TensorDict({"input_ids": ids, "attention_mask": mask.long()}, batch_size=[len(lengths)])
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(
     st.lists(st.integers(1, 400), min_size=2, max_size=24).filter(lambda row: len(row) % 2 == 0),
     st.integers(400, 1500),
@@ -86,7 +90,7 @@ def tensors(lengths, nested):
     st.booleans(),
 )
 def test_micro_batches_keep_the_contract_of_verl(
-    lengths, cap, multiple, least, group, ordered, nested
+    verl, lengths, cap, multiple, least, group, ordered, nested
 ) -> None:
     given_arguments = {
         "max_token_len": cap,
@@ -124,7 +128,7 @@ def test_micro_batches_keep_the_contract_of_verl(
         assert work.index(max(work)) not in (0, len(work) - 1) or max(work) in (work[0], work[-1])
 
 
-def test_installed_functions_stand_in_place_of_verls(monkeypatch) -> None:
+def test_installed_functions_stand_in_place_of_verls(verl, monkeypatch) -> None:
     user = ModuleType("verl.a_worker")
     user.get_seqlen_balanced_partitions = verl.get_seqlen_balanced_partitions
     user.rearrange_micro_batches = verl.rearrange_micro_batches

@@ -176,6 +176,13 @@ def save_steps(ranks: Ranks, root: Path, model: ModelSpec, steps: int) -> list[s
     return states
 
 
+def load_and_save(ranks: Ranks, root: Path, model: ModelSpec) -> tuple[int, str, list[str]]:
+    """``load_newest_of``, and then saves up to the step after it."""
+    newest = load_newest_of(ranks, root, model)
+    save_steps(ranks, root, model, newest[0] + 1)
+    return newest
+
+
 def count_whole(ranks: Ranks, root: Path, model: ModelSpec, steps: int) -> list[tuple[str, int]]:
     """At every stage of every save on rank 0, how many checkpoints are whole."""
     seen: list[tuple[str, int]] = []

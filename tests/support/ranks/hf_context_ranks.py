@@ -1,6 +1,5 @@
 """Functions of ranks in ``test_hf_context``; their first argument is their ``Ranks``."""
 
-import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +31,7 @@ from equipoise.parallel.context.transformers_trainer import ContextEvaluation
 from equipoise.schedule.attention.strategies import STRATEGIES
 from equipoise.spec.model.hf_config import model_from_hf_config
 from equipoise.spec.run.spec import PackSpec
+from support.trainers.tiny import tell_trainers
 
 VOCAB = 61
 SIZES = {
@@ -456,13 +456,7 @@ def trainer_names(code: str, model: Any) -> dict[str, Any]:
 
 def trainer_arguments(ranks: Ranks, folder: str, **changed: Any) -> transformers.TrainingArguments:
     """Three steps of plain gradient descent, on ranks that are already connected."""
-    os.environ |= {
-        "RANK": str(ranks.rank),
-        "LOCAL_RANK": str(ranks.rank),
-        "WORLD_SIZE": str(ranks.world),
-        "MASTER_ADDR": "127.0.0.1",  # read, not used: the ranks are already connected
-        "MASTER_PORT": "1",
-    }
+    tell_trainers(ranks)
     given: dict[str, Any] = {
         "max_steps": 3,
         "gradient_accumulation_steps": 2,

@@ -110,6 +110,11 @@ def _watch_calls(seen: Seen, phases: _Phases) -> Iterator[None]:
         sys.setprofile(None)
 
 
+def steps_wait(ranks: Ranks, cases: list[Case]) -> list[Seen]:
+    """Each case, one after the other on the same ranks."""
+    return [step_waits(ranks, case) for case in cases]
+
+
 def step_waits(ranks: Ranks, case: Case) -> Seen:
     """What a whole step of a case would wait for, update and all."""
     references, curve, phases, seen = References(), counted_curve(case.model), _Phases(), Seen()

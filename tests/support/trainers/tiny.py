@@ -1,9 +1,12 @@
 """A small model, samples and settings for the trainers of other libraries."""
 
+import os
 from typing import Any
 
 import torch
 import transformers
+
+from equipoise.comm.group import Ranks
 
 LENGTHS = [50, 3, 97, 33, 8, 8, 120, 64, 5, 18, 2, 41, 77, 30, 4, 90]
 VOCAB = 67
@@ -23,6 +26,17 @@ GIVEN: dict[str, Any] = {
     "disable_tqdm": True,
     "dataloader_pin_memory": False,
 }
+
+
+def tell_trainers(ranks: Ranks) -> None:
+    """Say which rank this is, as torchrun does; it is connected already."""
+    os.environ |= {
+        "RANK": str(ranks.rank),
+        "LOCAL_RANK": str(ranks.rank),
+        "WORLD_SIZE": str(ranks.world),
+        "MASTER_ADDR": "127.0.0.1",  # read, not used
+        "MASTER_PORT": "1",
+    }
 
 
 def tiny_llama() -> Any:

@@ -18,7 +18,7 @@ from equipoise.spec.run.spec import PackSpec
 CURVE = break_even_curve(64)
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=7).map(np.array), st.integers(1, 3))
 def test_small_cases_are_solved(weights, bins) -> None:
     found = exact_partition(weights, bins)
@@ -30,7 +30,7 @@ def test_small_cases_are_solved(weights, bins) -> None:
     assert found.bound <= best
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(st.data(), st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(1, 3))
 def test_small_cases_keep_their_capacity(data, sizes, bins) -> None:
     sizes = np.array(sizes)

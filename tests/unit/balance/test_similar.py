@@ -25,7 +25,7 @@ def drawn(seed: int, features: int) -> tuple[np.ndarray, np.ndarray]:
     return np.abs(rows @ rows.T), source.integers(1, 9, features)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.integers(0, 10**6), st.integers(2, 7), st.data())
 def test_no_deal_of_few_features_is_better(seed: int, features: int, data: st.DataObject) -> None:
     towers = data.draw(st.integers(1, min(3, features)))

@@ -69,7 +69,7 @@ def test_whole_tables_are_within_a_hundredth_of_the_bound() -> None:
     assert np.mean(by_storage) > 1.03
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(st.lists(st.tuples(st.integers(1, 500), st.integers(1, 30)), min_size=1, max_size=6))
 def test_whole_tables_are_near_brute_force(rows: list[tuple[int, int]]) -> None:
     tables = [TableSpec(f"t{i}", n, 8, float(ids)) for i, (n, ids) in enumerate(rows)]

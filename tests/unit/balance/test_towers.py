@@ -21,7 +21,7 @@ def tables_of(count: int, seed: int) -> list[TableSpec]:
     return [TableSpec(t.name, t.rows, 16, t.ids_per_sample) for t in draw_tables(count, seed)]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     st.integers(0, 1000),
     st.sampled_from([(2, 1), (4, 2), (8, 2), (6, 3)]),

@@ -110,7 +110,7 @@ def test_a_size_that_older_versions_did_not_know_is_its_default(tmp_path: Path) 
 
 
 @given(data=st.data(), name=st.sampled_from(FILES))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=80)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
 def test_any_byte_changed_dropped_or_added_is_found_and_its_file_named(
     tmp_path: Path, data: st.DataObject, name: str
 ) -> None:

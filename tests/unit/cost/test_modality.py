@@ -23,7 +23,7 @@ def _whole(patches: list[int], spec: EncoderSpec = SPEC, width: int = 512) -> En
     return encode_passes(spec, np.array(patches, dtype=np.int64), width, MACHINE)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.lists(st.integers(1, 2000), min_size=1, max_size=6), st.integers(0, 5))
 def test_more_patches_never_cost_less(quarters: list[int], which: int) -> None:
     patches = [4 * each for each in quarters]

@@ -141,7 +141,7 @@ def loaders(documents: list, pack: PackSpec, ranks: int) -> list[PackedLoader]:
     ]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(
     st.lists(st.integers(1, 30), min_size=1, max_size=12),
     st.sampled_from(["in-order", "by-tokens", "by-work", "delayed"]),

@@ -117,7 +117,7 @@ def test_jsonl_file_and_folder(tmp_path, small_shards):
     assert read(source) == ["zeroth", *KEPT]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.lists(st.one_of(st.text(max_size=30), st.none()), min_size=1), st.integers(1, 90))
 def test_jsonl_lines_are_in_one_shard_each(tmp_path_factory, texts, shard_bytes):
     path = tmp_path_factory.mktemp("lines") / "a.jsonl"

@@ -58,7 +58,7 @@ def test_a_swap_and_two_equal_flips_are_seen(fingerprint) -> None:
 
 
 @pytest.mark.parametrize("fingerprint", KINDS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(data=st.data())
 def test_what_plain_sums_do_not_see(fingerprint, data: st.DataObject) -> None:
     """Swaps, two equal flips anywhere, a pair that is negated, signs of zeros, payloads of NaN."""

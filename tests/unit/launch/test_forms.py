@@ -126,7 +126,7 @@ def test_the_torchrun_script_of_one_of_several_nodes() -> None:
 
 
 @given(st.lists(POD_PATHS, min_size=8, max_size=12), st.sampled_from(["torchrun", "slurm"]))
-@settings(max_examples=12)  # of some ten paths each, since a shell takes long to start
+@settings(max_examples=6)  # of some ten paths each, since a shell takes long to start
 def test_any_path_survives_the_shell(paths: list[list[str]], form: str) -> None:
     texts = []
     for parts in paths:

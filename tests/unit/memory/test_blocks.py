@@ -19,7 +19,7 @@ def page(mark: int) -> bytes:
     return bytes([mark]) * PAGE_BYTES
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(
     st.lists(
         st.one_of(

@@ -37,7 +37,7 @@ def masked_softmax(q_THE: Tensor, k_TGE: Tensor, v_TGE: Tensor, lengths: list[in
     return torch.einsum("hts,she->the", weights, v_THE)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=12)
 @given(LENGTHS, st.sampled_from([(1, 1), (4, 4), (6, 2), (4, 1)]), st.sampled_from([8, 16, 20]))
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
 def test_equals_a_masked_softmax(
@@ -57,7 +57,7 @@ def test_equals_a_masked_softmax(
         assert (mine.grad.double() - theirs.grad).abs().max() <= bound * scale
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=12)
 @given(LENGTHS, LENGTHS)
 def test_a_document_is_bitwise_what_it_is_without_the_others(
     before: list[int], after: list[int]

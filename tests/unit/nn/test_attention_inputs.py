@@ -75,7 +75,7 @@ def with_gradients(attend: Attend, qkv: list[Tensor], grad_o: Tensor) -> list[Te
     return [out.detach(), *torch.autograd.grad(out, leaves, grad_o)]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(data=st.data(), width=st.sampled_from([1, 8, 20]))
 @pytest.mark.parametrize("attend", ATTENTIONS, ids=range(len(ATTENTIONS)))
 def test_any_layout_in_memory_is_read_right(

@@ -19,7 +19,7 @@ def gradients(value: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
 
 
 # 1 byte makes chunks of 16 tokens, the least; the default takes all of them at once.
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(LABELS, st.sampled_from([1, 8 << 20]))
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
 def test_equals_cross_entropy(

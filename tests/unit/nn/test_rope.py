@@ -14,7 +14,7 @@ MODEL = preset("7m")
 POSITIONS = st.lists(st.integers(0, 9000), min_size=1, max_size=8)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=12)
 @given(POSITIONS, st.sampled_from([10_000.0, 500_000.0]))
 def test_pairs_turn_as_complex_numbers(positions: list[int], theta: float) -> None:
     model = dataclasses.replace(MODEL, rope_theta=theta)
@@ -32,7 +32,7 @@ def test_pairs_turn_as_complex_numbers(positions: list[int], theta: float) -> No
     torch.testing.assert_close(rotate(x_THE, table), expected, rtol=0, atol=1e-6)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=12)
 @given(st.integers(0, 200), st.integers(0, 200), st.integers(0, 200))
 def test_scores_depend_on_the_distance_alone(query: int, key: int, shift: int) -> None:
     frequency = rotary_frequencies(MODEL).double()

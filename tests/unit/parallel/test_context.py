@@ -38,7 +38,7 @@ def test_any_schedule_with_capped_scores_and_sinks_equals_one_rank(
 
 
 @given(plans())
-@settings(max_examples=50)
+@settings(max_examples=25)
 def test_any_schedule_equals_one_rank_in_fp32(plan) -> None:
     given_tensors = tensors(plan, torch.float32)
     output, gradient = errors(run(plan, given_tensors), one_rank(plan, given_tensors))
@@ -47,7 +47,7 @@ def test_any_schedule_equals_one_rank_in_fp32(plan) -> None:
 
 
 @given(plans(), st.sampled_from([torch.float64, torch.float32, torch.bfloat16]))
-@settings(max_examples=50)
+@settings(max_examples=25)
 def test_bytes_are_those_of_the_schedule(plan, dtype: torch.dtype) -> None:
     sent = np.zeros((plan.schedule.ranks,) * 2, dtype=np.int64)
     run(plan, tensors(plan, dtype), sent)
@@ -58,7 +58,7 @@ def test_bytes_are_those_of_the_schedule(plan, dtype: torch.dtype) -> None:
 
 
 @given(plans())
-@settings(max_examples=50)
+@settings(max_examples=25)
 def test_a_rerun_is_equal_bit_for_bit(plan) -> None:
     given_tensors = tensors(plan, torch.float32)
     first, second = run(plan, given_tensors), run(plan, given_tensors)

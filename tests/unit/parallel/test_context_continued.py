@@ -76,7 +76,7 @@ class Texts:
     st.sampled_from(FOR_CACHED),
     st.lists(st.lists(st.integers(1, 30), min_size=2, max_size=2), min_size=1, max_size=3),
 )
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_prompts_further_prompts_and_single_tokens_equal_one_rank(
     ranks: int, heads, strategy: str, phases
 ) -> None:

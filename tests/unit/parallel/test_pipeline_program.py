@@ -23,7 +23,7 @@ def programs_of(step, strategy: str, empty: set[int], ahead: int):
 
 
 @drawn
-@settings(max_examples=50)
+@settings(max_examples=25)
 def test_every_message_is_posted_once_at_each_end_in_order(step, strategy, empty, ahead) -> None:
     programs, messages = programs_of(step, strategy, empty, ahead)
     for rank, program in enumerate(programs):
@@ -42,7 +42,7 @@ def test_every_message_is_posted_once_at_each_end_in_order(step, strategy, empty
 
 
 @drawn
-@settings(max_examples=50)
+@settings(max_examples=25)
 def test_sends_that_wait_for_their_receive_end_nothing(step, strategy, empty, ahead) -> None:
     """Played with sends that leave only when asked for: every rank comes to its end."""
     programs, _ = programs_of(step, strategy, empty, ahead)
@@ -74,7 +74,7 @@ def test_sends_that_wait_for_their_receive_end_nothing(step, strategy, empty, ah
 
 
 @drawn
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_a_send_is_let_go_when_its_receiver_must_have_it(step, strategy, empty, ahead) -> None:
     programs, messages = programs_of(step, strategy, empty, ahead)
     for rank, program in enumerate(programs):

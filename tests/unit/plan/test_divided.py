@@ -32,7 +32,7 @@ def space_of(model: str, devices: int, micro: int, policies: tuple[Policy, ...])
     return list_space(MODELS[model], devices, base, policies=policies)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=20)
 @given(
     st.sampled_from(sorted(MODELS)),
     st.sampled_from([2, 4, 8]),
@@ -61,9 +61,8 @@ def test_no_bound_exceeds_the_price(name, devices, micro, policy, at, seed) -> N
     assert looks.own_s(row) <= priced.step_s
 
 
-@pytest.mark.parametrize("devices", [8, 16])
-def test_the_space_has_the_layouts_that_train_runs(devices: int) -> None:
-    space = space_of("dense", devices, 4, ("by-work", *DIVIDES))
+def test_the_space_has_the_layouts_that_train_runs() -> None:
+    space = space_of("dense", 8, 4, ("by-work", *DIVIDES))
     listed = set()
     for row in range(len(space)):
         choice = space.choice(row)
@@ -85,7 +84,7 @@ def test_the_space_has_the_layouts_that_train_runs(devices: int) -> None:
 def test_a_search_finds_the_best_of_all_rows() -> None:
     model, machine = MODELS["dense"], Machine(find_cluster("h100-sxm:8"))
     fixed = {"micro_batch": 1, "recompute": "none", "zero": 1, "schedule": "1f1b", "order": "dp-pp"}
-    base = StepOptions(4096, 16)
+    base = StepOptions(4096, 8)
     policies: tuple[Policy, ...] = ("by-work", "divided", "gangs", "divided-in-time")
     space = list_space(model, 8, base, fixed=fixed, policies=policies)
     pack = packer_of(model, base, seed=3)

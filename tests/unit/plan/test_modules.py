@@ -164,7 +164,7 @@ def test_stages_on_different_devices_are_searched_too() -> None:
     assert found.progress.best_s == min(known.values())[0]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(st.integers(0, 2**31), st.sampled_from(MODULE_SETS), st.sampled_from(["bf16", "fp8"]))
 def test_no_bound_exceeds_a_price(at: int, setting: str, precision: str) -> None:
     base = dataclasses.replace(BASE, precision=precision)

@@ -25,8 +25,8 @@ FLAGS += ["--context-tokens", "4096", "--step-sequences", "16"]
     [
         {},
         {"layout": "tp=2", "recompute": "none", "precision": "fp32"},
-        {"lengths": "wikipedia", "policy": "any", "layout": "cp=1,pp=1,zero=1", "seed": 2},
-        {"layers": "own", "layout": "pp=1"},
+        {"lengths": "wikipedia", "policy": "any", "layout": "tp=1,cp=1,pp=1,zero=1", "seed": 2},
+        {"layers": "own", "layout": "cp=1,pp=1,zero=1"},
         {"offload": "optimizer", "order": "pp-dp"},
     ],
     ids=str,

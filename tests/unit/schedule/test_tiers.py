@@ -40,7 +40,7 @@ def test_a_row_is_in_one_slot_or_none(steps: list, slots: int, ways: int, policy
     assert replay_hits(steps, slots, policy, ways=ways).sum() <= bound_hits(steps, slots)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(st.lists(st.sampled_from([[0], [1], [2], [0, 1], [1, 2]]), max_size=6), st.integers(1, 2))
 def test_the_bound_is_that_of_brute_force(trace: list, slots: int) -> None:
     steps = [np.array(rows, dtype=np.int64) for rows in trace]

@@ -82,7 +82,7 @@ class _Nothing:
         return CoreTimes(float(doc_tokens[0]), 0.0, 0.0, 0.0, 0.0)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=25)
 @given(
     st.sampled_from(list(POLICIES)),
     LENGTHS,

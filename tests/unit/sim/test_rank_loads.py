@@ -32,7 +32,7 @@ def test_the_names_of_run_toml_are_those_that_there_are() -> None:
     assert set(get_args(Sharding)) == {*SHARDINGS, AUTO}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     ranks=packs,
     context=st.integers(2, 4),
@@ -84,7 +84,7 @@ def test_alone_is_priced_as_ever() -> None:
     )
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(ranks=packs, context=st.integers(1, 3), tensor=st.integers(1, 2))
 def test_turns_last_as_long_as_their_slowest_rank(ranks, context: int, tensor: int) -> None:
     turns = max(map(len, ranks))

@@ -40,7 +40,7 @@ rows = st.lists(st.lists(st.integers(1, 400), max_size=4), min_size=4, max_size=
 packs = st.lists(rows, min_size=1, max_size=3)
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(
     ranks=packs,
     pipeline=st.sampled_from([2, 4]),
@@ -142,7 +142,7 @@ def test_given_stages_are_priced_as_they_are() -> None:
     assert given_planner.share_of(1, 8, 1).layers == tuple(range(1, 8))
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(ranks=st.lists(rows, min_size=1, max_size=1), schedule=st.sampled_from(PLANNED))
 def test_a_run_and_its_simulation_write_one_schedule_at_equal_prices(ranks, schedule: str) -> None:
     packed, planner = packed_of(ranks), planner_of(schedule=schedule)

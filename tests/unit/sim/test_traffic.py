@@ -59,7 +59,7 @@ def fair_by_programs(uses: np.ndarray, capacity: np.ndarray) -> np.ndarray:
 
 
 @given(st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_rates_are_those_of_linear_programs(data: st.DataObject) -> None:
     links, rings = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 4))
     shape = (links, rings)
@@ -95,7 +95,7 @@ def degrees(clos: ClosSpec, flows: Flows) -> np.ndarray:
 
 
 @given(st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_no_assignment_has_a_less_full_cable_than_the_plan(data: st.DataObject) -> None:
     clos = ClosSpec(data.draw(st.integers(2, 3)), data.draw(st.integers(1, 3)), 2, 1, 1.0, 1.0)
     flows = drawn_flows(data, clos, 6)
@@ -106,7 +106,7 @@ def test_no_assignment_has_a_less_full_cable_than_the_plan(data: st.DataObject) 
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_a_plan_meets_its_bound_on_any_network(data: st.DataObject) -> None:
     clos = ClosSpec(data.draw(st.integers(2, 9)), data.draw(st.integers(1, 9)), 3, 1, 1.0, 1.0)
     flows = drawn_flows(data, clos, 90)

@@ -28,7 +28,7 @@ def rows_of(batch: MicroBatch) -> set[tuple[int, ...]]:
     }
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     policy=st.sampled_from([name for name, each in POLICIES.items() if each.runs_together]),
     lengths=st.lists(st.integers(1, 300), min_size=6, max_size=30),

@@ -8,7 +8,7 @@ What it decides
     process compiles it first. Code that was just compiled is optimised once less than what is kept
     of it, and a few sums have other bits; a server's first start would differ from its second.
 
-Kept true (tests/unit/serve/engine/test_kernel.py)
+Kept true (tests/unit/serve/engine/test_ahead.py, test_kernel.py)
     A process that had the code compiled gets the bits that one gets which found it; the first
     kernel leaves torch the threads that it had.
 

@@ -36,7 +36,7 @@ def prices_of(lengths, ranks: int, price: ContextPrice, **options) -> dict[str, 
     }
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(LENGTHS, st.integers(1, 3), st.integers(1, 3), LINKS, LINKS, MASKS, MOVES, st.booleans())
 def test_auto_is_what_explain_rates_fastest(
     lengths, nodes: int, per_node: int, near, far, mask: Mask, moves: str, in_blocks: bool

@@ -34,7 +34,7 @@ def choose(cached: int, new: int, price: ContinuedPrice, heads=(9, 3), ranks: in
     st.floats(0, 1e-3),
     st.floats(1e6, 1e12),
 )
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_the_fastest_wins(cached, new, heads, ranks, latency_s, bytes_per_s) -> None:
     price = ContinuedPrice(1e-5, 1e-9, 1e-8, LinkPrice(latency_s, bytes_per_s), 1e-10, 1e-5)
     chosen = choose(cached, new, price, heads, ranks)

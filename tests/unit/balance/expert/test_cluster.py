@@ -19,7 +19,7 @@ def _rooms(tokens: int, ranks: int) -> Ints:
     return np.array([len(rows_of(tokens, ranks=ranks, rank=rank)) for rank in range(ranks)])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.integers(0, 9), st.integers(1, 3), st.integers(0, 1 << 30))
 def test_every_token_is_dealt_once_and_two_ranks_cannot_do_better(
     tokens: int, ranks: int, seed: int
@@ -47,7 +47,7 @@ def test_every_token_is_dealt_once_and_two_ranks_cannot_do_better(
         assert worth(order) == best
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=7, deadline=None)
 @given(st.integers(1, 8), st.integers(2, 4), st.integers(0, 1 << 30))
 def test_kinds_are_dealt_whole_and_near_the_best(kinds: int, ranks: int, seed: int) -> None:
     from scipy.optimize import linprog
@@ -84,7 +84,7 @@ def _best_of_all(counts: Ints, ranks: int) -> int:
     return int(best)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(st.integers(1, 2), st.integers(1, 6), st.integers(0, 1 << 30))
 def test_small_cases_are_near_the_best_of_all_placements(
     layers: int, kinds: int, seed: int

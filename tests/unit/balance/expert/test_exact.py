@@ -68,7 +68,7 @@ def best_plan(request: ExpertRequest) -> int:
     return best
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     st.lists(st.integers(0, 30), min_size=4, max_size=4),
     st.integers(0, 1),
@@ -84,7 +84,7 @@ def test_no_plan_is_below_the_bounds(loads: list[int], slots: int, ranks: int) -
     assert lower_bound(request, request.loads) <= best <= top
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=7, deadline=None)
 @given(st.integers(0, 10**6))
 def test_compiled_loops_give_the_same_numbers(seed: int) -> None:
     drawn = np.random.default_rng(seed)

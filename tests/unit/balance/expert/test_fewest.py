@@ -38,7 +38,7 @@ def fewest_of_all(request: ExpertRequest, target: int) -> int | None:
     return None
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     st.lists(st.integers(0, 30), min_size=4, max_size=4),
     st.integers(1, 2),
@@ -58,7 +58,7 @@ def test_no_plan_has_fewer_copies(loads: list[int], slots: int, ranks: int, abov
         assert best is None or joined_copies(request, target, rounds=20) <= best
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(st.lists(st.integers(-9, 9), min_size=1, max_size=5).filter(lambda each: sum(each) <= 0))
 def test_groups_are_the_best_of_all_and_the_same_compiled(gaps: list[int]) -> None:
     ranks, slots = len(gaps), [[min(3, max(-gap, 0)), max(-gap - 3, 0)] for gap in gaps]

@@ -28,7 +28,7 @@ def requests(draw) -> ExpertRequest:
     )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(requests())
 def test_every_policy_writes_a_schedule_that_passes(request: ExpertRequest) -> None:
     fixed = plan_experts("fixed", request)

@@ -35,7 +35,7 @@ def test_more_rows_go_where_fewer_weights_travel() -> None:
     assert chosen == sorted(chosen, reverse=True) and len(set(chosen)) >= 3
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     st.sampled_from((1, 2, 4)),
     st.integers(1, 3),
@@ -67,7 +67,7 @@ def test_prices_of_sharings_are_those_of_counted_rows(
     assert costs[choose_sharing(rows, prices)] == min(costs.values())
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     st.lists(
         st.lists(st.sampled_from((0, 1, 40, 900)), min_size=8, max_size=8), min_size=4, max_size=4

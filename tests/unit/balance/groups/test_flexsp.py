@@ -85,7 +85,7 @@ def brute_force(lengths: np.ndarray, ranks: int, cap: int) -> int | None:
     return best
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     lengths=st.lists(st.integers(20, 3000), min_size=1, max_size=5).map(np.array),
     ranks=st.sampled_from((2, 3, 4)),
@@ -99,7 +99,7 @@ def test_one_micro_batch_is_within_a_fiftieth_of_brute_force(lengths, ranks: int
     assert plan.critical_ns <= 1.02 * best
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 5000), min_size=1, max_size=14),
     ranks=st.integers(1, 9),

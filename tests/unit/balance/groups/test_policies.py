@@ -39,7 +39,7 @@ def jobs(draw) -> tuple[np.ndarray, int, GroupCosts, int]:
 
 def each_policy(test):
     return pytest.mark.parametrize("policy", GROUP_POLICIES)(
-        settings(max_examples=25, deadline=None)(given(job=jobs())(test))
+        settings(max_examples=12, deadline=None)(given(job=jobs())(test))
     )
 
 
@@ -79,7 +79,7 @@ def test_gangs_never_overlap_and_cost_what_they_should(policy: str, job) -> None
 
 
 @pytest.mark.parametrize("policy", [name for name in GROUP_POLICIES if name != "flexsp"])
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=12)
 @given(job=jobs(), data=st.data())
 def test_ranks_that_only_follow_their_lists_all_finish_on_time(policy: str, job, data) -> None:
     plan = GROUP_POLICIES[policy](*job)
@@ -121,7 +121,7 @@ def quickest(lengths: np.ndarray, ranks: int, costs: GroupCosts, cap: int) -> in
     return best
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=7, deadline=None)
 @given(lengths=st.lists(st.integers(50, 3000), min_size=1, max_size=3), slack=st.integers(0, 900))
 def test_ours_is_within_a_twentieth_of_brute_force(lengths: list[int], slack: int) -> None:
     # Three documents on three ranks are the hardest case: nothing is short enough to fill in.
@@ -148,7 +148,7 @@ def test_a_document_gets_a_number_of_ranks_that_is_no_power_of_two() -> None:
     ]
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=12)
 @given(job=jobs())
 def test_aligned_gangs_are_blocks_that_divide_the_ranks(job) -> None:
     lengths, ranks, costs, cap = job

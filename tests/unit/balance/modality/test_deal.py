@@ -23,7 +23,7 @@ PHOTOGRAPHS = [
 ]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.lists(st.integers(0, 10**12), max_size=40), st.integers(1, 9))
 def test_every_item_has_one_rank_and_no_rank_more_than_in_turn(work: list[int], ranks: int) -> None:
     dealt = deal_items(np.array(work, dtype=np.int64), ranks)
@@ -40,7 +40,7 @@ def test_every_item_has_one_rank_and_no_rank_more_than_in_turn(work: list[int], 
     assert again.owner.tolist() == dealt.owner.tolist()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=7), st.integers(2, 3))
 def test_it_is_near_the_best_of_all_deals(work: list[int], ranks: int) -> None:
     def fullest(owners: tuple[int, ...]) -> int:

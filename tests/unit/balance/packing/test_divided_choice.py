@@ -40,7 +40,7 @@ def travels(packed: PackedStep) -> int:
 
 
 @pytest.mark.parametrize("policy", ["divided", "gangs"])
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(
     lengths=st.lists(st.integers(1, 300), min_size=1, max_size=20),
     ranks=st.integers(1, 6),

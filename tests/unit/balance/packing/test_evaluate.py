@@ -49,7 +49,7 @@ def settings_of_a_pack(draw) -> Setting:
 
 
 @pytest.mark.parametrize("policy", QUICK)
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(setting=settings_of_a_pack())
 def test_every_token_of_every_step_is_on_one_context_rank(policy: str, setting: Setting) -> None:
     records, _ = run_policy(policy, setting)
@@ -71,7 +71,7 @@ def test_every_token_of_every_step_is_on_one_context_rank(policy: str, setting: 
 
 
 @pytest.mark.parametrize("policy", QUICK)
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(setting=settings_of_a_pack())
 def test_a_score_keeps_what_it_promises(policy: str, setting: Setting) -> None:
     score, _ = score_policy(policy, setting)

@@ -20,7 +20,7 @@ PARTS = st.lists(
 
 
 @given(PARTS, LOSS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_the_answer_is_that_of_brute_force(parts: list[list[FormOption]], budget: float) -> None:
     answer = choose_forms(parts, budget)
     best = min(
@@ -34,7 +34,7 @@ def test_the_answer_is_that_of_brute_force(parts: list[list[FormOption]], budget
 
 
 @given(PARTS, LOSS)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_a_grid_stays_within_the_budget_and_above_the_bound(
     parts: list[list[FormOption]], budget: float
 ) -> None:

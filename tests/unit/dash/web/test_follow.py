@@ -72,7 +72,7 @@ def resumed(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return journals
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(cuts=st.lists(st.tuples(st.integers(0, 1), st.integers(1, 9_000)), min_size=1, max_size=12))
 def test_a_journal_in_arbitrary_cuts_is_the_whole(
     resumed: list[Path], cuts: list[tuple[int, int]]

@@ -32,7 +32,7 @@ def opened(file: Path, tokens: np.ndarray, table: bytes) -> VerifiedTokens:
     count=st.sampled_from([1, PER_CHUNK - 1, PER_CHUNK, PER_CHUNK + 1, 5 * PER_CHUNK + 17]),
     spans=st.lists(st.tuples(st.integers(0, 50_000), st.integers(0, 50_000)), min_size=5),
 )
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=20)
 def test_any_slice_is_that_of_the_array(tmp_path: Path, count: int, spans: list) -> None:
     file, tokens, table = write(tmp_path, count)
     verified = opened(file, tokens, table)
@@ -42,7 +42,7 @@ def test_any_slice_is_that_of_the_array(tmp_path: Path, count: int, spans: list)
 
 
 @given(data=st.data())
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
 def test_a_changed_bit_is_found_by_the_read_that_touches_its_chunk(
     tmp_path: Path, data: st.DataObject
 ) -> None:

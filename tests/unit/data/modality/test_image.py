@@ -18,7 +18,7 @@ from equipoise.spec.modality.sections import VisionSpec
 VISION = VisionSpec(layers=1, patch=4, least_tokens=2, most_tokens=30)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.integers(1, 3000), st.integers(1, 3000))
 def test_sizes_are_whole_blocks_within_the_bounds(height: int, width: int) -> None:
     if max(height, width) > 200 * min(height, width):

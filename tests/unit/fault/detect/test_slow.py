@@ -71,7 +71,7 @@ def is_named(verdicts: list[SlowRank], rank: int, part: Part) -> bool:
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("ranks", [2, 8])
 def test_a_rank_that_is_slower_by_a_fifth_is_named_with_its_part(ranks: int, part: Part) -> None:
-    trials = 40
+    trials = 20
     named = [
         is_named(
             watched(steps_of(ranks, BEFORE + WITHIN, seed=seed, slow=ranks - 1, part=part)),
@@ -86,7 +86,7 @@ def test_a_rank_that_is_slower_by_a_fifth_is_named_with_its_part(ranks: int, par
 @pytest.mark.long
 @pytest.mark.parametrize("part", PARTS)
 def test_it_is_named_in_the_noise_of_a_real_run(part: Part) -> None:
-    trials = 40
+    trials = 20
     named = [
         is_named(
             watched(steps_of(2, BEFORE + WITHIN, seed=seed, slow=0, part=part, jitter=JITTER)),
@@ -173,7 +173,7 @@ def test_who_recovers_is_cleared() -> None:
     )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.integers(1, 6), st.integers(0, 10_000), st.booleans())
 def test_any_steps_can_be_watched(ranks: int, seed: int, is_unknown: bool) -> None:
     """Also ranks without documents, and without anything that is known; alike in any run of it."""

@@ -78,7 +78,7 @@ def run_with(guide: Guide, workers: int) -> tuple[GuideRun, list[str]]:
     return run_guide(guide, GuideSubject("run", source), no_act, workers=workers), source.asked
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(guide=guides())
 def test_each_step_is_settled_once_and_after_what_it_needs(guide: Guide) -> None:
     one, asked = run_with(guide, 1)

@@ -20,7 +20,7 @@ def ask(folder: Path, text: str, **values: object) -> Evidence:
     return JournalSource(folder, wanted_events([query])).answer(query, values)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=12)
 @given(
     rows=st.lists(
         st.tuples(st.integers(0, 2), st.floats(0, 10) | st.none()), min_size=1, max_size=20

@@ -20,7 +20,7 @@ MODEL = preset("2m")
 PACK = PackSpec(context_tokens=64, step_tokens=256)
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(
     lengths=st.lists(st.integers(1, 300), min_size=3, max_size=40),
     dp=st.sampled_from([1, 2]),

@@ -31,7 +31,7 @@ STACKS = {
 }
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=25)
 @given(*draws(STACKS), st.sampled_from([1, 64, 1000]), st.sampled_from(["drawn", *COMPARED]))
 def test_no_bound_exceeds_the_price(name, devices, stack, micro, at, seed, grain, policy) -> None:
     model = MODELS[name]

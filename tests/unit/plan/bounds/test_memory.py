@@ -72,7 +72,7 @@ def has_heavier_head() -> bool:
     return bool(passes.last.sum() > passes.first.sum())
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(st.integers(0, len(SPACE) - 1), st.one_of(st.none(), st.integers(0, 2**31)))
 def test_no_more_than_the_price_finds(row: int, seed: int | None) -> None:
     choice = SPACE.choice(row)

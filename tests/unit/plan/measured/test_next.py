@@ -12,7 +12,7 @@ from support.measured_table import draw_table
 SEEDS = range(40)
 
 
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=7)
 @given(st.integers(0, 2**31), st.floats(0, 1), st.booleans())
 def test_each_choice_is_tried_once_whatever_fails(seed: int, failing: float, priced: bool) -> None:
     table = draw_table(seed, failing=failing)
@@ -28,7 +28,7 @@ def test_each_choice_is_tried_once_whatever_fails(seed: int, failing: float, pri
     assert best is None or best.step_s == np.nanmin(table.step_s)
 
 
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=7)
 @given(st.integers(0, 2**31), st.integers(0, 12))
 def test_a_stopped_search_goes_on_as_if_it_had_not_been(seed: int, at: int) -> None:
     table = draw_table(seed)
@@ -41,7 +41,7 @@ def test_a_stopped_search_goes_on_as_if_it_had_not_been(seed: int, at: int) -> N
     assert again == whole
 
 
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=7)
 @given(st.integers(0, 2**31), st.floats(1e-3, 1e3))
 def test_the_unit_of_seconds_changes_no_choice(seed: int, unit: float) -> None:
     table = draw_table(seed, failing=0.0)

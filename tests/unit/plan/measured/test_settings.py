@@ -33,7 +33,7 @@ def listed(run: ResolvedRun, ranks: int, base: StepOptions = BASE) -> Choices:
     return list_choices(run, ranks, base, count_batches=lambda dp: max(1, 4 // dp))
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=12)
 @given(st.sampled_from([1, 2, 3, 4, 6, 8]), st.sets(st.sampled_from(sorted(GIVEN))))
 def test_choices(ranks: int, named: set[str]) -> None:
     base = [(name, GIVEN[name]) for name in sorted(named)]

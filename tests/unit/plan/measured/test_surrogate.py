@@ -9,7 +9,7 @@ from equipoise.plan.measured.next import believe
 from support.measured_table import draw_table
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=12)
 @given(st.integers(0, 2**31), st.integers(1, 20))
 def test_measured_choices_are_known(seed: int, count: int) -> None:
     table = draw_table(seed, failing=0.0)
@@ -24,7 +24,7 @@ def test_measured_choices_are_known(seed: int, count: int) -> None:
     assert found.deviation[:, others].min() > found.deviation[:, rows].max()
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=12)
 @given(st.integers(0, 2**31), st.floats(1e-6, 1e6), st.floats(1e-6, 1e6))
 def test_the_unit_of_seconds_and_of_prices_changes_nothing(
     seed: int, unit: float, price: float

@@ -89,7 +89,7 @@ def test_the_list_of_recipes_is_part_of_the_list_of_all() -> None:
 def test_a_stopped_search_is_no_slower_than_its_seeds(seconds: int) -> None:
     machine = Machine(find_cluster("h100-sxm:64"))
     model, base = read_model("llama3-70b"), StepOptions(8192, 128)
-    space = list_space(model, 64, base)
+    space = list_space(model, 64, base, fixed={"cp": 1})
     ticks, at = Ticks(), list[float]()
     search = Search(model, machine, space, note=lambda _: at.append(ticks.now), clock=ticks)
     found = search.run(seconds=seconds)

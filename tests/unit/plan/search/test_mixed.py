@@ -159,7 +159,7 @@ def test_a_stopped_search_goes_on() -> None:
     assert again.run().fitting == found.fitting and not noted
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 4), st.integers(1, 30)), min_size=1, max_size=3),
     st.integers(1, 8),

@@ -35,7 +35,7 @@ STACKS = {
 }
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=25)
 @given(*draws(STACKS), st.sampled_from(OFFLOADS[1:]))
 def test_no_choice_is_faster_with_offloading_and_no_bound_exceeds_it(
     name, devices, stack, micro, at, seed, offload
@@ -114,10 +114,19 @@ def brute(found: Search) -> dict[int, float]:
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("gib", "host_gib"), [(2.5, 200.0), (4.0, 200.0), (4.0, 1.0), (40.0, 200.0)]
+    ("gib", "host_gib", "fixed"),
+    [
+        (2.5, 200.0, {"schedule": "1f1b"}),
+        (4.0, 200.0, {"recompute": "full"}),
+        (4.0, 1.0, {"schedule": "1f1b"}),
+        (40.0, 200.0, {"recompute": "none"}),
+    ],
+    ids=str,
 )
-def test_the_answer_is_that_of_pricing_every_choice_with_every_offloading(gib, host_gib) -> None:
-    found, outcome = search(gib, host_gib, cp=1, micro_batch=2, replicas=1, order="dp-pp")
+def test_the_answer_is_that_of_pricing_every_choice_with_every_offloading(
+    gib: float, host_gib: float, fixed: dict[str, str]
+) -> None:
+    found, outcome = search(gib, host_gib, cp=1, micro_batch=2, replicas=1, order="dp-pp", **fixed)
     truth = min(brute(found).values(), default=np.inf)
     assert outcome.progress.best_s == truth
     assert outcome.progress.bound_s <= truth

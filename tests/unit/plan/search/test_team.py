@@ -31,7 +31,7 @@ def square_and_who(number: int) -> tuple[int, int]:
     return number * number, os.getpid()
 
 
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=7)
 @given(
     st.sampled_from([0, 1, 3]),
     st.lists(st.lists(st.tuples(st.integers(0, 99), st.integers(0, 4)), max_size=12), max_size=4),

@@ -54,7 +54,7 @@ def draw_trace(seed: int) -> list[TracedRequest]:
     return sorted(rows)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(
     seed=st.integers(0, 10_000),
     price=st.sampled_from(sorted(PRICES)),

@@ -27,7 +27,7 @@ def draw_lattice(devices: int, sequences: int) -> Lattice | None:
         return None
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=10)
 @given(st.integers(1, 24), st.sampled_from([1, 6, 12, 16]), st.data())
 def test_numbers_are_those_of_the_list(devices, sequences, data) -> None:
     lattice = draw_lattice(devices, sequences)
@@ -51,7 +51,7 @@ def test_numbers_are_those_of_the_list(devices, sequences, data) -> None:
     assert len(np.unique(table, axis=1).T) == len(firsts)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=10)
 @given(st.integers(1, 24), st.sampled_from([6, 12, 16]), st.data())
 def test_what_is_looked_for_is_what_a_mask_keeps(devices, sequences, data) -> None:
     lattice = draw_lattice(devices, sequences)

@@ -16,7 +16,7 @@ from equipoise.recsys.lowbit.ranges import choose_ends
     st.booleans(),
     st.integers(0, 2**31),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_an_int8_layer_is_whole_number_arithmetic(
     inputs: int, outputs: int, has_bias: bool, seed: int
 ) -> None:
@@ -55,7 +55,7 @@ def test_an_fp16_layer_computes_in_fp32_from_rounded_weights() -> None:
 
 
 @given(st.integers(0, 2**31), st.floats(1.0, 1e4))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=7, deadline=None)
 def test_ends_never_cost_more_than_least_to_greatest(seed: int, far: float) -> None:
     inputs = np.append(np.random.default_rng(seed).standard_normal(4000), far)
 

@@ -8,7 +8,7 @@ from equipoise.schedule.batching.pages import PagePool
 from equipoise.schedule.batching.sequence import page_runs
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 @given(steps=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 9)), max_size=60))
 def test_free_runs_hand_out_each_page_once(steps: list[tuple[int, int]]) -> None:
     runs, pages = FreeRuns(40), 40
@@ -44,7 +44,7 @@ def test_a_sequence_gets_one_run_and_room_to_grow() -> None:
     assert len(page_runs(first)) == len(page_runs(second)) == 1
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=50)
 @given(data=st.data())
 def test_pages_are_conserved_and_hold_what_they_are_reached_by(data: st.DataObject) -> None:
     pool, size = PagePool(12), 12

@@ -97,7 +97,7 @@ def test_a_sibling_goes_on_when_its_leader_is_given_up() -> None:
     assert loop.served["b"].sampled == 1 and loop.scheduler.used_pages == 0
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=40)
 @given(
     policy=st.sampled_from(sorted(FAIR_POLICIES)),
     sizes=st.lists(

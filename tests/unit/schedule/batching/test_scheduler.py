@@ -57,7 +57,7 @@ def noting(make: MakePolicy, charged: dict[str, float]) -> MakePolicy:
     return made
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=50)
 @given(
     load=loads(),
     policy=policies,

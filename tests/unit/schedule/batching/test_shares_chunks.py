@@ -86,7 +86,7 @@ class SpreadLoop(Loop):
         return (keys[0][0] if token < len(keys) * PAGE else request), token
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=30)
 @given(
     load=loads(),
     ranks=st.sampled_from([1, 2, 3]),

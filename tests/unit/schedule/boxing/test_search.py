@@ -72,7 +72,7 @@ def brute(request: BoxingRequest) -> float:
     return best[request.after]
 
 
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(requests())
 def test_no_path_at_all_is_cheaper(request: BoxingRequest) -> None:
     found = plan_boxing(request)
@@ -80,7 +80,7 @@ def test_no_path_at_all_is_cheaper(request: BoxingRequest) -> None:
     assert found.seconds <= brute(request) * (1 + 1e-9)
 
 
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(requests(axes=3))
 def test_other_ways_lead_there_and_are_no_cheaper(request: BoxingRequest) -> None:
     found, others = plan_boxing(request), other_ways(request)

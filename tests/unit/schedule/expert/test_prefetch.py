@@ -20,7 +20,7 @@ from equipoise.schedule.expert.prefetch import (
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     layers=st.integers(1, 8),
     slice_bytes=st.integers(1, 5),

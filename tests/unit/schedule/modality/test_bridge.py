@@ -39,7 +39,7 @@ def _plan(seed: int, ranks: int, items: int, round_rows: int) -> BridgePlan:
     )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 6), st.integers(0, 12), st.integers(1, 20))
 def test_rounds_carry_every_row_once_and_are_bounded(
     seed: int, ranks: int, items: int, round_rows: int

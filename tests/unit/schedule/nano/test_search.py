@@ -97,7 +97,7 @@ def graphs(draw: st.DrawFn) -> NanoGraph:
     return NanoGraph(tuple(operations), lanes, beside)
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(graph=graphs())
 def test_equal_to_brute_force_and_legal(graph: NanoGraph) -> None:
     schedule = search_order(graph)
@@ -107,7 +107,7 @@ def test_equal_to_brute_force_and_legal(graph: NanoGraph) -> None:
     assert schedule.seconds <= sequential(graph).seconds * (1 + 1e-9)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(graph=graphs(), times=st.integers(1, 4), most=st.integers(1, 30))
 def test_repeated_and_cut_short_it_is_legal(graph: NanoGraph, times: int, most: int) -> None:
     schedule = search_order(graph, most_states=most)
@@ -118,7 +118,7 @@ def test_repeated_and_cut_short_it_is_legal(graph: NanoGraph, times: int, most: 
     assert len(repeated.steps) == times * len(graph.operations)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(graph=graphs(), factors=st.lists(st.integers(1, 5), min_size=5, max_size=5))
 def test_it_holds_whatever_operations_take(graph: NanoGraph, factors: list[int]) -> None:
     schedule = search_order(graph)

@@ -80,7 +80,7 @@ def draw(tokens: int, rows: int, heads: int, kv_heads: int, width: int, seed: in
     return [torch.randn(*size, width, generator=source).bfloat16() for size in sizes]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     st.tuples(st.integers(0, 300), st.integers(1, 140)),
     st.sampled_from([(9, 3, 64), (4, 4, 128), (8, 1, 64)]),
@@ -109,7 +109,7 @@ UNSEEN = {"full": None, "causal": 1, "anticausal": -1}
 """Whether keys after or before a query are not read."""
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     st.tuples(st.integers(1, 140), st.integers(1, 300)),
     st.sampled_from([(9, 3, 64), (4, 4, 128), (8, 1, 64)]),
@@ -132,7 +132,7 @@ def test_tiles_of_every_kind_have_the_log_sum_exp_of_their_scores(
     assert (o.double() - exact_o).abs().max() < 2**-8 * 4
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=7, deadline=None)
 @given(
     st.lists(st.integers(1, 200), min_size=2, max_size=5),
     st.integers(9, 100),

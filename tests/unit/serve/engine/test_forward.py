@@ -80,7 +80,7 @@ def near(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
 
 
 @pytest.mark.parametrize("name", MODELS)
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(data=st.data())
 def test_logits_are_those_of_each_sequence_by_itself(name: str, data: st.DataObject) -> None:
     model = MODELS[name]

@@ -60,7 +60,7 @@ def bits(scores: tuple[Score, ...]) -> list[tuple[int, str, tuple[tuple[int, str
 
 @pytest.mark.long
 @pytest.mark.parametrize(("name", "dtype"), CASES)
-@settings(max_examples=6)
+@settings(max_examples=3)
 @given(
     order=st.permutations(range(len(REQUESTS))),
     count=st.integers(1, len(REQUESTS)),

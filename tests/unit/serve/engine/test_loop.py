@@ -52,7 +52,7 @@ def requests() -> st.SearchStrategy[list[GenerateRequest]]:
     return st.lists(one, min_size=1, max_size=8)
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(
     batch=requests(),
     policy=st.sampled_from(["fifo", "vtc", "uwfq"]),

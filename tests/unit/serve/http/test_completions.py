@@ -234,7 +234,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(value=JSON, times=st.sampled_from([1, 256, 257]))
 def test_what_is_written_in_slices_is_the_same(value: Any, times: int) -> None:
     value = {"choices": [value], "all": [value] * times}

@@ -243,7 +243,7 @@ JSON = st.recursive(
 KINDS = (CompletionBody, ChatBody, TokenizeBody, DetokenizeBody)
 
 
-@settings(max_examples=150)
+@settings(max_examples=50)
 @given(st.sampled_from(KINDS), st.data())
 def test_whatever_the_value_it_is_read_or_refused(kind: Any, data: st.DataObject) -> None:
     names = st.sampled_from([*kind.model_fields]) | st.text(max_size=6)

@@ -13,7 +13,7 @@ CORES = {"byte level": byte_level(), "pieces": pieces()}
 
 
 @pytest.mark.parametrize("kind", CORES)
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(text=st.text(max_size=40))
 def test_bytes_of_a_texts_tokens_are_the_text(kind: str, text: str) -> None:
     core: tokenizers.Tokenizer = CORES[kind]

@@ -26,7 +26,7 @@ def lanes() -> Iterator[Lanes]:
     torch.set_num_threads(before)
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(seconds=st.lists(st.integers(1, 9), min_size=8, max_size=8), times=st.integers(1, 5))
 def test_no_step_begins_before_those_that_it_waits_for(seconds: list[int], times: int) -> None:
     links = [

@@ -56,7 +56,7 @@ def draw_trace(seed: int) -> list[TracedRequest]:
     ]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(
     seed=st.integers(0, 1000),
     policy=st.sampled_from(sorted(FAIR_POLICIES)),

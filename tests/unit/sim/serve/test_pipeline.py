@@ -50,7 +50,7 @@ def times(run: ServedTrace) -> list[tuple[float, float]]:
     return [(each.first_s, each.end_s) for each in run.requests]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(
     seed=st.integers(0, 1000),
     policy=st.sampled_from(sorted(FAIR_POLICIES)),

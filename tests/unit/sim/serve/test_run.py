@@ -60,7 +60,7 @@ def times(run: ServedTrace) -> list[tuple[TracedRequest, int, float, float]]:
     return [(each.traced, each.replica, each.first_s, each.end_s) for each in run.requests]
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=40)
 @given(
     trace=traces(),
     policy=st.sampled_from(sorted(FAIR_POLICIES)),
@@ -85,7 +85,7 @@ def test_deciding_many_iterations_at_once_changes_no_time(
         assert sum(n for _, n in one.gaps) == sum(n for _, n in other.gaps)
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=40)
 @given(
     trace=traces(),
     policy=st.sampled_from(sorted(FAIR_POLICIES)),

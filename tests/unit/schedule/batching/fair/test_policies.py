@@ -66,7 +66,7 @@ def backlogs(draw: st.DrawFn) -> tuple[list[ServeRequest], dict[str, int]]:
     return requests, outputs
 
 
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=7)
 @given(load=backlogs())
 def test_service_of_backlogged_tenants_stays_within_vtcs_bound(
     load: tuple[list[ServeRequest], dict[str, int]],
@@ -92,7 +92,7 @@ def test_service_of_backlogged_tenants_stays_within_vtcs_bound(
         assert abs(served["a"] - served["b"]) <= 2 * most
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(
     policy=st.sampled_from(sorted(FAIR_POLICIES)),
     sizes=st.lists(
@@ -154,7 +154,7 @@ def test_vtc_lifts_a_tenant_that_comes_back() -> None:
     assert policy.counters["c"] == policy.counters["a"] == 7.0
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(
     steps=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4), st.integers(0, 9)), max_size=60)
 )

@@ -25,7 +25,7 @@ def workloads(draw: st.DrawFn) -> list[Work]:
     ]
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=75)
 @given(jobs=workloads())
 def test_no_user_ends_its_work_later_than_with_equal_shares_by_more_than_a_chunk(
     jobs: list[Work],
@@ -41,7 +41,7 @@ def test_no_user_ends_its_work_later_than_with_equal_shares_by_more_than_a_chunk
                 assert max(ends[each.id] for each in mine[:count]) <= done_s + CHUNK_S + 1e-9
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=75)
 @given(jobs=workloads(), arrivals=st.tuples(*(st.integers(0, 12) for _ in range(3))))
 def test_no_job_ends_later_than_with_equal_shares_where_a_users_jobs_come_together(
     jobs: list[Work], arrivals: tuple[int, ...]
@@ -54,7 +54,7 @@ def test_no_job_ends_later_than_with_equal_shares_where_a_users_jobs_come_togeth
         assert ends[each.id] <= fluid[each.id] + CHUNK_S + 1e-9
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(parts=st.integers(1, 40), others=st.integers(1, 6))
 def test_cutting_work_into_more_jobs_gives_no_larger_share(parts: int, others: int) -> None:
     mine = [Work(f"a{at:02d}", "a", 0.0, 20.0 / parts) for at in range(parts)]
@@ -151,7 +151,7 @@ def test_a_further_stage_of_a_job_continues_where_it_left() -> None:
     assert deadline("chat", 9.0) == deadline("", 2.0) == pytest.approx(9.0)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(jobs=workloads(), order=st.randoms(use_true_random=False))
 def test_the_order_of_equal_arrivals_changes_nothing(jobs: list[Work], order: object) -> None:
     shuffled = list(jobs)
