@@ -73,7 +73,7 @@ class SwitchedExchange(BalancedExchange):
         units = Sharing(self.split.peers, max(r, 1), self.ffn).fetched_units
         units *= schedule.rows.shape[1]
         row_bytes: int = gate.shape[2] * gate.element_size()
-        return 3 * (schedule.copies * self.ffn + units) * row_bytes
+        return int(3 * (schedule.copies * self.ffn + units) * row_bytes)
 
     def choose(self, every: Ints) -> int:
         """The sharing for each rank's rows for each expert, int64 [etp, ep, X]."""
