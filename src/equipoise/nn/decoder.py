@@ -4,7 +4,6 @@ What it decides
     Nothing about ranks. A pack that is spread over several arrives as a ``PackAttention``, which
     has the positions of this rank's tokens and attends over all of them; every other layer treats
     each token by itself. Ranks that share weights are ``tensor``: a block computes with its share.
-    Tokens without a label skip the last feed-forward where many are such (``nn.loss``).
 
 Kept true (tests/unit/nn/test_decoder.py, tests/multi/check/test_check.py)
     Documents do not see each other; however a pack is distributed, loss, logits and gradients
@@ -25,7 +24,7 @@ from equipoise.base.errors import ModelError
 from equipoise.nn.attention import Attend, PackAttention, pack_attention
 from equipoise.nn.declare import Copied, Placement, Split, local
 from equipoise.nn.lora import adapter_of
-from equipoise.nn.loss import head_loss, labelled_rows
+from equipoise.nn.loss import head_loss
 from equipoise.nn.modality.insert import Inserted
 from equipoise.nn.moe.layer import MixtureOfExperts, RowsAway
 from equipoise.nn.norm import RmsNorm
@@ -33,7 +32,7 @@ from equipoise.nn.packed import PackedModel
 from equipoise.nn.project import PLAIN, Products, gate_up
 from equipoise.nn.recompute import again
 from equipoise.nn.rope import rotary_frequencies, rotary_table, rotate
-from equipoise.nn.shuffle import PlaceTokens, Shuffle, keep_rows, permute_rows
+from equipoise.nn.shuffle import PlaceTokens, Shuffle, permute_rows
 from equipoise.nn.tensor import Alone, TensorRanks, look_up
 from equipoise.spec.model.heads import share_heads
 from equipoise.spec.model.presets import ModelSpec
@@ -193,10 +192,10 @@ class DecoderLayer(nn.Module):
 
         return x_tD + self.tensor.through(normed_tD, table.shape[1], partial)
 
-    def end(self, x_tD: Tensor, o_THE: Tensor, table: Tensor, kept: Tensor | None = None) -> Tensor:
+    def end(self, x_tD: Tensor, o_THE: Tensor, table: Tensor) -> Tensor:
         """What comes after the core: its output joined to the stream, and the feed-forward."""
         away = self._leave(x_tD)
-        return self._meet(keep_rows(self.attention.join(x_tD, o_THE), kept), table, away)
+        return self._meet(self.attention.join(x_tD, o_THE), table, away)
 
     def _leave(self, x_tD: Tensor, normed_tD: Tensor | None = None) -> RowsAway | None:
         """Let rows of experts leave before attention, if there is a shortcut."""
@@ -211,31 +210,25 @@ class DecoderLayer(nn.Module):
             return self._feed(x_tD, table)
         return self.feed_forward.finish(x_tD, self.feed_forward_norm(x_tD), away)
 
-    def _run(self, x_tD: Tensor, table: Tensor, attend: Attend, kept: Tensor | None) -> Tensor:
+    def _run(self, x_tD: Tensor, table: Tensor, attend: Attend) -> Tensor:
         normed_tD = self.attention_norm(x_tD)
         away = self._leave(x_tD, normed_tD)
         o_THE = attend(*self.attention.heads(normed_tD, table))
-        return self._meet(keep_rows(self.attention.join(x_tD, o_THE), kept), table, away)
+        return self._meet(self.attention.join(x_tD, o_THE), table, away)
 
-    def forward(
-        self, x_tD: Tensor, table: Tensor, attend: Attend, kept: Tensor | None = None
-    ) -> Tensor:
-        """One layer; ``recompute`` says what it keeps for the backward.
-
-        Of a dense layer's outputs only the rows ``kept`` are returned, where some are not needed.
-        """
+    def forward(self, x_tD: Tensor, table: Tensor, attend: Attend) -> Tensor:
+        """One layer; ``recompute`` says what it keeps for the backward."""
         if self.recompute == "full":
-            return again(self._run, x_tD, table, attend, kept)
+            return again(self._run, x_tD, table, attend)
         if self.recompute == "attention":
             normed_tD = self.attention_norm(x_tD)
             away = self._leave(x_tD, normed_tD)
             heads = self.attention.heads(normed_tD, table)
-            joined_tD = again(self._attend, x_tD, *heads, attend)
-            return self._meet(keep_rows(joined_tD, kept), table, away)
+            return self._meet(again(self._attend, x_tD, *heads, attend), table, away)
         if self.recompute == "selective":
             heads = again(self.begin, x_tD, table)
-            return again(self.end, x_tD, attend(*heads), table, kept)
-        return self._run(x_tD, table, attend, kept)
+            return again(self.end, x_tD, attend(*heads), table)
+        return self._run(x_tD, table, attend)
 
 
 def _require_built(model: ModelSpec) -> None:
@@ -265,8 +258,6 @@ class Decoder(PackedModel):
         """Which of the ranks that share weights keeps which tokens; in their order unless set."""
         self.shuffle: Shuffle | None = None
         """What the last forward did, by which ``logits`` puts its rows back."""
-        self.kept_T: Tensor | None = None
-        """Which tokens the last forward took through the last feed-forward; None for all."""
         self.embed = nn.Embedding(model.vocab, model.hidden)
         self.layers = nn.ModuleList(
             DecoderLayer(model, sparse=model.is_sparse(layer)) for layer in range(model.layers)
@@ -295,21 +286,7 @@ class Decoder(PackedModel):
             tokens_T = tokens_T[order_T]
             labels_T = None if labels_T is None else labels_T[order_T]
         x_tD = self.begin(tokens_T, inserted)
-        self.kept_T = None if labels_T is None else self._needed(labels_T)
-        x_tD = self.run_layers(x_tD, pack, self.layers, kept_T=self.kept_T)
-        if self.kept_T is not None and labels_T is not None:
-            labels_T = labels_T[self.kept_T]
-        return self.finish(x_tD, labels_T)
-
-    def _needed(self, labels_T: Tensor) -> Tensor | None:
-        """Tokens that the last feed-forward must take, if it can leave those without a label.
-
-        Routers count all tokens, ranks that share weights run with all, and float8 scales by all.
-        """
-        feed = getattr(self.layers[-1], "feed_forward", None)
-        if not isinstance(feed, FeedForward) or feed.products is not PLAIN or self.tensor.ranks > 1:
-            return None
-        return labelled_rows(labels_T)
+        return self.finish(self.run_layers(x_tD, pack, self.layers), labels_T)
 
     @property
     def stack(self) -> Sequence[nn.Module]:
@@ -338,25 +315,15 @@ class Decoder(PackedModel):
         return x_tD if inserted is None else inserted.into(x_tD)
 
     def run_layers(
-        self,
-        x_tD: Tensor,
-        pack: Sequence[int] | PackAttention,
-        layers: Iterable[nn.Module],
-        *,
-        kept_T: Tensor | None = None,
+        self, x_tD: Tensor, pack: Sequence[int] | PackAttention, layers: Iterable[nn.Module]
     ) -> Tensor:
-        """Run some of the layers, in order, on hidden states [t, D].
-
-        The last of them returns the rows ``kept_T`` alone, if given.
-        """
+        """Run some of the layers, in order, on hidden states [t, D]."""
         if not isinstance(pack, PackAttention):
             pack = pack_attention(pack, x_tD.device)
         frequency = rotary_frequencies(self.model, device=x_tD.device)
         table = rotary_table(frequency, pack.positions_T, x_tD.dtype)
-        every = list(layers)
-        for at, layer in enumerate(every, start=1):
-            kept = () if kept_T is None or at < len(every) else (kept_T,)
-            x_tD = layer(x_tD, table, pack.attend, *kept)
+        for layer in layers:
+            x_tD = layer(x_tD, table, pack.attend)
         return x_tD
 
     def finish(self, x_tD: Tensor, labels_T: Tensor | None) -> Tensor:

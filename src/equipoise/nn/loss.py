@@ -42,8 +42,8 @@ _FEWEST_LEFT_OUT = 8
 others takes longer otherwise."""
 
 
-def labelled_rows(labels_T: Tensor) -> Tensor | None:
-    """The rows with a label, or None where it is better to compute them all."""
+def _labelled_rows(labels_T: Tensor) -> Tensor | None:
+    """The rows with a label, or None to take them all."""
     if labels_T.device.type != "cpu":
         return None
     rows = torch.nonzero(labels_T != IGNORED).squeeze(1)
@@ -68,7 +68,7 @@ class _HeadLoss(torch.autograd.Function):
         # Sized for the longest share, so that all ranks meet in the same chunks.
         chunk = max(_FEWEST_ROWS, _CHUNK_BYTES // (wide.itemsize * -(-words // tensor.ranks)))
         total = x_TD.new_zeros((), dtype=wide)
-        every_TD, rows = x_TD, labelled_rows(labels_T)
+        every_TD, rows = x_TD, _labelled_rows(labels_T)
         if rows is not None:
             x_TD, labels_T = x_TD[rows], labels_T[rows]
         needs_x, needs_head = ctx.needs_input_grad[:2]

@@ -1,4 +1,4 @@
-"""Tokens of a micro-batch in another order, which attention alone must know, or some of them.
+"""Tokens of a micro-batch in another order, which attention alone must know.
 
 Why
     Ranks that share weights keep runs of a micro-batch's tokens between blocks. Another order of
@@ -52,29 +52,6 @@ class _Permute(torch.autograd.Function):
 def permute_rows(rows: Tensor, order: Tensor) -> Tensor:
     """``rows[order]``, differentiable."""
     out: Tensor = _Permute.apply(rows, order)
-    return out
-
-
-class _Keep(torch.autograd.Function):
-    """Some of the rows; the others have gradients of zero."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, kept: Tensor) -> Tensor:
-        ctx.save_for_backward(kept)
-        ctx.shape = rows.shape
-        return rows[kept]
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        (kept,) = ctx.saved_tensors
-        return grads[0].new_zeros(ctx.shape).index_copy_(0, kept, grads[0]), None
-
-
-def keep_rows(rows: Tensor, kept: Tensor | None) -> Tensor:
-    """``rows[kept]``, each at most once, differentiable; all of them for None."""
-    if kept is None:
-        return rows
-    out: Tensor = _Keep.apply(rows, kept)
     return out
 
 

@@ -100,22 +100,6 @@ def test_loss_is_the_cross_entropy_of_the_logits(model: ModelSpec) -> None:
         torch.testing.assert_close(grad, weight.grad, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("recompute", get_args(Recompute))
-def test_tokens_without_a_label_skip_the_last_feed_forward_alone(recompute: Recompute) -> None:
-    decoder, rows = build(PLAIN), list[int]()
-    decoder.set_recompute(recompute)
-    for layer in decoder.layers:
-        layer.feed_forward.register_forward_hook(lambda _m, _a, out: rows.append(len(out)))
-    tokens_T, labels_T = draw(PLAIN, LENGTHS)
-    labelled = int((labels_T != IGNORED).sum())
-    with torch.no_grad():
-        decoder(tokens_T, LENGTHS, labels_T=labels_T)
-        few = tokens_T.clone()
-        few[3] = IGNORED  # gathering all but one takes longer than computing it
-        decoder(tokens_T, LENGTHS, labels_T=few)
-    assert rows == [24, labelled, 24, 24] and labelled < 21
-
-
 @each_model
 def test_a_pack_is_its_documents(model: ModelSpec) -> None:
     """Losses and gradients of a pack are the sums of the documents' own."""
@@ -232,9 +216,8 @@ def test_a_recomputed_layer_computes_its_last_product_again() -> None:
     for setting in ("none", "full"):
         decoder = build(PLAIN)
         decoder.set_recompute(setting)
-        tokens_T, _ = draw(PLAIN, LENGTHS)
         with Products() as products:
-            step(decoder, tokens_T, tokens_T, LENGTHS)  # every token has a label
+            step(decoder, *draw(PLAIN, LENGTHS), LENGTHS)
         tokens, hidden, units = sum(LENGTHS), PLAIN.hidden, PLAIN.ffn
         shapes = ((tokens, hidden), (tokens, units), (units, hidden))
         found.append(products.counts[tuple(map(torch.Size, shapes))])

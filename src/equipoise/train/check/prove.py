@@ -157,8 +157,6 @@ class _LogitsWatch:
         del module, args
         expected = next(self._expected, None)
         if expected is not None:  # else the pass without tokens that sums gradients
-            kept_T = getattr(self._decoder, "kept_T", None)
-            expected = expected if kept_T is None else expected[kept_T]
             with torch.no_grad():
                 logits = self._decoder.logits(x_tD)
             self._error = max(self._error, relative_error(logits, expected, 1.0))
