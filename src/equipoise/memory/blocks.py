@@ -169,10 +169,10 @@ class BlockFile:
         try:
             yield
         except OSError as error:
-            file = self.folder / "blocks"
+            why = explain_refusal(error, self.folder)
             raise CheckpointError(
-                f"Rows cannot be written to {file} ({explain_refusal(error, self.folder)}). Make "
-                "room there; the same command goes on from the last checkpoint."
+                f"{self.folder / 'blocks'} could not be written ({why}). Make room there; the same "
+                "command goes on from the last checkpoint."
             ) from error
 
     def _manifest(self, number: int) -> Path:

@@ -97,7 +97,10 @@ class SliceFile:
             try:
                 block = self._file.read(self._first[name] + at)
             except (CheckpointError, OSError) as error:
-                raise self._fault("is damaged", "Start the run again") from error
+                raise CheckpointError(
+                    f"{self._file.folder / 'blocks'}, where weights that have no memory lie, is "
+                    "damaged. Start the run again: it goes on from its newest checkpoint."
+                ) from error
             data[start : start + size] = block[:size]
 
     def write(self, name: str, tensor: Tensor) -> None:
@@ -107,19 +110,9 @@ class SliceFile:
             CheckpointError: the disk refuses it.
         """
         data = _memory(tensor)
-        try:
-            for at, start in enumerate(range(0, len(data), self.block_bytes)):
-                block = bytes(data[start : start + self.block_bytes])
-                self._file.write(self._first[name] + at, block.ljust(self.block_bytes, b"\0"))
-        except OSError as error:
-            what = f"could not be written ({error.strerror})"
-            raise self._fault(what, "Make room, and start the run again") from error
-
-    def _fault(self, what: str, fix: str) -> CheckpointError:
-        return CheckpointError(
-            f"{self._file.folder / 'blocks'}, where weights that have no memory lie, {what}. "
-            f"{fix}: it goes on from its newest checkpoint."
-        )
+        for at, start in enumerate(range(0, len(data), self.block_bytes)):
+            block = bytes(data[start : start + self.block_bytes])
+            self._file.write(self._first[name] + at, block.ljust(self.block_bytes, b"\0"))
 
 
 def _memory(tensor: Tensor) -> memoryview:

@@ -120,9 +120,8 @@ def test_a_damaged_file_is_named() -> None:
         "the run again: it goes on from its newest checkpoint."
     )
     assert run_ranks(1, tier_ranks.damage, one, "refused")[0] == (
-        "CheckpointError: FOLDER/blocks, where weights that have no memory lie, could not be "
-        "written (File too large). Make room, and start the run again: it goes on from its "
-        "newest checkpoint."
+        "CheckpointError: FOLDER/blocks could not be written (File too large). Make room there; "
+        "the same command goes on from the last checkpoint."
     )
 
 

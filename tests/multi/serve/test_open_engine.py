@@ -17,7 +17,7 @@ def settings(**changes: object) -> EngineSettings:
 
 def test_three_ranks_answer_from_a_cache_whose_pages_they_divide() -> None:
     prompt = tuple(range(5, 64))
-    curve = dataclasses.replace(CURVE, tokens=((1, 1e-3), (512, 0.5)))  # so there are chunks
+    curve = dataclasses.replace(CURVE, tokens=((1, 1e-3), (512, 2.0)))  # so there are chunks
     with open_engine(trained(), settings(context_ranks=3, iteration_s=1e-6), curve=curve) as engine:
         assert (engine.pool.page_tokens, engine.pool.pages) == (18, 20)
         request = GenerateRequest(prompt, most_tokens=7, ignores_end=True)

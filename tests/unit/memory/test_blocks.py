@@ -108,6 +108,6 @@ def test_a_full_disk_is_named_and_commits_stay(
     monkeypatch.undo()
     said = str(error.value)
     why = "No space left on device; " if is_cut else "No room; "
-    assert said.startswith(f"Rows cannot be written to {tmp_path / 'blocks'} ({why}")
+    assert said.startswith(f"{tmp_path / 'blocks'} could not be written ({why}")
     assert said.endswith("). Make room there; the same command goes on from the last checkpoint.")
     assert BlockFile(tmp_path, BLOCKS, commit=1).read(0) == page(1)

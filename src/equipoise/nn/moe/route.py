@@ -92,15 +92,16 @@ def sort_rows(
     """
     tokens, top_k = chosen_TK.shape
     flat = chosen_TK.reshape(-1)
-    if flat.device.type == "cpu" and len(flat):
-        least, largest = (int(each) for each in torch.aminmax(flat))
-        if least < 0 or largest >= experts + identities:
-            wrong = least if least < 0 else largest
-            raise ModelError(
-                f"A token chose expert {wrong}, and a layer has {experts + identities}, from 0 on."
-            )
     slots = torch.argsort(flat, stable=True)
-    counts_X = count_choices(flat, experts + identities)
+    try:
+        counts_X = count_choices(flat, experts + identities)
+    except RuntimeError:
+        wrong = flat[(flat < 0) | (flat >= experts + identities)]
+        if not len(wrong):
+            raise
+        raise ModelError(
+            f"A token chose expert {wrong[0]}, and a layer has {experts + identities}, from 0 on."
+        ) from None
     most = capacity(tokens, top_k=top_k, experts=experts, factor=factor) if factor else tokens
     # Only these let the host wait: how many rows are kept depends on the scores.
     is_whole = not identities and (not factor or not bool((counts_X > most).any()))
