@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -158,6 +159,30 @@ def test_a_bad_number_is_seen() -> None:
     each.k[150, 0, 3] = np.nan
     (o,) = attend([each], page_tokens=16, block=1, is_bf16=False)
     assert np.isnan(o).all()
+
+
+_PRINT_BITS = """
+import numpy as np
+from equipoise.serve.engine.kernel import attend_rows
+draw = np.random.default_rng(0).standard_normal
+shapes = (5, 9, 64), (300, 3, 64), (300, 3, 64)
+q, k, v = (draw(shape, dtype=np.float32) for shape in shapes)
+parts, o = np.empty((5, 3, 9, 66), np.float32), np.empty_like(q)
+pages, positions = np.arange(75, dtype=np.int32)[None], np.arange(295, 300, dtype=np.int32)
+work = np.array([(0, 0, 5, tile) for tile in range(3)], np.int32)
+attend_rows(q, k, v, pages, 4, positions, work, parts, o, o[:, :, 0].copy())
+print(o.tobytes().hex())
+"""
+
+
+@pytest.mark.long
+def test_bits_are_the_same_where_it_was_just_compiled_and_where_it_was_kept(tmp_path: Path) -> None:
+    """Two processes, the first of which has it compiled: 8 s."""
+    command = [sys.executable, "-c", _PRINT_BITS]
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    first, second = (subprocess.check_output(command, env=environment) for _ in range(2))
+    assert first == second
+    assert [*tmp_path.rglob("*attend_rows*.nbi")]
 
 
 _COUNT_THREADS = """
