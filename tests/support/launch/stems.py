@@ -48,8 +48,10 @@ class KeptStems:
         output = os.fstat(1)  # ranks write to the one that was there when the stem began
         key = program, os.getcwd(), output.st_dev, output.st_ino, *sorted(own.items())
         stem = self._kept.pop(key, None)
-        if stem is None or not stem.is_alive:
-            stem = KeptStem(program, log)
+        if stem is not None and not stem.is_alive:
+            stem.end()
+            stem = None
+        stem = stem or KeptStem(program, log)
         self._kept[key] = stem
         while len(self._kept) > MOST:
             self._kept.pop(next(iter(self._kept))).end()

@@ -54,7 +54,7 @@ def test_a_model_type_that_nobody_knows(tmp_path) -> None:
         read_model(str(file))
     assert str(refusal.value) == (
         'config.json: model_type "deepseek_v4" is not one of llama, mistral, mixtral, qwen2, '
-        "qwen2_moe, qwen3, qwen3_moe, phi3, ernie4_5, deepseek_v3, glm4_moe, gpt_oss, "
+        "qwen2_moe, qwen3, qwen3_moe, phi3, ernie4_5, deepseek_v3, kimi_k2, glm4_moe, gpt_oss, "
         "llama4_text, llama4. Nearest: deepseek_v3."
     )
 
