@@ -1,6 +1,7 @@
 """Rows of host metrics: a number for each, and a process finds itself in its own."""
 
 import math
+import mmap
 import os
 import time
 
@@ -20,6 +21,8 @@ def test_what_this_process_does_shows_in_its_own_metrics(tmp_path) -> None:
     with (tmp_path / "file").open("wb") as file:
         file.write(os.urandom(1 << 20))
         os.fsync(file.fileno())
+    with mmap.mmap(-1, 1 << 20) as memory:  # what NumPy frees it may get again, without a fault
+        memory.write(bytes(1 << 20))
     spin = time.process_time()
     while time.process_time() < spin + 0.2:
         np.ones(1 << 20).sum()
