@@ -179,7 +179,7 @@ def in_network(rate: str | None) -> dict[str, Any]:
             f"ip link set lo up && tc qdisc add dev lo root tbf rate {rate} burst 256kb "
             f"latency 200ms && exec {shlex.join(command)}"
         )
-        command = ["unshare", "-n", "sh", "-c", f"export GLOO_SOCKET_IFNAME=lo; {words}"]
+        command = ["unshare", "-n", "sh", "-c", words]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode:
         return {"not measured": done.stderr.strip().splitlines()[-1:]}
