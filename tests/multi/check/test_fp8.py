@@ -25,7 +25,7 @@ LAYERED = dataclasses.replace(MODEL, layers=2)
 
 
 def test_every_layout_and_policy_equals_one_rank() -> None:
-    """Of two ranks; the command below has every case of one."""
+    """Two ranks; the command below has every case of one."""
     cases = [
         *all_cases(2, LAYERED),
         *divided_cases(2, LAYERED),

@@ -80,7 +80,7 @@ def shallow_deep_and_many(at: int) -> list[Case]:
 
 @pytest.fixture(scope="module")
 def seen() -> list[list[list[Seen]]]:
-    """Of each run what each rank sees; those of two ranks on the same two."""
+    """What each rank sees of each run; runs on two ranks share the two."""
     alone, *shared = map(shallow_deep_and_many, range(len(RUNS)))
     both = waits(*(case for cases in shared for case in cases))
     by_run = [[rank[at : at + 3] for rank in both] for at in range(0, 3 * len(shared), 3)]
