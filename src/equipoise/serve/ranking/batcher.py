@@ -105,6 +105,7 @@ class Batcher:
 
     model: RankModel
     most_together: int = MOST_TOGETHER
+    most_waiting_bytes: int = MOST_WAITING_BYTES
     stats: BatcherStats = field(default_factory=BatcherStats)
     _queue: deque[_WaitingRequest] = field(default_factory=deque)
     _changed: threading.Condition = field(default_factory=threading.Condition)
@@ -143,10 +144,10 @@ class Batcher:
                 raise overloaded("The server is shutting down.", 1.0)
             if len(self._queue) >= MOST_WAITING:
                 raise overloaded(f"{len(self._queue):,} requests wait already.", 1.0)
-            if self._queue and self._waiting_bytes + coded.held_bytes > MOST_WAITING_BYTES:
+            if self._queue and self._waiting_bytes + coded.held_bytes > self.most_waiting_bytes:
                 raise overloaded(
                     f"Requests of {self._waiting_bytes:,} bytes wait already, and this one has "
-                    f"{coded.held_bytes:,} ({MOST_WAITING_BYTES:,} at most).",
+                    f"{coded.held_bytes:,} ({self.most_waiting_bytes:,} at most).",
                     1.0,
                 )
             self._waiting_bytes += coded.held_bytes

@@ -216,10 +216,10 @@ def test_long_requests_are_read_and_written_beside_others(server: Running) -> No
     )
 
 
-def test_requests_are_bounded_by_bytes(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_are_bounded_by_bytes(server: Running) -> None:
     """A queue of 1,024 had no bound but their number, and each may look up 4 million rows."""
-    monkeypatch.setattr("equipoise.serve.ranking.batcher.MOST_WAITING_BYTES", 200)
     small, batcher = request(1, 2), server.state.batcher
+    batcher.most_waiting_bytes = 200
     own = RANKER.code(small["context"], small["candidates"]).held_bytes
     assert own == 4 * 6 + 8 * 5 + 4 * 2
     server.model.may_go.clear()
