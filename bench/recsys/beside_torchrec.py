@@ -7,9 +7,9 @@ the dense part under Adam, one thread a rank, gloo. Both cut their batches from 
 while they train; ``ready`` gives torchrec batches that were cut before, which ours never has.
 Sides alternate.
 
-Both are compared with one process in float64. The bench fails where losses are further than 1e-5
-apart, where our weights end further than 1e-5 from it, or where torchrec's dense kernel has been
-chosen, which drops the tables' optimizer.
+Both are compared with one process in float64, and with each other. The bench fails where losses or
+weights of the two are further than 1e-5 apart, so also where torchrec has chosen its dense kernel,
+which drops the tables' optimizer, or where a table ends further than 1e-5 from float64.
 """
 
 import json
@@ -47,9 +47,11 @@ BATCH, STEPS, WARM, ROUNDS = 1024, 64, 8, 4
 IDS = (1, 1, 2, 4, 8, 8, 12, 16)
 """Mean ids of a sample, table by table; every fifth bag is empty where they are more than 1."""
 _MOST_APART = 1e-5
-_MOST_TORCHREC = 2e-3
-"""Weights of torchrec's tables move by 0.4 in these steps; where they are not trained, they are 0.4
-off. In step 61 a ReLU reads -4.3e-9 in float64 and more than 0 in torchrec's run, hence 8.6e-4."""
+_BETWEEN = "torchrec, from ours"
+_MOST_DENSE = 1e-4
+"""Of the dense part from float64: Adam divides by the root of a square, so a gradient that is all
+rounding moves its weight as far as a large one does. Both sides end 3.6e-5 from it, and 1e-5 from
+each other."""
 
 
 def make_samples() -> Samples:
@@ -67,7 +69,8 @@ def make_samples() -> Samples:
             sizes = source.integers(1, 2 * mean, total)
             sizes[source.random(total) < 0.2] = 0
         ends = np.concatenate(([0], np.cumsum(sizes)))
-        drawn = np.minimum((ROWS * source.random(int(ends[-1])) ** 4).astype(np.int64), ROWS - 1)
+        skewed = source.random(int(ends[-1])) ** 4
+        drawn = 1 + np.minimum(((ROWS - 1) * skewed).astype(np.int64), ROWS - 2)  # 0: unknown
         owner = np.repeat(np.arange(total), sizes)
         lean += taste[table] * np.bincount(owner, drawn % 7 < 3, total) / mean
         keys.append(f"t{table}")
@@ -177,6 +180,11 @@ def train_exactly() -> dict[str, Any]:
     return train_in_float64(spec, samples, first, dense, batches)
 
 
+def join_weights(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Weights of all ranks of ours."""
+    return {key: value for row in rows for key, value in row["weights"].items()}
+
+
 def measure_off(rows: list[Any], exact: dict[str, Any]) -> dict[str, float]:
     """How far tables and dense weights of all ranks are from those in float64."""
     off = {
@@ -200,14 +208,14 @@ def measure_off(rows: list[Any], exact: dict[str, Any]) -> dict[str, float]:
 
 def require_equal(losses: float, off: dict[str, dict[str, float]]) -> None:
     """Stop where a side did not train the same model."""
-    wrong = [name for name, each in off.items() if max(each["tables"], each["dense"]) > _MOST_APART]
-    wrong = [name for name in wrong if name.startswith("ours")]
-    if (
-        losses > _MOST_APART
-        or wrong
-        or any(each["tables"] > _MOST_TORCHREC for each in off.values())
-    ):
-        raise SystemExit(f"The sides differ. Losses: {losses}; weights, from float64: {off}")
+    most = dict.fromkeys(off, _MOST_DENSE) | {_BETWEEN: _MOST_APART}
+    wrong = [
+        name
+        for name, each in off.items()
+        if each["tables"] > _MOST_APART or each["dense"] > most[name]
+    ]
+    if losses > _MOST_APART or wrong:
+        raise SystemExit(f"{wrong} differ. Losses: {losses}; weights: {off}")
 
 
 def main() -> None:
@@ -225,7 +233,7 @@ def main() -> None:
         for _ in range(ROUNDS):
             for name, is_early in (("ours", True), ("ours, steps one by one", False)):
                 ours = run_ranks(2, train_ours, is_early)
-                off[name] = measure_off([row["weights"] for row in ours], exact)
+                off[name] = measure_off([join_weights(ours)], exact)
                 rates.setdefault(name, []).append(timed / max(r["seconds"] for r in ours))
             if python is None:
                 continue
@@ -234,6 +242,7 @@ def main() -> None:
                 name = "torchrec, batches ready" if ready else "torchrec"
                 rates.setdefault(name, []).append(timed / max(float(r["seconds"]) for r in theirs))
                 off[name] = measure_off(theirs, exact)
+                off[_BETWEEN] = measure_off(theirs, join_weights(ours))
                 apart = np.abs(np.subtract(ours[0]["losses"], theirs[0]["losses"])).max()
                 losses = max(losses, float(apart))
             require_equal(losses, off)
@@ -249,7 +258,7 @@ def main() -> None:
         },
         "steps": STEPS,
         "losses_apart": losses,
-        "largest_difference_from_float64": off,
+        "largest_difference": off,
         "other_load": stamp.other_load(),
     }
     print(json.dumps(report, indent=1))
