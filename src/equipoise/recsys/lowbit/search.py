@@ -4,8 +4,9 @@ What it decides
     Losses of single parts are taken to add up, and ``balance.tables.forms`` chooses exactly under
     that. What the chosen model really loses is then measured, with two deviations on top; a gain
     counts as nothing, since coarse formats also gain by chance. The sum may be too large or too
-    small, so its limit is moved by bisection until the measured loss is just within the budget.
-    The smallest of all models that were measured to fit is taken; fp32 alone always fits.
+    small, so models are chosen for sums up to four times the budget, four to each doubling, and
+    measured from the smallest model on: the first that fits is taken; fp32 alone always fits. The
+    sums are the same for every budget, so a larger one has all models of a smaller one and more.
 
 Kept true (tests/unit/recsys/lowbit/test_request.py)
     The measured loss is within the budget; a larger budget never takes more bytes.
@@ -14,16 +15,18 @@ Sources
     Search under a budget of normalised entropy: arXiv:2105.12676, section 3.
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from equipoise.balance.tables.forms import FormOption, choose_forms
+from equipoise.balance.tables.forms import FormAnswer, FormOption, choose_forms
 from equipoise.recsys.lowbit.parts import Forms, make_scorer, parts_of
 from equipoise.recsys.lowbit.scan import Loss, PartLoss, ReferenceScores, scan_parts
 from equipoise.recsys.rank.scorer import Scorer
 
-_TRIES = 8
 _WIDEST = 4.0
 """The largest sum that is tried, of the budget."""
+_PER_DOUBLING = 4
 _DEVIATIONS = 2.0
 
 
@@ -65,40 +68,38 @@ def search_forms(reference: ReferenceScores, budget: float) -> Searched:
         for part in parts
     ]
     fp32_bytes = sum(part.bytes_of("fp32") for part in parts)
+    tried = 0
+    for answer in _answers(options, budget):
+        forms = {part.name: each.form for part, each in zip(parts, answer.chosen, strict=True)}
+        scorer = make_scorer(reference.scorer, forms, reference.ends)
+        loss = reference.measure(scorer)
+        tried += 1
+        if _with_doubt(loss, _DEVIATIONS) <= budget:
+            return Searched(
+                forms,
+                scorer,
+                loss,
+                scanned,
+                answer.cost_bytes,
+                fp32_bytes,
+                answer.bound_bytes,
+                tried,
+            )
     plain = make_scorer(reference.scorer, {}, reference.ends)
-    best = Searched(
-        {}, plain, reference.measure(plain), scanned, fp32_bytes, fp32_bytes, fp32_bytes, 0
-    )
-    low, high, tried = 0.0, _WIDEST * budget, 0
-    seen: dict[tuple[str, ...], bool] = {}
-    for at in range(_TRIES):
-        room = high if at == 0 else budget if at == 1 else (low + high) / 2
-        answer = choose_forms(options, room)
-        key = tuple(each.form for each in answer.chosen)
-        if key not in seen:
-            forms = {part.name: form for part, form in zip(parts, key, strict=True)}
-            scorer = make_scorer(reference.scorer, forms, reference.ends)
-            loss = reference.measure(scorer)
-            tried += 1
-            seen[key] = _with_doubt(loss, _DEVIATIONS) <= budget
-            if seen[key] and answer.cost_bytes < best.cost_bytes:
-                best = Searched(
-                    forms,
-                    scorer,
-                    loss,
-                    scanned,
-                    answer.cost_bytes,
-                    fp32_bytes,
-                    answer.bound_bytes,
-                    tried,
-                )
-        if seen[key]:
-            low = max(low, room)
-            if at == 0:
-                break
-        else:
-            high = min(high, room)
-    return best
+    loss = reference.measure(plain)
+    return Searched({}, plain, loss, scanned, fp32_bytes, fp32_bytes, fp32_bytes, tried)
+
+
+def _answers(options: Sequence[Sequence[FormOption]], budget: float) -> list[FormAnswer]:
+    """Different choices for sums of losses up to some times the budget, of least bytes first."""
+    least = min((each.loss for part in options for each in part if each.loss), default=0.0)
+    rooms = [0.0]
+    if budget and least:
+        last = math.floor(_PER_DOUBLING * math.log2(_WIDEST * budget))
+        first = math.floor(_PER_DOUBLING * math.log2(least))
+        rooms += [2 ** (at / _PER_DOUBLING) for at in range(first, last + 1)]
+    answers = {each.chosen: each for each in (choose_forms(options, room) for room in rooms)}
+    return sorted(answers.values(), key=lambda each: each.cost_bytes)
 
 
 def _with_doubt(loss: Loss, deviations: float) -> float:
