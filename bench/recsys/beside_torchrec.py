@@ -49,9 +49,8 @@ IDS = (1, 1, 2, 4, 8, 8, 12, 16)
 _MOST_APART = 1e-5
 _BETWEEN = "torchrec, from ours"
 _MOST_DENSE = 1e-4
-"""Of the dense part from float64: Adam divides by the root of a square, so a gradient that is all
-rounding moves its weight as far as a large one does. Both sides end 3.6e-5 from it, and 1e-5 from
-each other."""
+"""How far the dense part may be from float64: Adam divides by the root of a square, so a gradient
+that is all rounding moves its weight as far as a large one does. Both sides end 3.6e-5 from it."""
 
 
 def make_samples() -> Samples:

@@ -14,8 +14,9 @@ Sources
     The wire format: Neo, arXiv:2104.05158; torchrec's KeyedJaggedTensor.
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import index
 from typing import SupportsIndex
 
@@ -34,6 +35,9 @@ class KeyedJagged:
     """Ids of each bag, int32 [F, B]."""
     values: Tensor
     """All ids, feature by feature and sample by sample, int64 [sum of lengths]."""
+
+    _ends: tuple[int, ...] = field(init=False, repr=False)
+    """Where each feature's ids end."""
 
     def __post_init__(self) -> None:
         if self.lengths.ndim != 2 or len(self.lengths) != len(self.keys):
@@ -55,7 +59,9 @@ class KeyedJagged:
                 f"Ids of all bags lie end to end, in one dim, and have shape "
                 f"{list(self.values.shape)}. Flatten them."
             )
-        total = int(self.lengths.sum())
+        ends = tuple(itertools.accumulate(self.lengths.sum(dim=1).tolist()))
+        object.__setattr__(self, "_ends", ends)
+        total = ends[-1] if ends else 0
         if (self.lengths < 0).any() or total != len(self.values):
             raise DataError(
                 f"Lengths add up to {total:,} and there are {len(self.values):,} ids. Lengths "
@@ -123,9 +129,8 @@ class KeyedJagged:
                 "its table."
             )
         index = self.keys.index(key)
-        sums = self.lengths.sum(dim=1).tolist()
-        begin = sum(sums[:index])
-        return self.lengths[index], self.values[begin : begin + sums[index]]
+        begin = self._ends[index - 1] if index else 0
+        return self.lengths[index], self.values[begin : self._ends[index]]
 
     def select(self, begin: int, end: int) -> "KeyedJagged":
         """The samples ``begin:end``.

@@ -25,7 +25,16 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag
 
 from equipoise.base.errors import SpecError
+from equipoise.numerics import sparse
+from equipoise.numerics.sparse import compiled
 from equipoise.spec.tables.table import SPARSE_OPTIMIZERS, SparseOptimizer
+
+_STATES: dict[SparseOptimizer, tuple[str, ...]] = {
+    "sgd": (),
+    "adagrad": ("sum",),
+    "row-wise-adagrad": ("sum",),
+    "adam": ("mean", "square"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +86,15 @@ def sum_rows(ids: Tensor, lengths: Tensor, pooled: Tensor) -> tuple[Tensor, Tens
         Distinct rows ascending, int64 [U]; their gradients, float32 [U, width], summed in the
         order of the bags.
     """
+    if ids.is_cpu:
+        given = (each.contiguous().numpy() for each in (ids, lengths, pooled))
+        distinct, sums = compiled(sparse.sum_by_row)(*given)
+        return torch.from_numpy(distinct), torch.from_numpy(sums)
+    return sum_rows_by_torch(ids, lengths, pooled)
+
+
+def sum_rows_by_torch(ids: Tensor, lengths: Tensor, pooled: Tensor) -> tuple[Tensor, Tensor]:
+    """As ``sum_rows``, on any device."""
     bag_of = torch.repeat_interleave(torch.arange(len(lengths), device=ids.device), lengths)
     order = torch.argsort(ids, stable=True)
     rows, counts = torch.unique_consecutive(ids[order], return_counts=True)
@@ -116,6 +134,22 @@ def update_rows(
     """
     if not len(rows):
         return
+    if weight.is_cpu:
+        _update_on_cpu(step, weight, state, rows, grad, number, squares)
+    else:
+        update_rows_by_torch(step, weight, state, rows, grad, number, squares)
+
+
+def update_rows_by_torch(
+    step: SparseStep,
+    weight: Tensor,
+    state: dict[str, Tensor],
+    rows: Tensor,
+    grad: Tensor,
+    number: int,
+    squares: Tensor | None,
+) -> None:
+    """As ``update_rows``, on any device; there is a row."""
     match step.name:
         case "sgd":
             change = grad
@@ -132,6 +166,39 @@ def update_rows(
             mean = torch.lerp(grad, state["mean"][rows], step.beta1)
             square = torch.lerp(grad * grad, state["square"][rows], step.beta2)
             state["mean"][rows], state["square"][rows] = mean, square
-            scale = (1 - step.beta2**number) ** 0.5 / (1 - step.beta1**number)
-            change = scale * mean / (square.sqrt() + step.eps)
+            change = _adam_scale(step, number) * mean / (square.sqrt() + step.eps)
     weight[rows] = weight[rows] - step.lr * change
+
+
+def _adam_scale(step: SparseStep, number: int) -> float:
+    """What corrects the bias of both moments after some steps."""
+    return float((1 - step.beta2**number) ** 0.5 / (1 - step.beta1**number))
+
+
+def _update_on_cpu(
+    step: SparseStep,
+    weight: Tensor,
+    state: dict[str, Tensor],
+    rows: Tensor,
+    grad: Tensor,
+    number: int,
+    squares: Tensor | None,
+) -> None:
+    """``update_rows`` by loops, which read arrays without gaps."""
+    changed = [weight, *(state[name] for name in _STATES[step.name])]
+    arrays = [each.contiguous() for each in changed]
+    given = [each.contiguous().numpy() for each in (*arrays, rows, grad)]
+    match step.name:
+        case "sgd":
+            compiled(sparse.sgd)(*given, float(step.lr))
+        case "adagrad":
+            compiled(sparse.adagrad)(*given, float(step.lr), float(step.eps))
+        case "row-wise-adagrad":
+            own = compiled(sparse.mean_squares)(given[-1]) if squares is None else squares.numpy()
+            compiled(sparse.row_wise_adagrad)(*given, own, float(step.lr), float(step.eps))
+        case "adam":
+            rates = float(step.lr), step.eps, step.beta1, step.beta2, _adam_scale(step, number)
+            compiled(sparse.adam)(*given, *map(float, rates))
+    for each, array in zip(changed, arrays, strict=True):
+        if array is not each:
+            each.copy_(array)

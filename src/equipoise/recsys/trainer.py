@@ -312,22 +312,27 @@ class RankTrainer:
         loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, labels, reduction="sum")
         self.optimizer.zero_grad()
         (loss / count).backward()
+        asked = self.exchange.rank == 0 and (self.folder / "stop").exists()
+        said = torch.tensor([float(loss.detach()) / count, float(asked)], dtype=torch.float64)
+        saying = dist.all_reduce(said, async_op=True) if self.exchange.ranks > 1 else None
         dense_s = clock.lap()
         waited_s = self.dense_part.meter.waited_s - waited_s
+        end_sums = self.dense_part.begin_sums()
+        reduce_s = clock.lap()
         self._ahead.advance()
         pooled.backward(cut.grad)
         tables_s += clock.lap()
-        asked = self.exchange.rank == 0 and (self.folder / "stop").exists()
-        words = [float(loss.detach().double()) / count, float(asked)]
-        total, stops = self._sum(torch.tensor(words, dtype=torch.float64)).tolist()
+        if saying is not None:
+            saying.wait()
+        total, stops = said.tolist()
         self.is_asked_to_stop = stops > 0
         if not math.isfinite(total):
             raise NonFiniteError(
                 f"The loss of step {self.step + 1:,} is not a number. Lower train.lr or tables.lr; "
                 "the last checkpoint is whole."
             )
-        self.dense_part.sum_gradients()
-        reduce_s = clock.lap()
+        end_sums()
+        reduce_s += clock.lap()
         self.optimizer.step()
         dense_s += clock.lap()
         self.tables.step()

@@ -25,6 +25,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from equipoise.base.arrays import Ints
+from equipoise.base.compiled import keep_compiled
 
 _WORTH_LOADING = 100_000
 """Instructions that Python runs in the time to load the compiler."""
@@ -71,11 +72,6 @@ def compile_loop(loop: Loop) -> Loop:
 
     Cost: 1 s for the first loop, to load the compiler; seconds for one never compiled before.
     """
-    import numba
-
     tables = ", ".join("int64[::1]" for _ in inspect.signature(loop).parameters)
-    try:
-        compiled: Loop = numba.njit(f"int64({tables})", cache=True)(loop)
-    except RuntimeError:  # it can write neither beside the source nor in the user's cache
-        compiled = numba.njit(f"int64({tables})")(loop)
+    compiled: Loop = keep_compiled(loop, f"int64({tables})")
     return compiled

@@ -3,9 +3,18 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from equipoise.base.errors import SpecError
-from equipoise.recsys.optimizer import SparseStep, make_state, sum_rows, update_rows
+from equipoise.recsys.optimizer import (
+    SparseStep,
+    make_state,
+    sum_rows,
+    sum_rows_by_torch,
+    update_rows,
+    update_rows_by_torch,
+)
 
 ROWS, WIDTH, STEPS = 12, 5, 6
 
@@ -77,6 +86,42 @@ def test_column_shards_with_states_of_their_own_are_another_optimizer() -> None:
     update_rows(step, whole, make_state(step, whole), rows, grad, number=1)
     update_rows(step, half, make_state(step, half), rows, grad[:, :2], number=1)
     assert (whole[:, :2] - half).abs().max() > 1e-3
+
+
+@given(
+    st.lists(st.lists(st.one_of(st.integers(0, 9), st.integers(0, 2**40)), max_size=6), max_size=9),
+    st.sampled_from([1, 4, 7]),
+)
+def test_loops_sum_as_torch_does_to_the_bit(bags: list[list[int]], width: int) -> None:
+    lengths = torch.tensor([len(bag) for bag in bags], dtype=torch.int32)
+    ids = torch.tensor([each for bag in bags for each in bag], dtype=torch.int64)
+    pooled = torch.from_numpy(np.random.default_rng(0).standard_normal((len(bags), width))).float()
+    rows, sums = sum_rows(ids, lengths, pooled)
+    expected_rows, expected = sum_rows_by_torch(ids, lengths, pooled)
+    assert torch.equal(rows, expected_rows) and torch.equal(sums, expected)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adagrad", "row-wise-adagrad", "adam"])
+def test_loops_update_as_torch_does_also_what_lies_apart(name: str) -> None:
+    """Rows of a record lie apart, with their state behind the weights."""
+    step = SparseStep(name, lr=0.1)
+    record = torch.linspace(-1, 1, ROWS * 3 * WIDTH).view(ROWS, 3 * WIDTH).abs()
+    theirs = record.clone()
+    parts = []
+    for each in (record, theirs):
+        own = {"sum": each[:, WIDTH : 2 * WIDTH]}
+        if name == "row-wise-adagrad":
+            own = {"sum": each[:, WIDTH]}
+        if name == "adam":
+            own = {"mean": own["sum"], "square": each[:, 2 * WIDTH :]}
+        parts.append((each[:, :WIDTH], own))
+    for number, (ids, lengths, pooled) in enumerate(batches(), 1):
+        rows, grad = sum_rows(ids, lengths, pooled)
+        (weight, state), (weight_2, state_2) = parts
+        update_rows(step, weight, state, rows, grad, number=number)
+        update_rows_by_torch(step, weight_2, state_2, rows, grad, number, None)
+    assert (record - theirs).abs().max() < 1e-6
+    assert not torch.equal(record[:, :WIDTH], torch.zeros(ROWS, WIDTH))
 
 
 def test_unknown_optimizers_and_rates_are_refused() -> None:

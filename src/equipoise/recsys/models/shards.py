@@ -24,7 +24,7 @@ Sources
     Hybrid sharding: B. Zhang et al., arXiv:2203.11014, section 3.3; torch 2.13's ``fully_shard``.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -70,6 +70,7 @@ class DensePart:
             lr=spec.train.lr,
             weight_decay=spec.train.weight_decay,
             foreach=True if self.is_divided else None,  # a call for all shards, not one for each
+            fused=None if self.is_divided else True,
         )
 
     @property
@@ -116,15 +117,25 @@ class DensePart:
         for weight in self.model.parameters():
             yield weight.to_local() if isinstance(weight, DTensor) else weight
 
-    def sum_gradients(self) -> None:
-        """Sum copies' gradients over all ranks; those of shards are summed in the backward."""
+    def begin_sums(self) -> Callable[[], None]:
+        """Begin to sum copies' gradients over all ranks; those of shards are summed already.
+
+        Returns:
+            What waits for the sums, before the optimizer reads them.
+        """
         if self.ranks == 1 or self.is_divided:
-            return
+            return _nothing
         grads = [p.grad for p in self.model.parameters() if p.grad is not None]
         flat = torch.cat([grad.flatten() for grad in grads])
-        dist.all_reduce(flat)
-        for grad, part in zip(grads, flat.split([each.numel() for each in grads]), strict=True):
-            grad.copy_(part.view_as(grad))
+        work = dist.all_reduce(flat, async_op=True)
+
+        def end_sums() -> None:
+            work.wait()
+            parts = flat.split([each.numel() for each in grads])
+            for grad, part in zip(grads, parts, strict=True):
+                grad.copy_(part.view_as(grad))
+
+        return end_sums
 
     @contextmanager
     def whole(self) -> Iterator[None]:
@@ -147,6 +158,10 @@ class DensePart:
             {"dense": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
         )
         return state
+
+
+def _nothing() -> None:
+    """There is nothing to wait for."""
 
 
 def units_of(model: nn.Module) -> list[nn.Module]:
