@@ -1,15 +1,17 @@
-"""Gradients of rows that a step looked up, summed and applied: compiled loops over rows on CPU.
+"""Compiled loops on CPU over what a step looks up: bags of ids, and gradients of their rows.
 
 Why
     torch sorts ids, gathers states and weights, makes a tensor for each term of an update and
-    scatters the result. A loop reads each row once while it is in the cache.
+    scatters the result. A loop reads each row once while it is in the cache. NumPy holds Python's
+    lock while it cuts a batch from the samples, which a thread does beside a step.
 
 What it decides
     Ids are sorted by radix, stable, so a row's gradients are added in the order of the bags. All
     numbers are float32, as torch's; a mean over columns adds four partial sums.
 
-Kept true (tests/unit/recsys/test_optimizer.py)
-    Sums equal torch's to the bit; updates equal those by torch, and a second run to the bit.
+Kept true (tests/unit/recsys/test_optimizer.py, tests/unit/recsys/test_samples.py)
+    Bags are those of plain Python. Sums equal torch's to the bit; updates equal those by torch, and
+    a second run to the bit.
 """
 
 import functools
@@ -21,6 +23,30 @@ from equipoise.base.compiled import keep_compiled
 
 _DIGIT = 11
 """Bits that one pass of the sort looks at: its counters stay in the first cache."""
+
+
+def take_bags(offsets: Any, ids: Any, index: Any) -> Any:
+    """Bags of some samples without ids of 0: lengths, int32 [B], and ids, int64.
+
+    Args:
+        offsets: Where each sample's bag begins, int64 [samples + 1].
+        ids: Ids of all bags.
+        index: The samples, int64 [B].
+    """
+    total = 0
+    for sample in index:
+        total += offsets[sample + 1] - offsets[sample]
+    lengths, kept = np.empty(len(index), np.int32), np.empty(total, np.int64)
+    end = 0
+    for place in range(len(index)):
+        sample = index[place]
+        begin = end
+        for at in range(offsets[sample], offsets[sample + 1]):
+            if ids[at]:
+                kept[end] = ids[at]
+                end += 1
+        lengths[place] = end - begin
+    return lengths, kept[:end]
 
 
 def sum_by_row(ids: Any, lengths: Any, pooled: Any) -> Any:

@@ -28,6 +28,7 @@ from equipoise.base.errors import DataError
 from equipoise.base.nearest import nearest
 from equipoise.base.read import user_path
 from equipoise.base.shown import counted, listed, shown
+from equipoise.numerics.sparse import compiled, take_bags
 from equipoise.recsys.columns import (
     ML_100K,
     column_numbers,
@@ -88,22 +89,13 @@ class Samples:
 
     def batch(self, index: Ints) -> tuple[KeyedJagged, Tensor, Tensor]:
         """Some samples: bags, numbers float32 [B, N] and labels float32 [B]."""
-        lengths, values = [], []
-        for offsets, ids in zip(self.offsets, self.ids, strict=True):
-            begin = offsets[index]
-            count = offsets[index + 1] - begin
-            ends = np.cumsum(count)
-            within = np.arange(int(count.sum())) - np.repeat(ends - count, count)
-            own = ids[np.repeat(begin, count) + within]
-            if not own.all():
-                sample = np.repeat(np.arange(len(index)), count)
-                count, own = np.bincount(sample[own > 0], minlength=len(index)), own[own > 0]
-            lengths.append(count.astype(np.int32))
-            values.append(own)
+        numbers, labels = self.numbers[index], self.labels[index]  # refuses what is not there
+        take = compiled(take_bags)
+        both = [take(*each, index) for each in zip(self.offsets, self.ids, strict=True)]
+        lengths, values = zip(*both, strict=True)
         # torch cannot view the bytes of a stack of no samples, whose strides NumPy says are 0.
         flat = torch.from_numpy(np.concatenate(lengths)).view(len(self.keys), len(index))
         jagged = KeyedJagged(self.keys, flat, torch.from_numpy(np.concatenate(values)))
-        numbers, labels = self.numbers[index], self.labels[index]
         return jagged, torch.from_numpy(numbers), torch.from_numpy(labels)
 
     def row_counts(self, split: str = "train") -> dict[str, Ints]:
