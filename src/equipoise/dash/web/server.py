@@ -157,6 +157,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: Dashboard
     protocol_version = "HTTP/1.1"
     timeout = _TIMEOUT_S
+    disable_nagle_algorithm = True
     server_version = "equipoise"
     sys_version = ""
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 import socket
 import time
+import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -18,6 +19,7 @@ from equipoise.serve.engine.forward import PagedDecoder
 from equipoise.serve.engine.request import Event, GenerateRequest, TokenEvent
 from equipoise.serve.http.answers import Answers, SlowReaderError
 from equipoise.serve.http.asked import Asked, Prompt
+from equipoise.serve.http.server import ServerThread
 from support.serving.http.raw import Reply, ask, open_socket, read_reply
 from support.serving.http.scrape import scraped
 from support.serving.http.served import MODEL, Running, running
@@ -227,6 +229,24 @@ def test_what_comes_at_once_is_no_slow_client_s_fault() -> None:
             await anext(parts)
 
     asyncio.run(read())
+
+
+def test_the_end_of_an_answer_does_not_wait_for_its_head_to_be_acknowledged() -> None:
+    said: list[int] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        del receive
+        end = scope["state"]["transport"].get_extra_info("socket")
+        said.append(end.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    state: Any = SimpleNamespace(is_draining=False, under_way=0)
+    with ServerThread(app, state) as server:
+        for _ in range(2):
+            with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/") as reply:
+                assert reply.status == 200
+    assert all(said) and len(said) == 2
 
 
 def test_a_long_wait_has_a_pulse() -> None:
