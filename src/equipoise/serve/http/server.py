@@ -74,8 +74,8 @@ class _Protocol(H11Protocol):
         self.app_state = {**self.app_state, "transport": transport}
         peer = transport.get_extra_info("socket")
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNREAD_BYTES)
-        # asyncio does it only for sockets that were made with TCP's number. Without it the end of an
-        # answer waits for the client to acknowledge its head: up to 40 ms.
+        # asyncio does it only for sockets that were made with TCP's number. Without it the end of
+        # an answer waits for the client to acknowledge its head: up to 40 ms.
         peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if _USER_TIMEOUT is not None:
             peer.setsockopt(socket.IPPROTO_TCP, _USER_TIMEOUT, _UNREAD_MS)
