@@ -41,7 +41,7 @@ SHAPES = [
     for hidden in (128, 256)
     for ffn in (64, 128, 256, 512, 1024)
 ]
-ROUNDS, RATES_MBIT = 4, (0, 400, 800)
+ROUNDS, RATES_MBIT = 8, (0, 400, 800)
 
 
 def _median_s(ranks: Ranks, timed: dict[str, Callable[[], object]]) -> dict[str, float]:

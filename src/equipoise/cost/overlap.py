@@ -1,10 +1,12 @@
 """In how many parts rows should travel while they are computed, and what that saves.
 
 What it decides
-    A product takes ``compute_s`` and its rows ``move_s`` on the link. In d parts all but the first
-    part's way is hidden behind a product, or all but the last part's product behind a way::
+    A product takes ``compute_s`` and its rows ``move_s`` on the link, half there and half back. The
+    link brings a part while the one before it is computed, and takes the outputs of the part before
+    that away. With c = C / d and m = M / 2d, the first part is computed beside one way, each of
+    the others beside two, and the last beside one::
 
-        T(d) = max(C, M) + min(C, M) / d + (d - 1) * part_s
+        T(d) = 2 m + 2 max(c, m) + (d - 2) max(c, 2 m) + (d - 1) * part_s        d > 1
 
     ``part_s`` is what one part more costs: the start of its messages, and what products lose that
     have fewer rows. ``shared`` is the share of the cores that moving takes from computing: on a
@@ -32,8 +34,12 @@ def parts_s(
     >>> parts_s(4, compute_s=2.0, move_s=1.0, part_s=0.01)
     2.28
     """
-    hidden = min(compute_s, move_s) * (1.0 - 1.0 / parts) * (1.0 - shared)
-    return compute_s + move_s - hidden + (parts - 1) * part_s
+    if parts == 1:
+        return compute_s + move_s
+    each_s, way_s = compute_s / parts, move_s / (2 * parts)
+    beside_s = 2 * way_s + 2 * max(each_s, way_s) + (parts - 2) * max(each_s, 2 * way_s)
+    hidden_s = (compute_s + move_s - beside_s) * (1.0 - shared)
+    return compute_s + move_s - hidden_s + (parts - 1) * part_s
 
 
 def best_parts(*, compute_s: float, move_s: float, part_s: float, shared: float = 0.0) -> int:
@@ -61,7 +67,7 @@ def parts_on(machine: PartMachine, *, flop: float, moved_bytes: float) -> int:
 
     >>> fast = PartMachine(flop_per_s=1e12, start_s=1e-5, bytes_per_s=1e9, shared=0.0)
     >>> parts_on(fast, flop=1e9, moved_bytes=1e6), parts_on(fast, flop=1e6, moved_bytes=1e6)
-    (4, 1)
+    (8, 1)
     """
     return best_parts(
         compute_s=flop / machine.flop_per_s,
