@@ -22,6 +22,8 @@ _OLD = {
     "--attention": "attention",
     "--schedule": "pipeline",
     "--boxing": "boxing",
+    "--experts": "experts",
+    "--tables": "tables",
     "--plan": "plan",
 }
 

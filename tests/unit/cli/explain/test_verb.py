@@ -54,12 +54,16 @@ def test_each_has_its_own_flags_alone(
         (["--schedule", "--layout.dp", "2"], ["pipeline", "--layout.dp", "2"]),
         (["--boxing", "P -> B", "--mesh", "4"], ["boxing", "P -> B", "--mesh", "4"]),
         (["--mesh", "4", "--boxing=P -> B"], ["boxing", "--mesh", "4", "P -> B"]),
+        (["--experts", "--ranks", "4", "--json"], ["experts", "--ranks", "4", "--json"]),
+        (["--tables", "criteo-kaggle", "--json"], ["tables", "criteo-kaggle", "--json"]),
     ],
 )
 def test_old_forms_are_taken_with_a_line(
     old: list[str], new: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flag = next(word for word in old if word[2:8] in ("attent", "schedu", "boxing"))
+    flag = next(
+        word for word in old if word[2:8] in ("attent", "schedu", "boxing", "expert", "tables")
+    )
     line = f"equipoise explain {flag.partition('=')[0]} is now equipoise explain {new[0]}; "
     code, out, err = said(capsys, *old)
     assert (code, err) == (0, f"{line}0.2 drops the old form.\n")
