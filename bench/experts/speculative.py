@@ -73,7 +73,7 @@ def train(folder: Path) -> Path:
     """The run, trained in this many steps."""
     if not (folder / "trained").is_dir():
         make_corpus(folder)
-    sizes = "layers=2 hidden=128 heads=4 kv_heads=4 ffn=256 experts=8 top_k=2 expert_ffn=128"
+    sizes = "layers=2 hidden=128 heads=4 kv_heads=4 ffn=256 experts=8 top_k=2 expert_ffn=256"
     flags = [f"--model.{key}={value}" for key, value in (each.split("=") for each in sizes.split())]
     flags += ["--data.source=text", f"--data.path={folder / 'trained'}"]
     flags += [f"--eval.path={folder / 'held'}", "--layout.dp=1"]
