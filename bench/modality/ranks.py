@@ -5,6 +5,7 @@ import time
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from equipoise.comm.group import Ranks
 from equipoise.cost.curve import counted_curve
@@ -15,6 +16,7 @@ from equipoise.spec.model.presets import preset
 from equipoise.spec.run.resolved import ResolvedFile
 from equipoise.spec.run.spec import LayoutSpec, PackSpec, RunSpec
 from equipoise.train.build import build_packer, build_runner, join_sharing
+from equipoise.train.check.items import stand_ins
 from equipoise.train.check.sample import Sample
 
 MODEL = dataclasses.replace(preset("7m"), vocab=1024)
@@ -36,12 +38,21 @@ class StepReport:
     bridge_bytes: int
     skew: float
     skew_in_turn: float
+    ranks_s: float
+    """Processor seconds of both ranks, all in all."""
 
 
-def measure_steps(ranks: Ranks, rounds: int) -> StepReport:
-    """Take turns between a step with images and one of text, after one of each that counts not."""
+def measure_steps(ranks: Ranks, rounds: int, share: float) -> StepReport:
+    """Take turns between a step with images and one of text, after one of each that counts not.
+
+    Args:
+        ranks: Two.
+        rounds: Turns that count.
+        share: Of the tokens, how many stand in for images at most.
+    """
     sides = {
-        name: _side(ranks, vision) for name, vision in (("text", VisionSpec()), ("image", VISION))
+        name: _side(ranks, vision, share)
+        for name, vision in (("text", VisionSpec()), ("image", VISION))
     }
     wall: dict[str, list[float]] = {name: [] for name in sides}
     processor = dict.fromkeys(sides, 0.0)
@@ -70,10 +81,33 @@ def measure_steps(ranks: Ranks, rounds: int) -> StepReport:
         encoders.bytes,
         float(work.max() / work.mean()),
         float(in_turn.max() / in_turn.mean()),
+        float(ranks.gather_floats([time.process_time()]).sum()),
     )
 
 
-def _side(ranks: Ranks, vision: VisionSpec):
+def _sample(vision: VisionSpec, share: float) -> Sample:
+    """The documents, with images in the first of them, as far as a share allows."""
+    encoders = RunSpec(vision=vision, audio=AudioSpec()).encoders
+    sample = Sample.draw(MODEL.vocab, DOCUMENTS, encoders=encoders)
+    items = sample.items
+    if items is None:
+        return sample
+    held = int(np.searchsorted(items.rows.cumsum(), share * sum(DOCUMENTS), side="right"))
+    items = dataclasses.replace(
+        items,
+        first=np.minimum(items.first, held),
+        begin=items.begin[:held],
+        rows=items.rows[:held],
+        kind=items.kind[:held],
+        grid=items.grid[:held],
+        content=items.content[:held],
+    )
+    stands = [stand_ins(items, at, tokens) for at, tokens in enumerate(DOCUMENTS)]
+    is_learned = tuple(torch.from_numpy(~each) for each in stands)
+    return dataclasses.replace(sample, is_learned=is_learned, items=items)
+
+
+def _side(ranks: Ranks, vision: VisionSpec, share: float):
     """What runs the steps of one kind, and the step."""
     spec = RunSpec(
         pack=PackSpec(context_tokens=512, step_tokens=sum(DOCUMENTS)),
@@ -82,7 +116,7 @@ def _side(ranks: Ranks, vision: VisionSpec):
         audio=AudioSpec(),
     )
     resolved = ResolvedFile(spec, MODEL, {}, ranks.world, "", "")
-    sample = Sample.draw(MODEL.vocab, DOCUMENTS, encoders=spec.encoders)
+    sample = _sample(vision, share)
     curve = counted_curve(MODEL)
     stream = DocumentStream(sample.pieces[:, 2], seed=0, context_tokens=512)
     sharing = join_sharing(resolved, ranks, curve, stream)

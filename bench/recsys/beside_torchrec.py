@@ -8,8 +8,9 @@ while they train; ``ready`` gives torchrec batches that were cut before, which o
 Sides alternate.
 
 Both are compared with one process in float64, and with each other. The bench fails where losses or
-weights of the two are further than 1e-5 apart, so also where torchrec has chosen its dense kernel,
-which drops the tables' optimizer, or where a table ends further than 1e-5 from float64.
+tables of the two are further than 1e-5 apart, so also where torchrec has chosen its dense kernel,
+which drops the tables' optimizer, where a table ends further than 1e-5 from float64, or where the
+dense part ends further than 1e-4 from the other's or from float64.
 """
 
 import json
@@ -50,7 +51,8 @@ _MOST_APART = 1e-5
 _BETWEEN = "torchrec, from ours"
 _MOST_DENSE = 1e-4
 """How far the dense part may be from float64: Adam divides by the root of a square, so a gradient
-that is all rounding moves its weight as far as a large one does. Both sides end 3.6e-5 from it."""
+that is all rounding moves its weight as far as a large one does. On one processor both sides end
+3.6e-5 from it and 1.3e-7 from each other; on another ours ends 5e-7 from it and torchrec 3.6e-5."""
 
 
 def make_samples() -> Samples:
@@ -207,11 +209,10 @@ def measure_off(rows: list[Any], exact: dict[str, Any]) -> dict[str, float]:
 
 def require_equal(losses: float, off: dict[str, dict[str, float]]) -> None:
     """Stop where a side did not train the same model."""
-    most = dict.fromkeys(off, _MOST_DENSE) | {_BETWEEN: _MOST_APART}
     wrong = [
         name
         for name, each in off.items()
-        if each["tables"] > _MOST_APART or each["dense"] > most[name]
+        if each["tables"] > _MOST_APART or each["dense"] > _MOST_DENSE
     ]
     if losses > _MOST_APART or wrong:
         raise SystemExit(f"{wrong} differ. Losses: {losses}; weights: {off}")
