@@ -1,17 +1,17 @@
 """In how many parts rows should travel while they are computed, and what that saves.
 
 What it decides
-    A product takes ``compute_s`` and its rows ``move_s`` on the link, half there and half back. The
-    link brings a part while the one before it is computed, and takes the outputs of the part before
-    that away. With c = C / d and m = M / 2d, the first part is computed beside one way, each of
-    the others beside two, and the last beside one::
+    A product takes ``compute_s`` and its rows ``move_s``, half there and half back. In parts the
+    rank starts the next part's messages, computes a part and starts its way back, while the link
+    brings and takes others, one after another::
 
-        T(d) = 2 m + 2 max(c, m) + (d - 2) max(c, 2 m) + (d - 1) * part_s        d > 1
+        link     gather 0 | gather 1 | sums 0 | gather 2 | sums 1 | ...
+        rank     start 0, start 1 | f of 0, start | start 2 | f of 1, start | ...
 
-    ``part_s`` is what one part more costs: the start of its messages, and what products lose that
-    have fewer rows. ``shared`` is the share of the cores that moving takes from computing: on a
-    device with a copy engine 0; on processors that send by themselves, 1, and then no part hides
-    anything. A rank sends a part twice, there and back.
+    ``part_s`` is what the rank spends on the messages of one part more, half on each way; bytes
+    that are on the link meanwhile hide it. ``shared`` is the share of a message's time that the
+    rank's core spends on it too: with a copy engine 0; on processors that send by themselves 1,
+    and then no part hides anything.
 
 Kept true (tests/unit/cost/test_overlap.py)
     One part where more lose; never slower than one part; the best of all numbers of parts.
@@ -31,15 +31,27 @@ def parts_s(
 ) -> float:
     """Seconds in ``parts`` parts.
 
-    >>> parts_s(4, compute_s=2.0, move_s=1.0, part_s=0.01)
-    2.28
+    >>> round(parts_s(4, compute_s=2.0, move_s=1.0, part_s=0.01), 6)
+    2.2825
     """
-    if parts == 1:
-        return compute_s + move_s
-    each_s, way_s = compute_s / parts, move_s / (2 * parts)
-    beside_s = 2 * way_s + 2 * max(each_s, way_s) + (parts - 2) * max(each_s, 2 * way_s)
-    hidden_s = (compute_s + move_s - beside_s) * (1.0 - shared)
-    return compute_s + move_s - hidden_s + (parts - 1) * part_s
+    start_s = min(part_s, move_s) / 2
+    way_s = (move_s / 2 - start_s) / parts
+    rank_s = link_s = 0.0
+
+    def send() -> float:
+        nonlocal rank_s, link_s
+        rank_s += start_s
+        link_s = max(link_s, rank_s) + way_s
+        rank_s += shared * way_s
+        return link_s
+
+    here_s = [send()]
+    for part in range(parts):
+        if part + 1 < parts:
+            here_s.append(send())
+        rank_s = max(rank_s, here_s[part]) + compute_s / parts
+        send()
+    return max(rank_s, link_s)
 
 
 def best_parts(*, compute_s: float, move_s: float, part_s: float, shared: float = 0.0) -> int:
@@ -66,7 +78,7 @@ def parts_on(machine: PartMachine, *, flop: float, moved_bytes: float) -> int:
         moved_bytes: What the rank sends, there and back [bytes].
 
     >>> fast = PartMachine(flop_per_s=1e12, start_s=1e-5, bytes_per_s=1e9, shared=0.0)
-    >>> parts_on(fast, flop=1e9, moved_bytes=1e6), parts_on(fast, flop=1e6, moved_bytes=1e6)
+    >>> parts_on(fast, flop=1e9, moved_bytes=1e6), parts_on(fast, flop=1e6, moved_bytes=1e4)
     (8, 1)
     """
     return best_parts(
