@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from equipoise.cli.main import main
+from equipoise.launch.still import is_stopped
 from equipoise.observe.reader import read_run
 from support.make_run import share_curve, write_run
 from support.read_run import EXACT, events, ranks_of
@@ -212,7 +213,7 @@ def test_ranks_whose_folder_newer_ones_have_taken_write_nothing_more(
         wait_until(lambda: lines_of(folder, "step") >= 8)
         for rank in ranks_of(folder).values():
             os.kill(rank, signal.SIGSTOP)
-        time.sleep(0.2)  # until both have stopped
+        wait_until(lambda: all(map(is_stopped, ranks_of(folder).values())))
         (epoch,) = [event["epoch"] for event in events(folder, "start")]
         (folder / ".lock").write_text(f"{epoch + 1:020d}")
         before.update(everything())

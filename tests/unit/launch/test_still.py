@@ -25,11 +25,11 @@ from equipoise.launch.still import (
     read_traceback,
 )
 
-WAIT = "import time; print('here', flush=True); time.sleep(60)"
+WAIT = "import time; print('here', flush=True); time.sleep(600)"
 
 
 def wait_for(is_so) -> None:
-    until = time.monotonic() + 30
+    until = time.monotonic() + 120
     while not is_so():
         assert time.monotonic() < until
         time.sleep(0.05)
@@ -124,11 +124,11 @@ def test_imports_that_hang_are_ended_with_their_stack_and_those_that_are_stopped
     def note(text: str, processes: list[int], stopped_s: float) -> None:
         if processes:
             stopped.extend(processes)
-            time.sleep(2.0)  # longer than it may hang
+            time.sleep(3.0)  # longer than it may hang
             os.kill(processes[0], signal.SIGKILL)
 
     with LocalRanks(is_quiet=True, note=note) as ranks:
-        ended = ranks.run(dataclasses.replace(launch, start_s=1.0))
+        ended = ranks.run(dataclasses.replace(launch, start_s=2.0))
     assert len(stopped) == 1
     assert ended is not None
     assert (ended.kind, ended.sentence) == ("killed", "The ranks ended without a word.")
