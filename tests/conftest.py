@@ -18,6 +18,8 @@ from support.launch.stems import keep_stems
 # operators ten times slower. Read by torch when it is imported, and by the processes it starts.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+gc.disable()  # until all tests are collected, which makes hardly any garbage
+
 # Tests send Ctrl-C to what they start; of a job in the background that would be ignored.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -44,6 +46,7 @@ def pytest_collection_finish() -> None:
     """Leave what thousands of tests and their imports hold out of every collection of garbage."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "seven", "wizards", "boxing", "jugs"]

@@ -14,6 +14,9 @@ from pathlib import Path
 from select import select
 from typing import Any
 
+DEADLINE_S = 60.0
+"""Longest wait for an answer, or for a page to be so far: cores may be busy with other tests."""
+
 FLAGS = (
     "--headless",
     "--no-sandbox",
@@ -65,7 +68,7 @@ def chromium(profile: Path) -> Iterator["Browser"]:
         browser = Browser(to_write, from_read)
         yield browser
         browser.call("Browser.close")
-        process.wait(timeout=10)
+        process.wait(timeout=DEADLINE_S)
     finally:
         if process.poll() is None:
             process.kill()
@@ -90,7 +93,7 @@ class Browser:
             message["sessionId"] = session
         os.write(self.write, json.dumps(message).encode() + b"\0")
         while True:
-            answer = self._next(deadline=time.monotonic() + 20, waiting_for=method)
+            answer = self._next(deadline=time.monotonic() + DEADLINE_S, waiting_for=method)
             if answer.get("id") == number:
                 assert "error" not in answer, (method, answer["error"])
                 result: dict[str, Any] = answer["result"]
@@ -100,7 +103,7 @@ class Browser:
     def _next(self, deadline: float, waiting_for: str) -> dict[str, Any]:
         while b"\0" not in self.rest:
             ready, _, _ = select([self.read], [], [], max(0.0, deadline - time.monotonic()))
-            assert ready, f"Chromium did not answer {waiting_for} within 20 s"
+            assert ready, f"Chromium did not answer {waiting_for} within {DEADLINE_S:g} s"
             piece = os.read(self.read, 1 << 20)
             assert piece, f"Chromium ended before it answered {waiting_for}"
             self.rest += piece
@@ -145,9 +148,11 @@ class Page:
         return answer["result"].get("value")
 
     def wait_for(self, expression: str) -> None:
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + DEADLINE_S
         while not self.evaluate(expression):
-            assert time.monotonic() < deadline, f"not true in 15 s: {expression}; {self.faults()}"
+            assert time.monotonic() < deadline, (
+                f"not true in {DEADLINE_S:g} s: {expression}; {self.faults()}"
+            )
             time.sleep(0.02)
 
     def settle(self) -> None:

@@ -30,9 +30,14 @@ def plan(capsys: pytest.CaptureFixture[str], *argv: object) -> tuple[int, str, s
 
 def train_while(act: Callable[[], object], *words: object) -> int:
     """``equipoise train`` in this process, while a thread acts upon it; the exit code."""
+    return run_while(act, "train", *words)
+
+
+def run_while(act: Callable[[], object], *words: object) -> int:
+    """A verb in this process, while a thread acts upon it; the exit code."""
     with ThreadPoolExecutor(1) as thread:
         acted = thread.submit(act)
-        code = main(["train", *map(str, words)])
+        code = main([*map(str, words)])
         acted.result(DEADLINE_S)
     return code
 

@@ -24,14 +24,17 @@ from typing import Any
 from equipoise.base.errors import (
     CorruptError,
     EquipoiseError,
+    FaultError,
     HungError,
     LayoutError,
     MismatchError,
+    SpecError,
 )
 from equipoise.comm.group import Ranks
 from equipoise.comm.standstill import Standstill
 from equipoise.comm.watchdog import Watchdog
 from equipoise.fault.drill.inside import Injector
+from equipoise.launch.explain import folder_gone, is_gone
 from equipoise.launch.last_words import say, say_late
 from equipoise.launch.local import LOCK, folder_taken, folder_unlocked
 from equipoise.observe.event import Kind
@@ -141,9 +144,20 @@ class RankWords:
 
     @contextmanager
     def told(self) -> Iterator[None]:
-        """Leave word of whatever ends the block."""
+        """Leave word of whatever ends the block.
+
+        Raises:
+            FaultError: the folder is gone before these ranks hold it, whichever file was missed.
+        """
         try:
             yield
+        except (OSError, SpecError, LayoutError) as error:
+            if self.fence is not None or not is_gone(self.folder):
+                self._write(error)
+                raise
+            gone = FaultError(folder_gone(self.folder))
+            self._write(gone)
+            raise gone from error
         except BaseException as error:
             self._write(error)
             raise

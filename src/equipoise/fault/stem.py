@@ -103,7 +103,7 @@ class _Agent:
         self._failed: list[tuple[int, int, int]] = []
         """Rank, exit code and process of those that have failed, in that order."""
         signal.signal(signal.SIGTERM, self._pass_on)
-        Path(asked.logs).mkdir(parents=True, exist_ok=True)
+        Path(asked.logs).mkdir(exist_ok=True)  # without its parents: a run's folder may be gone
         logs = Path(tempfile.mkdtemp(prefix="start-", dir=asked.logs))
         with socket.create_server(("127.0.0.1", asked.port)) as listener:
             port, agent = listener.getsockname()[1], os.getpid()

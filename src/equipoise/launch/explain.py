@@ -10,6 +10,7 @@ import re
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from equipoise.base.disk import explain_refusal
 from equipoise.base.errors import (
@@ -61,6 +62,22 @@ def port_taken(port: int, error: OSError) -> str:
     return (
         f"Port {port} cannot be used ({error.strerror}). Choose another with --port, or omit "
         f"--port to take any free one."
+    )
+
+
+def is_gone(folder: Path) -> bool:
+    """Whether a run's folder is not there any more; not where nobody may look."""
+    try:
+        return not folder.is_dir()
+    except OSError:
+        return False
+
+
+def folder_gone(folder: Path) -> str:
+    """The message for a run whose folder vanishes before its ranks have begun, at any moment."""
+    return (
+        f"The run's folder {folder} is gone, so its ranks cannot start. Put it back, then run the "
+        f"same command again to resume."
     )
 
 

@@ -34,7 +34,15 @@ from equipoise.base.errors import (
     LayoutError,
 )
 from equipoise.base.read import require_file
-from equipoise.launch.explain import RESUME, RanksEnd, explain, port_taken, refuse
+from equipoise.launch.explain import (
+    RESUME,
+    RanksEnd,
+    explain,
+    folder_gone,
+    is_gone,
+    port_taken,
+    refuse,
+)
 from equipoise.launch.gang import Launch, RankGang
 from equipoise.launch.spares import Spares, SpareState, has_room
 from equipoise.launch.stem import Stem, StemAgent
@@ -207,11 +215,13 @@ class LocalRanks:
         Ranks that are ready take their places; else others are started.
 
         Raises:
-            FaultError: logs cannot be written.
+            FaultError: the folder is gone, or logs cannot be written.
             KeyboardInterrupt: the user did not wait for the last step to be saved.
         """
         self._folder = launch.folder
         self.see_off()
+        if is_gone(launch.folder):
+            raise FaultError(folder_gone(launch.folder))
         if not self._starts:
             with suppress(OSError):
                 (launch.folder / "stop").unlink(missing_ok=True)
@@ -226,6 +236,8 @@ class LocalRanks:
         if not code:
             return None
         if isinstance(gang.agent, StemAgent) and gang.agent.refused is not None:
+            if is_gone(launch.folder):
+                raise FaultError(folder_gone(launch.folder)) from gang.agent.refused
             return refuse(launch, gang.agent.refused)
         traces = [read_traceback(rank, gang.logs, gang.earlier) for rank in range(launch.ranks)]
         ended = explain(launch, agent_words, gang.heard.errors, gang.ends.first, traces)
@@ -240,13 +252,8 @@ class LocalRanks:
 
     def _new_gang(self, launch: Launch) -> RankGang:
         logs = launch.folder / "logs"
-        if self._starts and not launch.folder.is_dir():  # nothing may be made in its place
-            raise FaultError(
-                f"The run's folder {launch.folder} is gone, so its ranks cannot start again. Put "
-                f"it back, then run the same command again to resume."
-            )
         try:
-            logs.mkdir(parents=True, exist_ok=True)
+            logs.mkdir(exist_ok=True)  # without its parents: nothing may be made in a run's place
             log = logs / "agent.log"
             if not self._starts:
                 log.write_bytes(b"")
@@ -254,6 +261,8 @@ class LocalRanks:
             stem = self._ready_stem(launch.program, log)
             return RankGang(launch, self._show, self._show_stopped, log, "a+b", stem)
         except OSError as error:
+            if is_gone(launch.folder):
+                raise FaultError(folder_gone(launch.folder)) from error
             raise FaultError(
                 f"The run's logs cannot be written to {logs} ({explain_refusal(error, logs)}). "
                 f"Free some space or choose another folder with --out."

@@ -26,11 +26,10 @@ FIX = (
 
 
 def told_of(folder: Path, world: int, function, *args) -> list[str]:
-    """What each rank was told, by which all have ended."""
-    began = time.monotonic()
-    with pytest.raises(FaultError):
-        run_ranks(world, function, folder, *args, timeout_s=60.0)
-    assert time.monotonic() - began < 20, "not ended by the watchdog"
+    """What each rank was told, by which all have ended: by themselves they sleep for longer."""
+    with pytest.raises(FaultError) as caught:
+        run_ranks(world, function, folder, *args, timeout_s=120.0)
+    assert " gave no answer within " not in str(caught.value), "not ended by the watchdog"
     files = [folder / f"told-{rank}" for rank in range(world)]
     return [file.read_text() if file.exists() else "" for file in files]
 

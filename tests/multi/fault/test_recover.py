@@ -10,15 +10,17 @@ import re
 import shutil
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from equipoise.cli.main import main
+from equipoise.launch.still import is_stopped
 from equipoise.observe.reader import read_run
 from support.make_run import share_curve, write_run
 from support.read_run import EXACT, events, ranks_of
-from support.verbs import end_of, start, train_while, wait_until
+from support.verbs import run, train_while, wait_until
 
 STEPS = 24
 RESUME = "Run the same command again to resume from the last checkpoint."
@@ -105,30 +107,51 @@ def test_killed_ranks_are_replaced_and_the_weights_are_those_of_an_undisturbed_r
 
 
 DIE_AT_STEP_8 = """
-import os, sys
+import sys
 if "equipoise.fault.stem" in sys.orig_argv:
-    import signal
+    import json, os, signal
+    from pathlib import Path
     from equipoise.train.step import StepRunner
 
     update = StepRunner.update
 
     def die(self, made, **more):
-        is_due = os.environ["RANK"] == "{rank}" and os.environ["WORLD_SIZE"] == "{world}"
+        how = json.loads(Path(__file__).with_name("how.json").read_text())
+        is_due = [int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])] == how["rank_of"]
         if is_due and more["step"] == 8:
-            {what}
+            if how["says"]:
+                raise ValueError(how["says"])
+            os.kill(os.getpid(), signal.SIGKILL)
         return update(self, made, **more)
 
     StepRunner.update = die
 """
 
 
+@pytest.fixture(scope="module")
+def dying(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of which ranks import how one of them dies; one for all, so that they share."""
+    folder = tmp_path_factory.mktemp("dying")
+    (folder / "sitecustomize.py").write_text(DIE_AT_STEP_8)
+    return folder
+
+
+@pytest.fixture
+def die(dying: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Let a rank die in step 8: by a signal, or of an error that says something."""
+
+    def choose(rank: int, world: int, says: str = "") -> None:
+        monkeypatch.setenv("PYTHONPATH", str(dying), prepend=os.pathsep)
+        (dying / "how.json").write_text(json.dumps({"rank_of": [rank, world], "says": says}))
+
+    return choose
+
+
 def test_a_rank_that_dies_at_the_same_step_again_and_again_ends_the_run(
-    run_toml: Path, folder: Path, tmp_path: Path
+    run_toml: Path, folder: Path, die: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    kill = "os.kill(os.getpid(), signal.SIGKILL)"
-    (tmp_path / "sitecustomize.py").write_text(DIE_AT_STEP_8.format(what=kill, rank=0, world=1))
-    words = (run_toml, "--out", folder, "--layout.dp", 1)
-    code, _, err = end_of(start(*words, PYTHONPATH=str(tmp_path)))
+    die(rank=0, world=1)
+    code, _, err = run(capsys, "train", run_toml, "--out", folder, "--layout.dp", 1)
     assert code == 6
     *_, last = err.splitlines()
     assert re.fullmatch(
@@ -141,12 +164,14 @@ def test_a_rank_that_dies_at_the_same_step_again_and_again_ends_the_run(
 
 
 def test_where_a_rank_dies_again_and_again_fewer_go_on_with_the_same_batches(
-    run_toml: Path, straight: Path, folder: Path, tmp_path: Path
+    run_toml: Path,
+    straight: Path,
+    folder: Path,
+    die: Callable[..., None],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    kill = "os.kill(os.getpid(), signal.SIGKILL)"
-    (tmp_path / "sitecustomize.py").write_text(DIE_AT_STEP_8.format(what=kill, rank=1, world=2))
-    words = (run_toml, "--out", folder, "--fault.least_dp", 1)
-    code, _, err = end_of(start(*words, PYTHONPATH=str(tmp_path)))
+    die(rank=1, world=2)
+    code, _, err = run(capsys, "train", run_toml, "--out", folder, "--fault.least_dp", 1)
     assert code == 0, err
     assert (
         "It repeats, so the run goes on from its newest whole checkpoint with layout.dp = 1."
@@ -164,11 +189,11 @@ def test_where_a_rank_dies_again_and_again_fewer_go_on_with_the_same_batches(
     assert ours.tokens_seen.tolist() == theirs.tokens_seen.tolist()
 
 
-def test_an_exception_is_tried_once_more(run_toml: Path, folder: Path, tmp_path: Path) -> None:
-    bad = 'raise ValueError("a bad card")'
-    (tmp_path / "sitecustomize.py").write_text(DIE_AT_STEP_8.format(what=bad, rank=1, world=2))
-    words = (run_toml, "--out", folder, "--quiet")
-    code, _, err = end_of(start(*words, PYTHONPATH=str(tmp_path)))
+def test_an_exception_is_tried_once_more(
+    run_toml: Path, folder: Path, die: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    die(rank=1, world=2, says="a bad card")
+    code, _, err = run(capsys, "train", run_toml, "--out", folder, "--quiet")
     assert code == 6
     first, *stack, last = err.splitlines()
     assert re.fullmatch(
@@ -180,19 +205,23 @@ def test_an_exception_is_tried_once_more(run_toml: Path, folder: Path, tmp_path:
     assert last == "ValueError: a bad card"
 
 
-def test_ctrl_c_between_a_fault_and_its_restart_ends_the_run(run_toml: Path, folder: Path) -> None:
-    process = start(run_toml, "--out", folder, "--train.steps", 5000)
-    wait_until(lambda: lines_of(folder, "step") >= 8)
-    killed = ranks_of(folder)[1]
-    os.kill(ranks_of(folder)[0], signal.SIGSTOP)  # so that nothing ends before the signals come
-    process.send_signal(signal.SIGINT)
-    wait_until(lambda: (folder / "stop").exists())
-    os.kill(killed, signal.SIGKILL)
-    os.kill(ranks_of(folder)[0], signal.SIGCONT)
-    code, _, err = end_of(process)
-    assert code == 6
-    assert err.splitlines()[-1] == (
-        f"Rank 1 of 2 (pid {killed}) was ended by SIGKILL; it left no traceback. {RESUME}"
+def test_ctrl_c_between_a_fault_and_its_restart_ends_the_run(
+    run_toml: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    killed = list[int]()
+
+    def interrupt() -> None:
+        wait_until(lambda: lines_of(folder, "step") >= 8)
+        killed.append(ranks_of(folder)[1])
+        os.kill(ranks_of(folder)[0], signal.SIGSTOP)  # so that nothing ends before the signals come
+        os.kill(os.getpid(), signal.SIGINT)
+        wait_until(lambda: (folder / "stop").exists())
+        os.kill(killed[0], signal.SIGKILL)
+        os.kill(ranks_of(folder)[0], signal.SIGCONT)
+
+    assert train_while(interrupt, run_toml, "--out", folder, "--train.steps", 5000) == 6
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        f"Rank 1 of 2 (pid {killed[0]}) was ended by SIGKILL; it left no traceback. {RESUME}"
     )
     assert ranks_of(folder) == {}
 
@@ -212,7 +241,7 @@ def test_ranks_whose_folder_newer_ones_have_taken_write_nothing_more(
         wait_until(lambda: lines_of(folder, "step") >= 8)
         for rank in ranks_of(folder).values():
             os.kill(rank, signal.SIGSTOP)
-        time.sleep(0.2)  # until both have stopped
+        wait_until(lambda: all(map(is_stopped, ranks_of(folder).values())))
         (epoch,) = [event["epoch"] for event in events(folder, "start")]
         (folder / ".lock").write_text(f"{epoch + 1:020d}")
         before.update(everything())

@@ -204,6 +204,7 @@ def test_a_second_run_touches_nothing_and_a_second_ctrl_c_ends_at_once(run_toml,
     # A rank that hangs in its step cannot save.
     os.kill(ranks_of(folder)[1], signal.SIGSTOP)
     process.send_signal(signal.SIGINT)
+    wait_until((folder / "stop").exists)  # before the second: two at once would count as one
     time.sleep(0.5)
     assert process.poll() is None
     process.send_signal(signal.SIGINT)

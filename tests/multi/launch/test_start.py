@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from equipoise.spec.run.resolved import write_resolved
+from support.verbs import DEADLINE_S
 
 OTHER_VERSION = """
 import os
@@ -34,7 +35,7 @@ def start(folder: Path, rank: int, world: int, port: int, path: Path) -> "subpro
 
 
 def last_line(process: "subprocess.Popen[str]") -> tuple[int, str]:
-    _, text = process.communicate(timeout=60)
+    _, text = process.communicate(timeout=DEADLINE_S)
     return process.returncode, text.splitlines()[-1]
 
 

@@ -47,7 +47,7 @@ def stop_all(folder: Path, done: threading.Event) -> None:
     ranks = processes(folder).values()
     for process in ranks:
         os.kill(process, signal.SIGSTOP)
-    until = time.monotonic() + 30
+    until = time.monotonic() + 120
     while not events(folder, "stopped") and time.monotonic() < until:
         time.sleep(0.05)
     for process in ranks:

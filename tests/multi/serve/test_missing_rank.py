@@ -19,7 +19,7 @@ from support.serving.http.raw import Reply, ask
 from support.serving.http.served import prompt_reader
 from support.serving.trained import CURVE, trained
 
-LONGEST_S = 60.0
+LONGEST_S = 120.0
 
 
 def asked(port: int) -> Reply:

@@ -287,7 +287,7 @@ def start(*words: object) -> "subprocess.Popen[str]":
 
 
 def wait_until(is_so: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 120
     while not is_so():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.02)
@@ -314,7 +314,7 @@ def test_a_full_disk_is_named_and_ctrl_c_still_ends_the_run(
     board = next(line for line in lines if line.startswith("TensorBoard"))
     assert f"cannot be written (No space left on device; the disk at {disk} has " in board
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=90)
+    _, err = process.communicate(timeout=120)
     assert process.returncode == 4, err
     assert "Traceback" not in err
     assert "could not be written to" in err and f"the disk at {disk} has " in err
@@ -348,7 +348,7 @@ def test_a_start_on_a_full_disk_names_it(
     path = write_run(tmp_path, texts, cache, steps=2, layout="dp = 2")
     fill(disk)
     process = start(path, "--out", disk / "run")
-    _, err = process.communicate(timeout=90)
+    _, err = process.communicate(timeout=120)
     assert process.returncode == 2
     assert err.splitlines()[-1] == (
         f"The run's folder {disk}/run cannot be written (No space left on device; the disk at "

@@ -38,7 +38,7 @@ def hang_in(ranks: Ranks, folder: Path, how: str, deadline_s: float) -> int:
             if is_last and how == "stopped":
                 os.kill(os.getpid(), signal.SIGSTOP)
             if is_last and how == "asleep":
-                time.sleep(60)
+                time.sleep(600)
             if is_last and how == "slow":
                 time.sleep(0.75 * deadline_s)
             ranks.sum_(torch.ones(3))
@@ -50,7 +50,7 @@ def hang_in_messages(ranks: Ranks, folder: Path, deadline_s: float) -> None:
     mail = Mail()
     with watch(ranks, folder, deadline_s) as watchdog, watchdog.phase("backward of step 3"):
         if ranks.rank == 2:
-            time.sleep(60)
+            time.sleep(600)
         parcel = Parcel(ranks.rank + 1, 5, torch.zeros(8, dtype=torch.uint8), due=4)
         mail.post([], [parcel])
         mail.wait(4)
@@ -60,7 +60,7 @@ def hang_in_a_group_that_is_made(ranks: Ranks, folder: Path, deadline_s: float) 
     """The last rank never makes it."""
     with watch(ranks, folder, deadline_s) as watchdog, watchdog.phase("start"):
         if ranks.rank == ranks.world - 1:
-            time.sleep(60)
+            time.sleep(600)
         dist.new_group([0, 1, 2], timeout=timedelta(minutes=5))
 
 

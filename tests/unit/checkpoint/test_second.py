@@ -66,13 +66,13 @@ def test_a_copy_under_way_does_not_bring_back_what_is_set_aside(
 
     def wait(*arguments: object) -> None:
         begun.set()
-        assert go.wait(30)
+        assert go.wait(120)
         copy(*arguments)
 
     monkeypatch.setattr(subject.shutil, "copyfileobj", wait)
     folder = SecondFolder(second, keep=2)
     folder.copy(write(root, 1), 1)
-    assert begun.wait(30)
+    assert begun.wait(120)
     folder.copy(write(root, 2), 2)  # comes next, and must not
     threading.Timer(0.1, go.set).start()
     folder.drop()

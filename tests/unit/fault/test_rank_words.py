@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from equipoise.base.errors import FaultError
+from equipoise.base.errors import FaultError, SpecError
 from equipoise.comm.group import Ranks
 from equipoise.fault import rank
 from equipoise.fault.rank import FolderTakenError, RankWords, hold_folder
 from equipoise.observe.fence import Fence
+from equipoise.spec.run.resolved import read_resolved
 
 
 class Alone(Ranks):
@@ -70,3 +71,23 @@ def test_who_only_looks_at_a_lock_does_not_take_the_folder(
             hold_folder(tmp_path, alone).__enter__()
     with hold_folder(tmp_path, alone) as fence:
         assert fence.epoch == 2
+
+
+def test_a_folder_that_is_gone_before_ranks_hold_it_is_named_whatever_was_missed(
+    tmp_path: Path,
+) -> None:
+    folder, alone = tmp_path / "run", Alone(0, 1, torch.device("cpu"))
+    words = RankWords(folder, (folder,), 0)
+    gone = (
+        f"The run's folder {folder} is gone, so its ranks cannot start. Put it back, then run the "
+        f"same command again to resume."
+    )
+    with pytest.raises(FaultError) as caught, words.told():
+        read_resolved(folder)
+    assert str(caught.value) == gone
+    with pytest.raises(FaultError) as caught, words.told(), hold_folder(folder, alone):
+        pass
+    assert str(caught.value) == gone
+    folder.mkdir()
+    with pytest.raises(SpecError, match=r"holds no readable resolved\.json"), words.told():
+        read_resolved(folder)

@@ -53,7 +53,7 @@ def gang() -> Iterator[Gang]:
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
 def test_the_first_rank_that_a_signal_ends_is_named_once(gang: Gang, number: int) -> None:
     os.kill(gang.ranks[1], number)
-    assert gang.has_reacted.wait(30)
+    assert gang.has_reacted.wait(120)
     os.kill(gang.ranks[0], signal.SIGKILL)
     gang.ends.wait_for_all()
     assert (gang.reacted, gang.ends.first) == (1, Killed(1, gang.ranks[1], number))

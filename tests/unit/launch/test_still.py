@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 from equipoise.base.errors import FaultError
 from equipoise.launch.gang import Launch
 from equipoise.launch.local import LocalRanks
+from equipoise.launch.stem import Stem
 from equipoise.launch.still import (
     StoppedRanks,
     describe_start,
@@ -23,11 +25,11 @@ from equipoise.launch.still import (
     read_traceback,
 )
 
-WAIT = "import time; print('here', flush=True); time.sleep(60)"
+WAIT = "import time; print('here', flush=True); time.sleep(600)"
 
 
 def wait_for(is_so) -> None:
-    until = time.monotonic() + 30
+    until = time.monotonic() + 120
     while not is_so():
         assert time.monotonic() < until
         time.sleep(0.05)
@@ -122,11 +124,11 @@ def test_imports_that_hang_are_ended_with_their_stack_and_those_that_are_stopped
     def note(text: str, processes: list[int], stopped_s: float) -> None:
         if processes:
             stopped.extend(processes)
-            time.sleep(2.0)  # longer than it may hang
+            time.sleep(3.0)  # longer than it may hang
             os.kill(processes[0], signal.SIGKILL)
 
     with LocalRanks(is_quiet=True, note=note) as ranks:
-        ended = ranks.run(dataclasses.replace(launch, start_s=1.0))
+        ended = ranks.run(dataclasses.replace(launch, start_s=2.0))
     assert len(stopped) == 1
     assert ended is not None
     assert (ended.kind, ended.sentence) == ("killed", "The ranks ended without a word.")
@@ -186,21 +188,70 @@ def test_a_traceback_that_ends_an_error_stream_is_read(tmp_path: Path) -> None:
     assert read_traceback(0, tmp_path) == []
 
 
-def test_no_rank_starts_again_in_the_place_of_a_folder_that_is_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+VANISH = """
+import sys
+if "equipoise.fault.stem" in sys.orig_argv:
+    import os, select, shutil, signal
+    select.select([int(sys.orig_argv[-2])], [], [])  # until ranks are asked for: all logs are open
+    shutil.rmtree({folder!r})
+    if {is_killed}:
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def gone(folder: Path) -> str:
+    return (
+        f"The run's folder {folder} is gone, so its ranks cannot start. Put it back, then run the "
+        f"same command again to resume."
+    )
+
+
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_no_rank_starts_in_the_place_of_a_folder_that_vanishes_once_ranks_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_killed: bool
 ) -> None:
+    """Whether the process that is asked ends with the folder, or goes on without it."""
     folder, site = tmp_path / "run", tmp_path / "site"
     site.mkdir()
+    folder.mkdir()
     monkeypatch.setenv("PYTHONPATH", str(site), prepend=os.pathsep)
-    go = f"import shutil; shutil.rmtree({str(folder)!r}); os.kill(os.getpid(), signal.SIGKILL)"
-    (site / "sitecustomize.py").write_text(HANG.format(what=go))
+    text = VANISH.format(folder=str(folder), is_killed=is_killed)
+    (site / "sitecustomize.py").write_text(text)
+    launch = Launch(folder, 2, quiet=True, port=0, program="colorsys")
     with LocalRanks(is_quiet=True) as ranks:
-        ended = ranks.run(Launch(folder, 2, quiet=True, port=0))
-        assert ended is not None and ended.kind == "killed"
+        if is_killed:
+            ended = ranks.run(launch)
+            assert ended is not None and ended.kind == "killed"
         with pytest.raises(FaultError) as caught:
-            ranks.run(Launch(folder, 2, quiet=True, port=0))
-    assert str(caught.value) == (
-        f"The run's folder {folder} is gone, so its ranks cannot start again. Put it back, then "
-        f"run the same command again to resume."
-    )
+            ranks.run(launch)
+    assert str(caught.value) == gone(folder)
+    assert not folder.exists()
+
+
+class LastStem(Stem):
+    """One that has ended, and whose folder vanishes while another is about to take its place."""
+
+    folder: Path
+
+    def close(self) -> None:
+        super().close()
+        shutil.rmtree(self.folder)
+
+
+@pytest.mark.parametrize("vanishes", ["before the start", "before the log is open"])
+def test_no_rank_starts_in_the_place_of_a_folder_that_has_vanished(
+    tmp_path: Path, vanishes: str
+) -> None:
+    folder = tmp_path / "run"
+    launch = Launch(folder, 2, quiet=True, port=0, program="colorsys")
+    with LocalRanks(is_quiet=True) as ranks, (tmp_path / "log").open("wb") as log:
+        if vanishes == "before the log is open":
+            folder.mkdir()
+            ranks._stem = last = LastStem("colorsys", log.fileno())
+            last.folder = folder
+            last._process.kill()
+            last._process.wait()
+        with pytest.raises(FaultError) as caught:
+            ranks.run(launch)
+    assert str(caught.value) == gone(folder)
     assert not folder.exists()

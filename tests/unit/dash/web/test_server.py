@@ -31,7 +31,7 @@ Reply = tuple[int, dict[str, str], bytes]
 
 
 def ask(server: Dashboard, path: str, method: str = "GET", **headers: str) -> Reply:
-    link = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=30)
+    link = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=120)
     link.putrequest(method, path, skip_host="Host" in headers)
     for name, value in headers.items():
         link.putheader(name.replace("_", "-"), value)
@@ -44,7 +44,7 @@ def ask(server: Dashboard, path: str, method: str = "GET", **headers: str) -> Re
 
 def send(server: Dashboard, text: bytes) -> bytes:
     """What the server says to these very bytes, until it closes."""
-    with socket.create_connection(("127.0.0.1", server.server_port), timeout=30) as link:
+    with socket.create_connection(("127.0.0.1", server.server_port), timeout=120) as link:
         link.sendall(text)
         answer = b""
         while piece := link.recv(1 << 16):
@@ -201,11 +201,11 @@ def test_ctrl_c_ends_it_without_a_word(runs: dict[str, Path]) -> None:
         row = json.loads(process.stdout.readline())
         assert row["folders"] == [str(runs["by-work"])] and row["metrics"] is None
         port = int(row["url"].rstrip("/").rpartition(":")[2])
-        link = http.client.HTTPConnection("localhost", port, timeout=30)
+        link = http.client.HTTPConnection("localhost", port, timeout=120)
         link.request("GET", "/api/runs")
         assert link.getresponse().status == 200
         process.send_signal(signal.SIGINT)  # while a connection is open
-        assert process.communicate(timeout=30) == ("", "")
+        assert process.communicate(timeout=120) == ("", "")
         assert process.returncode == 0
         link.close()
     finally:

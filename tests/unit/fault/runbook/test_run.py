@@ -107,7 +107,7 @@ def test_each_step_is_settled_once_and_after_what_it_needs(guide: Guide) -> None
 
 def test_independent_steps_run_at_the_same_time() -> None:
     """Two actions that each wait for the other to have begun can only end together."""
-    meet = threading.Barrier(2, timeout=20)
+    meet = threading.Barrier(2, timeout=120)
 
     def act(words: Sequence[str]) -> CommandEnd:
         meet.wait()
