@@ -100,13 +100,19 @@ class CaptionedToml:
             yield region
 
 
+@pytest.fixture(scope="session")
+def _stems() -> Iterator[None]:
+    """Runs of all pages import once."""
+    with keep_stems():
+        yield
+
+
 @pytest.fixture(scope="module")
-def page_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Where a page's commands run, and where its code writes; its runs import once."""
+def page_folder(_stems: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where a page's commands run, and where its code writes."""
     before, folder = Path.cwd(), tmp_path_factory.mktemp("page")
     os.chdir(folder)
-    with keep_stems():
-        yield folder
+    yield folder
     os.chdir(before)
 
 

@@ -2,9 +2,12 @@
 
 A launcher forks all its starts from one stem, and what it forks is what a fresh process would be
 (``tests/unit/launch/test_stem.py``). Here the next start may be another launcher's, with the same
-program, environment, folder and output. Commands that tests start as processes have their own.
+program, environment and output. Homes may differ, since each start is given its own, and so may the
+folders that launchers begin in: ranks get whole paths. Commands that tests start as processes have
+their own stems.
 """
 
+import dataclasses
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,7 +27,9 @@ class KeptStem(Stem):
     _agent: StemAgent | None = None
 
     def start(self, asked: GangOrder, log: int) -> StemAgent:
-        self._agent = super().start(asked, log)
+        home = {name: os.environ[name] for name in ("HOME",) if name in os.environ}
+        environment = {**asked.environment, **home}
+        self._agent = super().start(dataclasses.replace(asked, environment=environment), log)
         return self._agent
 
     def close(self) -> None:
@@ -44,9 +49,10 @@ class KeptStems:
 
     def __call__(self, program: str, log: int) -> KeptStem:
         own = whole_environment()
-        own.pop("PYTEST_CURRENT_TEST", None)
+        for name in ("PYTEST_CURRENT_TEST", "HOME"):
+            own.pop(name, None)
         output = os.fstat(1)  # ranks write to the one that was there when the stem began
-        key = program, os.getcwd(), output.st_dev, output.st_ino, *sorted(own.items())
+        key = program, output.st_dev, output.st_ino, *sorted(own.items())
         stem = self._kept.pop(key, None)
         if stem is not None and not stem.is_alive:
             stem.end()
