@@ -35,8 +35,10 @@ _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_exp
 _TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts")
 _EXPERT_FFN = ("moe_intermediate_size", "expert_intermediate_size", "expert_ffn_hidden_size")
 _UNGATED_NAMES = """
-    apertus arcee biogpt bloom codegen ctrl falcon gpt2 gpt_bigcode gpt_neo gpt_neox gpt_neox_japanese
-    gptj jais2 mpt nanochat nemotron openai-gpt opt persimmon phi starcoder2 xglm
+    apertus arcee bert bert-generation big_bird biogpt bloom camembert codegen ctrl data2vec-text
+    electra ernie falcon gpt-sw3 gpt2 gpt_bigcode gpt_neo gpt_neox gpt_neox_japanese gptj jais2
+    megatron-bert mpt nanochat nemotron openai-gpt opt persimmon phi rembert roberta
+    roberta-prelayernorm roc_bert roformer starcoder2 xglm xlm-roberta xlm-roberta-xl xlnet xmod
 """
 _UNGATED = frozenset(_UNGATED_NAMES.split())
 """Model types whose feed-forwards have two products."""
@@ -154,7 +156,7 @@ def model_from_other_config(config: Mapping[str, Any]) -> ModelSpec:
         hidden=hidden,
         heads=heads,
         kv_heads=kv_heads,
-        ffn=_size(config, ("intermediate_size_mlp", *_FFN), default=_usual_ffn(config, hidden)),
+        ffn=_size(config, ("intermediate_size_mlp", *_FFN), default=4 * hidden),
         vocab=_size(config, ("vocab_size",)),
         head_width=head_width,
         tied=tied,
@@ -178,20 +180,16 @@ def _kv_heads(config: Mapping[str, Any], heads: int) -> int:
     return 1 if is_one else _size(config, _KV_HEADS, default=heads)
 
 
-def _usual_ffn(config: Mapping[str, Any], hidden: int) -> int:
-    """The width of a feed-forward whose config.json does not state it."""
-    if config.get("model_type") != "mpt":
-        return 4 * hidden
-    return _size(config, ("expansion_ratio",), default=4) * hidden
-
-
 def _sparse_layers(config: Mapping[str, Any], layers: int) -> dict[str, int]:
     """Which layers have experts, as ``dense_layers`` and ``expert_every``.
 
     Raises:
         ModelError: others than those that can be priced.
     """
-    dense, every = _size(config, ("first_k_dense_replace",), default=0, least=0), 1
+    dense, every = (
+        _size(config, ("first_k_dense_replace", "num_dense_layers"), default=0, least=0),
+        1,
+    )
     if config.get("model_type") == "ernie4_5_moe":
         dense = _size(config, ("moe_layer_start_index",), default=1, least=0)
         every = _size(config, ("moe_layer_interval",), default=1)
@@ -222,7 +220,7 @@ def _sparse_layers(config: Mapping[str, Any], layers: int) -> dict[str, int]:
 
 def _read_experts(config: Mapping[str, Any]) -> dict[str, Any]:
     experts = _size(config, _EXPERTS, default=0, least=0, most=MOST_EXPERTS)
-    if experts < 2:
+    if experts < 2 or config.get("is_moe") is False:
         return {}
     top_k = _size(config, _TOP_K, default=2)
     if top_k > experts:
