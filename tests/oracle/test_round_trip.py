@@ -236,11 +236,26 @@ def test_weights_of_several_dtypes_keep_their_own(
     assert_same_bits(weights_of(tmp_path / "out"), held)
 
 
+YARN = {"rope_type": "yarn", "rope_theta": 1e4}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"rope_parameters": {**YARN, "original_max_position_embeddings": 32, "factor": None}},
+        {"rope_parameters": {**YARN, "factor": 4.0}},
+        {
+            "rope_scaling": {**YARN, "factor": 4.0},
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+        },
+    ],
+    ids=["no factor", "no original length", "the older spelling, which is the one that is read"],
+)
 def test_positions_that_rope_is_computed_from_stay(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    given: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    yarn = {"rope_type": "yarn", "rope_theta": 1e4, "original_max_position_embeddings": 32}
-    source = save_family("olmo2", tmp_path / "hf", rope_parameters={**yarn, "factor": None})
+    source = save_family("olmo2", tmp_path / "hf")
+    (source / "config.json").write_text(json.dumps(config_of(source) | given))
     windows = ["--pack.context_tokens=256", "--pack.step_tokens=256"]
     run = begun(source, tmp_path, *windows, "--model.engine=transformers")
     assert converted(run, tmp_path / "out", capsys)["remarks"] == [

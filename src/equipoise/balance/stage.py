@@ -244,8 +244,7 @@ def price_layers(
     attention = np.zeros(len(micro_batches))
     for at, batch in enumerate(micro_batches):
         before = batch.history_tokens
-        pairs = causal_pairs(before + batch.doc_tokens) - causal_pairs(before)
-        attention[at] = float(curve.attention_ns(pairs).sum())
+        attention[at] = float(curve.slice_attention_ns(before, before + batch.doc_tokens).sum())
     forward = tokens * curve.ns_per_token / 3
     saved = np.array([float(curve.saved_ns(batch.pieces).sum()) for batch in micro_batches]) / 3
     in_layer = model.layer_matmul_params / model.matmul_params

@@ -13,7 +13,8 @@ What it decides
 
 Kept true (tests/unit/cost/test_curve.py)
     Loads are positive, grow with length, and meet the measured points; a counted curve is
-    the exact count; an infinite break-even length balances tokens, one near 0 squares.
+    the exact count, windows included; an infinite break-even length balances tokens, one near 0
+    squares.
 """
 
 import dataclasses
@@ -26,8 +27,8 @@ import numpy.typing as npt
 
 from equipoise.base.arrays import Ints
 from equipoise.base.errors import SpecError
-from equipoise.cost.work import causal_pairs, pair_flop
-from equipoise.spec.model.presets import ModelSpec
+from equipoise.cost.work import causal_pairs, pair_flop, windowed_pairs
+from equipoise.spec.model.presets import ModelSpec, WindowSpec
 from equipoise.spec.pack import Pieces, lengths_of
 
 
@@ -82,7 +83,7 @@ class LoadCurve:
     def document_ns(self, doc_tokens: Ints) -> Ints:
         """Load of each document, with its linear layers [ns]; at least 1."""
         lengths = np.maximum(np.asarray(doc_tokens, dtype=np.int64), 1)
-        return self._total_ns(lengths, causal_pairs(lengths))
+        return self._total_ns(lengths, self.attention_ns(causal_pairs(lengths)))
 
     def slice_ns(self, starts: Ints, stops: Ints) -> Ints:
         """Load of the queries ``[start, stop)`` of each document, which read from its start [ns].
@@ -92,10 +93,18 @@ class LoadCurve:
             stops: One past its last query.
         """
         starts, stops = np.asarray(starts, dtype=np.int64), np.asarray(stops, dtype=np.int64)
-        return self._total_ns(stops - starts, causal_pairs(stops) - causal_pairs(starts))
+        return self._total_ns(stops - starts, self.slice_attention_ns(starts, stops))
 
-    def _total_ns(self, tokens: Ints, pairs: Ints) -> Ints:
-        total = np.rint(self.attention_ns(pairs) + self.ns_per_token * tokens)
+    def slice_attention_ns(self, starts: Ints, stops: Ints) -> npt.NDArray[np.float64]:
+        """Attention time of the queries ``[start, stop)`` of each document [ns]."""
+        return self.attention_ns(causal_pairs(stops) - causal_pairs(starts))
+
+    def shared_attention_ns(self, doc_tokens: Ints, ranks: Ints) -> npt.NDArray[np.float64]:
+        """Attention time on each of the ranks that share a document evenly [ns]."""
+        return self.attention_ns(causal_pairs(doc_tokens) / ranks)
+
+    def _total_ns(self, tokens: Ints, attention_ns: npt.NDArray[np.float64]) -> Ints:
+        total = np.rint(attention_ns + self.ns_per_token * tokens)
         loads: Ints = np.maximum(total, 1.0).astype(np.int64)
         return loads
 
@@ -190,13 +199,47 @@ def price_labels(curve: LoadCurve, labels: Callable[[Pieces], Ints] | None) -> L
     return MaskedCurve(**{name: getattr(curve, name) for name in names}, labels=labels)
 
 
+@dataclass(frozen=True, slots=True)
+class WindowedCurve(LoadCurve):
+    """A counted curve of a model in which some layers read a part of the text."""
+
+    window: WindowSpec | None = None
+
+    def attention_ns(self, pairs: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        """Attention time of whole documents by their causal pairs [ns]."""
+        count = np.asarray(pairs, dtype=np.float64)
+        lengths = (np.sqrt(8.0 * count + 1.0) - 1.0) / 2.0
+        return LoadCurve.attention_ns(self, self._read(count, lengths))
+
+    def slice_attention_ns(self, starts: Ints, stops: Ints) -> npt.NDArray[np.float64]:
+        """Attention time of the queries ``[start, stop)`` of each document [ns]."""
+        first, last = (
+            self._read(causal_pairs(at).astype(np.float64), at.astype(np.float64))
+            for at in (starts, stops)
+        )
+        return LoadCurve.attention_ns(self, last - first)
+
+    def shared_attention_ns(self, doc_tokens: Ints, ranks: Ints) -> npt.NDArray[np.float64]:
+        """Attention time on each of the ranks that share a document evenly [ns]."""
+        whole: npt.NDArray[np.float64] = self.attention_ns(causal_pairs(doc_tokens)) / ranks
+        return whole
+
+    def _read(
+        self, pairs: npt.NDArray[np.float64], lengths: npt.NDArray[np.float64]
+    ) -> npt.NDArray[np.float64]:
+        """Pairs that the mean layer reads of documents of these causal pairs and lengths."""
+        if self.window is None:
+            return pairs
+        return pairs + self.window.share * (windowed_pairs(self.window, lengths) - pairs)
+
+
 def counted_curve(model: ModelSpec, *, flop_per_s: float = 1e12) -> LoadCurve:
     """The curve of a machine on which every useful FLOP costs the same.
 
     It needs no measurement; ``equipoise pack`` uses it. ``flop_per_s`` only scales all loads.
     """
     per_flop_ns = 1e9 / flop_per_s
-    return LoadCurve(
+    curve = LoadCurve(
         fixed_ns=0.0,
         ns_per_token=6 * model.matmul_params * per_flop_ns,
         doc_tokens=(1.0,),
@@ -204,6 +247,10 @@ def counted_curve(model: ModelSpec, *, flop_per_s: float = 1e12) -> LoadCurve:
         peak_flop_per_s=flop_per_s,
         measured=False,
     )
+    if model.window is None:
+        return curve
+    names = (field.name for field in dataclasses.fields(LoadCurve))
+    return WindowedCurve(**{name: getattr(curve, name) for name in names}, window=model.window)
 
 
 def break_even_curve(break_even_tokens: float) -> LoadCurve:

@@ -50,7 +50,8 @@ def device_curve(
         dtype: Dtype of the products; bf16 unless given, or the first that the device has.
 
     Raises:
-        SpecError: no such preset, device or dtype, or the file is not a device file.
+        SpecError: no such preset, device or dtype, the file is not a device file, or the model has
+            windows.
     """
     if not isinstance(model, str | ModelSpec) or not isinstance(device, str | Path | DeviceSpec):
         raise SpecError(
@@ -58,6 +59,11 @@ def device_curve(
             f'their names, as in device_curve("llama3-8b", "h100-sxm").'
         )
     sizes = preset(model) if isinstance(model, str) else model
+    if sizes.window is not None:
+        raise SpecError(
+            f"Some layers of the model read {sizes.window.tokens:,} tokens at most, and attention "
+            f"is measured over whole documents. Give counted_curve(model), which counts windows."
+        )
     if isinstance(device, Path):
         where = calibrated_device(read_device_file(device), device)
     else:
@@ -79,7 +85,7 @@ def device_curve(
                 [tokens],
                 heads=sizes.heads,
                 kv_heads=sizes.kv_heads,
-                head_width=sizes.head_width,
+                head_width=(sizes.score_width + sizes.head_width) // 2,
                 dtype=asked,
                 backward=backward,
                 pack_tokens=max(tokens, float(_TOKENS)),

@@ -141,8 +141,13 @@ def forward_flop(model: ModelSpec, start: int, tokens: int, logits: int) -> int:
 
 
 def kv_bytes_per_token(model: ModelSpec, element_bytes: int = 2) -> int:
-    """Keys and values of one token in one layer, which context parallelism moves [bytes]."""
-    return 2 * model.kv_heads * model.head_width * element_bytes
+    """Keys and values of one token in one layer, which context parallelism moves [bytes].
+
+    >>> from equipoise.spec.model.presets import PLANNED
+    >>> kv_bytes_per_token(PLANNED["llama3-8b"]), kv_bytes_per_token(PLANNED["deepseek-v3"])
+    (4096, 81920)
+    """
+    return model.kv_heads * (model.score_width + model.head_width) * element_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +156,7 @@ class Work:
 
     tokens: int
     pairs: int
-    """Query-key pairs of one head in one layer [pairs]."""
+    """Query-key pairs of one head in the mean layer [pairs]."""
     flop: int
     """Useful FLOP of a forward and backward."""
     bytes: int
@@ -167,11 +172,15 @@ def count_work(
     Args:
         doc_tokens: Length of each document [tokens], each >= 0.
         model: The model whose layers, heads and widths count.
-        mask: Which keys a query reads.
+        mask: Which keys a query reads; other masks than the causal one are those of every layer,
+            whatever window the model has.
         element_bytes: Bytes of one activation.
     """
     lengths = np.asarray(doc_tokens, dtype=np.int64)
     tokens = int(lengths.sum())
-    pairs = int(pairs_before(lengths, lengths, mask).sum())
-    moved = 2 * (model.heads + model.kv_heads) * model.head_width * element_bytes
+    if mask == CAUSAL:
+        pairs = layer_pairs(model, lengths)
+    else:
+        pairs = int(pairs_before(lengths, lengths, mask).sum())
+    moved = (model.heads + model.kv_heads) * (model.score_width + model.head_width) * element_bytes
     return Work(tokens, pairs, useful_flop(model, tokens, pairs), tokens * model.layers * moved)

@@ -46,9 +46,11 @@ _TORCH: dict[str, torch.dtype] = {
     "fp16": torch.float16,
 }
 _POSITIONS = "max_position_embeddings"
-_OF_POSITIONS = ("yarn", "longrope", "su")
-"""Types of RoPE whose factor, where it is not given, follows from ``max_position_embeddings``, as
-``dynamic`` always does: transformers 5.23, modeling_rope_utils."""
+_ORIGINAL = "original_max_position_embeddings"
+_OF_POSITIONS = {"yarn": ("factor", _ORIGINAL), "longrope": ("factor", _ORIGINAL)}
+_OF_POSITIONS |= {"su": _OF_POSITIONS["longrope"], "llama3": (_ORIGINAL,)}
+"""Settings of types of RoPE that follow from ``max_position_embeddings`` where they are not given,
+as ``dynamic`` always does: transformers 5.23, modeling_rope_utils."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,13 +199,16 @@ def _with_positions(files: ModelFiles, trained: TrainedModel) -> tuple[ModelFile
 
 def _scaled_by_positions(config: dict[str, Any]) -> str:
     """The type of a model's RoPE if its frequencies are computed from its positions; else empty."""
-    given = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if not isinstance(given, dict):
-        return ""
-    for table in (given, *(each for each in given.values() if isinstance(each, dict))):
-        kind = table.get("rope_type") or table.get("type")
-        if kind == "dynamic" or (kind in _OF_POSITIONS and table.get("factor") is None):
-            return str(kind)
+    of_all = {key: config[key] for key in (_ORIGINAL,) if config.get(key) is not None}
+    for name in ("rope_scaling", "rope_parameters"):
+        given = config.get(name)
+        if not isinstance(given, dict):
+            continue
+        for table in (given, *(each for each in given.values() if isinstance(each, dict))):
+            kind, said = table.get("rope_type") or table.get("type"), {**of_all, **table}
+            needs = _OF_POSITIONS.get(kind, ()) if isinstance(kind, str) else ()
+            if kind == "dynamic" or any(said.get(each) is None for each in needs):
+                return str(kind)
     return ""
 
 

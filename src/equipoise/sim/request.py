@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any, Literal, get_args
 
 from equipoise.base.errors import LayoutError, SpecError
+from equipoise.base.fields import with_plain_numbers
 from equipoise.base.nearest import nearest
 from equipoise.base.shown import shown
 from equipoise.cost.step.request import Precision, StepOptions, residuals_of
@@ -144,6 +145,7 @@ def simulate(request: StepRequest) -> StepAnswer:
     >>> answer.fits, [each.change for each in answer.would_fit or ()][:2]
     (False, ['zero=2', 'zero=3'])
     """
+    request = _plain(request)
     _require_failures(request)
     asked = read_step(request)
     model, machine, layout = asked.model, asked.machine, asked.layout
@@ -222,6 +224,7 @@ def step_options(
     Raises:
         SpecError: names the setting.
     """
+    request = _plain(request)
     _require_numbers(request, machine)
     schedule = request.schedule or ("interleaved" if virtual > 1 else "1f1b")
     known = [name for name, traits in SCHEDULES.items() if not traits.is_lossy]
@@ -267,6 +270,13 @@ def require_used(request: StepRequest, *, experts: int, cp: int | None) -> None:
             f"of 2 or more, or leave context_strategy out."
         )
     require_loads(request, experts=experts)
+
+
+_plain = partial(
+    with_plain_numbers,
+    whole="context_tokens step_sequences micro_batch virtual expert_slots seed checkpoint_steps".split(),
+    real="expert_skew jitter mtbf_hours checkpoint_s restart_s".split(),
+)
 
 
 def _require_kinds(request: StepRequest) -> None:
@@ -330,8 +340,7 @@ def _require_numbers(request: StepRequest, machine: Machine) -> None:
         ("micro_batch", _MOST_SEQUENCES),
         ("virtual", _MOST_SEQUENCES),
     ):
-        value: Any = getattr(request, name)
-        if not isinstance(value, int) or not 1 <= value <= most:
+        if not 1 <= (value := getattr(request, name) or 0) <= most:
             raise SpecError(f"{name} is {value}. Give a whole number of 1 to {most:,}.")
     if request.seed < 0:
         raise SpecError(f"seed is {request.seed}. Give a whole number of 0 or more.")

@@ -168,7 +168,8 @@ def _json_rows(path: Path, text: str) -> list[tuple[int, Mapping[str, Any]]]:
 
 
 def _csv_rows(path: Path, text: str) -> list[tuple[int, Mapping[str, Any]]]:
-    reader = csv.DictReader(io.StringIO(text, newline=""))
+    # Strict: a quote that nobody closes would take all lines after it into one tenant's name.
+    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
     try:
         names = [each.strip() for each in reader.fieldnames or ()]
     except csv.Error as error:
@@ -188,6 +189,7 @@ def _csv_rows(path: Path, text: str) -> list[tuple[int, Mapping[str, Any]]]:
 
 
 def _numbered(path: Path, reader: "csv.DictReader[str]") -> Iterator[tuple[int, Mapping[str, Any]]]:
+    begin = reader.line_num + 1
     try:
         for row in reader:
             if None in row:
@@ -197,8 +199,14 @@ def _numbered(path: Path, reader: "csv.DictReader[str]") -> Iterator[tuple[int, 
                     f"first line {columns:,}."
                 )
             yield reader.line_num, row
+            begin = reader.line_num + 1
     except csv.Error as error:
-        raise DataError(f"{path}:{reader.line_num}  is not CSV: {error}.") from None
+        said = str(error)
+        if said == "unexpected end of data":
+            said = "a quote is not closed"
+        elif "expected after" in said:
+            said = "a value goes on behind its closing quote"
+        raise DataError(f"{path}:{begin}  is not CSV: {said}.") from None
 
 
 def _request(where: str, row: Mapping[str, Any], vocab: int | None) -> TracedRequest:

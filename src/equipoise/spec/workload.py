@@ -10,7 +10,8 @@ What it decides
 
 Kept true (tests/unit/spec/test_workload.py, by Hypothesis)
     CSV, JSON lines, Parquet and text read back what was written, by the fast and the slow path
-    alike; drawn lengths have the moments of the named distribution.
+    alike; a row with more or fewer cells than columns, or a quote that stays open, is refused;
+    drawn lengths have the moments of the named distribution.
 
 Sources
     The first line of each file of ``spec/lengths`` names the source of its quantiles.
@@ -31,6 +32,7 @@ import numpy.typing as npt
 from equipoise.base.errors import DataError, SpecError
 from equipoise.base.nearest import nearest
 from equipoise.base.read import parse_json, reason, require_file
+from equipoise.base.shown import counted
 
 Lengths = npt.NDArray[np.int64]
 
@@ -191,7 +193,11 @@ def _read_table(file: Path, text: str) -> Lengths:
         return np.zeros(0, dtype=np.int64)
     number = text.count("\n", 0, first.start()) + 1
     delimiter = "\t" if "\t" in first[0] else ","
-    cells = [name.strip() for name in next(csv.reader([first[0]], delimiter=delimiter))]
+    try:
+        cells = [name.strip() for name in next(csv.reader([first[0]], delimiter=delimiter))]
+        next(csv.reader([first[0].rstrip("\r")], delimiter=delimiter, strict=True))
+    except csv.Error as error:
+        raise _not_csv(file, number, error) from None
     if _NUMBER.match(first[0]):
         if len(cells) > 1:
             raise DataError(
@@ -201,17 +207,33 @@ def _read_table(file: Path, text: str) -> Lengths:
         column, body = 0, text[first.start() :]
     else:
         column, body = cells.index(_column(file, number, cells)), text[first.end() :]
-    lengths = (
-        _read_digits(body.encode()) if len(cells) == 1 else _read_column(body, delimiter, column)
-    )
+    if len(cells) == 1:
+        lengths = _read_digits(body.encode())
+    elif '"' in body or re.search(r"^#", body, re.MULTILINE):  # NumPy swallows an open quote
+        lengths = None
+    else:
+        lengths = _read_column(body, delimiter, column, len(cells))
     if lengths is not None:
         return lengths
     before = text.count("\n", 0, len(text) - len(body))
-    return _collect(file, _csv_values(body, before, delimiter, column))
+    return _collect(file, _csv_values(file, body, before, delimiter, column, len(cells)))
 
 
-def _read_column(body: str, delimiter: str, column: int) -> Lengths | None:
-    """Read one column of whole numbers by NumPy's parser; None if it fails."""
+def _read_column(body: str, delimiter: str, column: int, columns: int) -> Lengths | None:
+    """Read one column of whole numbers by NumPy's parser; None if it fails.
+
+    Args:
+        body: Lines without quotes and comments.
+        delimiter: What stands between cells.
+        column: The one to read.
+        columns: Cells of each line.
+    """
+    codes = np.frombuffer(body.encode(), dtype=np.uint8)
+    breaks = np.concatenate(([-1], np.flatnonzero(codes == ord("\n")), [len(codes)]))
+    delimiters = np.diff(np.searchsorted(np.flatnonzero(codes == ord(delimiter)), breaks))
+    is_blank = (delimiters == 0) & (np.diff(breaks) <= 2)  # a line end and a carriage return
+    if not (is_blank | (delimiters == columns - 1)).all():
+        return None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # it reads 1.5 as 1, and nothing at all, with a warning
@@ -222,20 +244,45 @@ def _read_column(body: str, delimiter: str, column: int) -> Lengths | None:
                 delimiter=delimiter,
                 usecols=column,
                 ndmin=1,
-                quotechar='"',
             )
     except (ValueError, Warning):
         return None
     return _in_range(lengths)
 
 
-def _csv_values(body: str, before: int, delimiter: str, column: int) -> Iterator[tuple[int, str]]:
+def _csv_values(
+    file: Path, body: str, before: int, delimiter: str, column: int, columns: int
+) -> Iterator[tuple[int, str]]:
     """Line number and text of each length; ``before`` lines precede ``body``."""
-    reader = csv.reader(io.StringIO(body, newline=""), delimiter=delimiter)
-    for row in reader:
-        if any(cell.strip() for cell in row) and not row[0].startswith("#"):
-            text = row[column].strip() if column < len(row) else ""
-            yield before + reader.line_num, text
+    # Strict: a quote that nobody closes would take all lines after it into one cell.
+    reader = csv.reader(io.StringIO(body, newline=""), delimiter=delimiter, strict=True)
+    line = before + 1
+    try:
+        for row in reader:
+            if any(cell.strip() for cell in row) and not row[0].startswith("#"):
+                if column < len(row) != columns:
+                    raise DataError(
+                        f"{file}:{line}  {counted(len(row), 'cell')} under "
+                        f"{counted(columns, 'column')}. Write one for each, and numbers without "
+                        f"commas."
+                    )
+                text = row[column].strip() if column < len(row) else ""
+                yield before + reader.line_num, text
+            line = before + reader.line_num + 1
+    except csv.Error as error:
+        raise _not_csv(file, line, error) from None
+
+
+def _not_csv(file: Path, line: int, error: csv.Error) -> Exception:
+    """The error for a row whose quotes are wrong; any other as it is."""
+    said = str(error)
+    if said == "unexpected end of data":
+        said = "a quote is not closed"
+    elif "expected after" in said:
+        said = "a cell goes on behind its closing quote"
+    else:
+        return error
+    return DataError(f"{file}:{line}  is not CSV: {said}. Correct the line.")
 
 
 def _json_values(file: Path, text: str) -> Iterator[tuple[int, str | int]]:
@@ -279,10 +326,12 @@ def _read_parquet(file: Path) -> Lengths:
 
 def _column(file: Path, line: int | None, names: Sequence[str], kind: str = "column") -> str:
     """The name of the column or key that holds the lengths."""
+    where = f"{file}" if line is None else f"{file}:{line}"
     for name in _COLUMNS:
+        if names.count(name) > 1:
+            raise DataError(f"{where}  has two columns called {name}. Rename one.")
         if name in names:
             return name
-    where = f"{file}" if line is None else f"{file}:{line}"
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     have = ", ".join(names[:_NAMED]) + more
     listed = f" Nearest: {nearest(_COLUMNS[0], names)}. All: {have}." if names else ""

@@ -8,11 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from equipoise.balance.context.sharding import split_context
+from equipoise.balance.groups.cost import GroupCosts
 from equipoise.balance.partition import partition
+from equipoise.balance.stage import price_layers
 from equipoise.base.errors import SpecError
 from equipoise.cost.curve import LoadCurve, break_even_curve, counted_curve
-from equipoise.cost.work import count_work
-from equipoise.spec.model.presets import ModelSpec, preset
+from equipoise.cost.work import count_work, pair_flop, useful_flop
+from equipoise.spec.model.presets import ModelSpec, WindowSpec, preset
+from equipoise.spec.pack import MicroBatch
 
 MODEL = ModelSpec(layers=2, hidden=64, heads=4, kv_heads=2, ffn=96, vocab=300, head_width=16)
 
@@ -78,6 +82,45 @@ def test_a_counted_curve_is_flop(lengths: list[int]) -> None:
     found = int(curve.document_ns(np.array(lengths)).sum())
     exact = count_work(np.array(lengths), preset("7m")).flop
     assert abs(found - exact) <= 1e-12 * exact + len(lengths)
+
+
+@pytest.mark.parametrize(
+    "window", [WindowSpec(1, 1.0), WindowSpec(7, 0.5), WindowSpec(8, 0.75, is_chunk=True)]
+)
+def test_a_counted_curve_counts_windows_pair_by_pair(window: WindowSpec) -> None:
+    model = dataclasses.replace(MODEL, window=window)
+    curve = counted_curve(model, flop_per_s=1e9)  # so that a FLOP is a nanosecond
+    tokens = 40
+    query, key = np.arange(tokens)[:, None], np.arange(tokens)
+    causal = key <= query
+    near = query // 8 == key // 8 if window.is_chunk else query - key < window.tokens
+    mean = causal.sum(1) * (1 - window.share) + (causal & near).sum(1) * window.share
+    for start, stop in [(0, 1), (0, 40), (3, 29), (20, 40), (39, 40)]:
+        wanted = useful_flop(model, stop - start, 0)
+        wanted += 3 * pair_flop(model) * float(mean[start:stop].sum())
+        found = curve.slice_ns(np.array([start]), np.array([stop]))
+        assert abs(int(found[0]) - wanted) <= 1
+    whole = curve.document_ns(np.array([1, tokens]))
+    assert np.abs(whole - curve.slice_ns(np.zeros(2), np.array([1, tokens]))).max() <= 1
+    assert abs(int(whole[1]) - count_work(np.array([tokens]), model).flop) <= 2 * pair_flop(model)
+    shares = curve.shared_attention_ns(np.array([tokens]), np.array([4]))
+    attention = curve.slice_attention_ns(np.array([0]), np.array([tokens]))
+    assert shares.tolist() == pytest.approx((attention / 4).tolist())
+
+
+def test_parts_of_a_document_with_a_window_are_split_by_what_they_read() -> None:
+    model = dataclasses.replace(MODEL, window=WindowSpec(16, 1.0))
+    curve = counted_curve(model, flop_per_s=1e9)
+    split = split_context([4096], ranks=2, strategy="contiguous", curve=curve)
+    exact = curve.slice_ns(np.array([0, 2048]), np.array([2048, 4096]))
+    assert split.load_ns.tolist() == exact.tolist()
+    halves = [
+        MicroBatch(np.array([[0, 2048 * at, 2048 * at + 2048]]), np.array([0])) for at in (0, 1)
+    ]
+    prices = price_layers(curve, model, halves).attention_ns
+    assert prices[1] / prices[0] == pytest.approx(2048 * 16 / (2048 * 16 - 15 * 16 / 2))
+    alone, shared = GroupCosts(curve).share_ns(np.array([4096]), np.array([1, 4])).tolist()
+    assert alone == pytest.approx(4 * shared, rel=1e-6)
 
 
 def test_the_rate_of_a_counted_curve_scales_every_load_alike() -> None:

@@ -10,7 +10,7 @@ from equipoise.base.errors import DataError, SpecError
 from equipoise.cost.kernel import attention_s
 from equipoise.cost.read_curve import device_curve, fit_curve
 from equipoise.spec.device.by_name import find_device
-from equipoise.spec.model.presets import preset
+from equipoise.spec.model.presets import PLANNED, preset
 from support.device_files import A_FILE, written
 
 TERM = st.floats(0, 1) | st.just(0.0)
@@ -91,6 +91,30 @@ def test_tables_that_no_measurement_makes_are_refused(lengths, seconds, message)
     with pytest.raises(DataError) as caught:
         fit_curve(lengths, seconds)
     assert str(caught.value) == message
+
+
+def test_windows_are_refused_and_latent_attention_has_the_width_of_its_scores() -> None:
+    with pytest.raises(SpecError) as caught:
+        device_curve(PLANNED["gpt-oss-120b"], "h100-sxm")
+    assert str(caught.value) == (
+        "Some layers of the model read 128 tokens at most, and attention is measured over whole "
+        "documents. Give counted_curve(model), which counts windows."
+    )
+    latent = PLANNED["deepseek-v3"]
+    curve = device_curve(latent, "h100-sxm")
+    seconds = sum(
+        attention_s(
+            find_device("h100-sxm"),
+            [8192],
+            heads=128,
+            kv_heads=128,
+            head_width=160,  # 192 of queries and keys, 128 of values
+            backward=backward,
+        ).total_s
+        for backward in (False, True)
+    )
+    at = curve.doc_tokens.index(8192.0)
+    assert curve.doc_ns[at] == pytest.approx(1e9 * latent.layers * seconds)
 
 
 def test_unknown_devices_are_refused() -> None:

@@ -1,5 +1,6 @@
 """Counts of work against counting one by one."""
 
+import dataclasses
 import re
 
 import numpy as np
@@ -20,7 +21,7 @@ from equipoise.cost.work import (
     useful_flop,
 )
 from equipoise.nn.decoder import Decoder
-from equipoise.spec.model.presets import ModelSpec
+from equipoise.spec.model.presets import LatentSpec, ModelSpec, WindowSpec
 
 MODEL = ModelSpec(layers=2, hidden=32, heads=4, kv_heads=2, ffn=48, vocab=300, head_width=8)
 TIED = ModelSpec(
@@ -128,6 +129,23 @@ def test_flop_of_a_pair_is_two_products_over_each_heads_width() -> None:
 
 def test_keys_and_values_of_a_token_are_two_rows_of_the_kv_heads() -> None:
     assert kv_bytes_per_token(MODEL) == (2 + 2) * 8 * 2
+
+
+def test_work_counts_windows_and_the_wider_keys_of_latent_attention() -> None:
+    lengths = np.array([5, 1, 9])
+    windowed = dataclasses.replace(MODEL, window=WindowSpec(3, 1.0))
+    pairs = [sum(min(n, 3) for n in range(1, tokens + 1)) for tokens in (5, 1, 9)]
+    assert count_work(lengths, windowed).pairs == sum(pairs)
+    full = Mask("full")
+    assert count_work(lengths, windowed, mask=full).pairs == 25 + 1 + 81
+    latent = dataclasses.replace(MODEL, latent=LatentSpec(4, 6, rope=2), kv_heads=MODEL.heads)
+    keys, values = MODEL.heads * (MODEL.head_width + 2), MODEL.heads * MODEL.head_width
+    assert kv_bytes_per_token(latent) == 2 * (keys + values)
+    assert count_work(lengths, latent).bytes == 15 * MODEL.layers * 2 * 2 * (keys + values)
+    attention = latent.heads * (latent.head_width + 1)
+    assert latent.break_even_tokens * attention * latent.layers == pytest.approx(
+        latent.matmul_params - latent.hidden * latent.vocab
+    )
 
 
 def test_a_pack_is_its_tokens_and_its_pairs() -> None:

@@ -153,6 +153,16 @@ def test_a_name_may_hold_what_ends_lines_elsewhere(tmp_path: Path) -> None:
             ':2  GeneratedTokens is "x". Give a whole number of 0 to 2,147,483,647.',
         ),
         (
+            'TIMESTAMP,ContextTokens,GeneratedTokens,tenant\n2023-11-16 18:15:50,2,2,"ann\n'
+            "2023-11-16 18:15:51,2,2,bob\n",
+            ":2  is not CSV: a quote is not closed.",
+        ),
+        (
+            'TIMESTAMP,ContextTokens,GeneratedTokens,tenant\n2023-11-16 18:15:50,2,2,"ann\n'
+            '2023-11-16 18:15:51,2,2,"bob\n',
+            ":2  is not CSV: a value goes on behind its closing quote.",
+        ),
+        (
             "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:50,2,2,9\n",
             ":2  has 4 columns, and the first line 3.",
         ),

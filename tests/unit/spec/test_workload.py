@@ -187,6 +187,8 @@ def test_what_was_written_is_read(tmp_path, lengths, name):
         ("a.csv", ",tokens\n0,3.0\n1,1.0\n2,4.0\n"),
         ("a.tsv", "name\ttokens\na,b\t3\nc\t1\nd\t4\n"),
         ("a.csv", 'text,tokens\n"two\nlines",3\nb,1\nc,4\n'),
+        ("a.csv", 'text,tokens\n"a, ""b""",3\nc"d,1\n"",4\n'),
+        ("a.csv", "text,tokens\na,3\n#b,7\nc,1\nd,4\n"),
         ("a.jsonl", "3\n1\n4\n"),
         ("a.jsonl", '3\n"1"\n4.0\n'),
         ("a.jsonl", '{"length": 9, "tokens": 3}\n{"length": 1}\n\n{"tokens": "4"}'),
@@ -247,6 +249,37 @@ def test_ways_to_write_3_1_4(tmp_path, name, content):
             ":1  2 columns, and no header says which holds the lengths. Put a first line there "
             "that calls it tokens.",
         ),
+        (
+            "a.csv",
+            'tokens,name\n3,"a\n1,b\n4,c\n',
+            ":2  is not CSV: a quote is not closed. Correct the line.",
+        ),
+        (
+            "a.csv",
+            'tokens,name\n3,"a\n1,b"c\n4,d\n',
+            ":2  is not CSV: a cell goes on behind its closing quote. Correct the line.",
+        ),
+        (
+            "a.csv",
+            'tokens,"name\n3,a\n',
+            ":1  is not CSV: a quote is not closed. Correct the line.",
+        ),
+        (
+            "a.csv",
+            "tokens\n1,500\n",
+            ":2  2 cells under 1 column. Write one for each, and numbers without commas.",
+        ),
+        (
+            "a.csv",
+            "name,tokens\na,300\nb,1,500\n",
+            ":3  3 cells under 2 columns. Write one for each, and numbers without commas.",
+        ),
+        (
+            "a.csv",
+            "tokens,name\n300,a\n500\n",
+            ":3  1 cell under 2 columns. Write one for each, and numbers without commas.",
+        ),
+        ("a.csv", "tokens,tokens\n3,4\n", ":1  has two columns called tokens. Rename one."),
         ("a.jsonl", '3\n{"tokens": null}\n', f":2  'null' is not a document length. {FIX}"),
         ("a.jsonl", '3\n{"tokens": NaN}\n', f":2  'NaN' is not a document length. {FIX}"),
         ("a.jsonl", '{"tokens": true}\n', f":1  'True' is not a document length. {FIX}"),
@@ -310,6 +343,13 @@ def test_refused_parquet(tmp_path, message, columns, text):
     file = tmp_path / "a.parquet"
     pyarrow.parquet.write_table(pyarrow.table(columns), file)
     assert message(read_lengths, file) == f"{file}{text}"
+
+
+def test_parquet_with_the_column_twice(tmp_path, message):
+    file = tmp_path / "a.parquet"
+    table = pyarrow.table([pyarrow.array([3]), pyarrow.array([4])], names=["tokens", "tokens"])
+    pyarrow.parquet.write_table(table, file)
+    assert message(read_lengths, file) == f"{file}  has two columns called tokens. Rename one."
 
 
 def test_parquet_of_whole_floats_and_small_integers(tmp_path):

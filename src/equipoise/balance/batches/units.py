@@ -144,6 +144,8 @@ def read_numbers(what: str, values: npt.ArrayLike, example: str) -> npt.NDArray[
     if table.dtype.kind not in "iuf" and table.size:
         kind = {"U": "text", "S": "text", "b": "flags"}.get(table.dtype.kind, "not numbers")
         raise DataError(f"{what} are {kind}. Give numbers, such as {example}.")
+    if isinstance(values, list | tuple) and any(map(_is_flag, values)):  # NumPy counts it as 0 or 1
+        raise DataError(f"{what} have flags among them. Give numbers, such as {example}.")
     return table.astype(np.float64) if table.dtype.kind == "f" else table
 
 
@@ -275,6 +277,12 @@ def _walk(root: Shared, unit: int, unit_of: Ints, begins: Ints) -> list[tuple[in
 
 def _is_whole(number: object) -> bool:
     return isinstance(number, int | np.integer) and not isinstance(number, bool)
+
+
+def _is_flag(value: object) -> bool:
+    return isinstance(value, bool | np.bool_) or (
+        isinstance(value, list | tuple) and any(map(_is_flag, value))
+    )
 
 
 def _require_countable(longest: int, samples: int, curve: LoadCurve) -> None:

@@ -168,8 +168,11 @@ def count_split(
     counts[2, 1:] = count_tile_pairs(
         starts, stops, doc_tokens, tile=request.tile, mask=request.mask
     )
-    price = np.rint(curve.attention_ns(pairs) + curve.ns_per_token * counts[0, 1:])
-    counts[3, 1:] = np.maximum(price, 1.0)
+    if request.mask == CAUSAL:
+        counts[3, 1:] = curve.slice_ns(starts, stops)
+    else:
+        price = np.rint(curve.attention_ns(pairs) + curve.ns_per_token * counts[0, 1:])
+        counts[3, 1:] = np.maximum(price, 1.0)
     counts[4, 1:] = _missing_keys(rows, doc_tokens, request.mask)
     bounds = np.searchsorted(rank, np.arange(request.ranks + 1))
     tokens, pairs, tile_pairs, load_ns, travel = np.diff(counts.cumsum(1)[:, bounds], axis=1)

@@ -108,7 +108,7 @@ class GroupCosts:
         [1998000000, 666000000]
         """
         tokens, width = np.asarray(doc_tokens, np.int64), np.asarray(ranks, np.int64)
-        attention = self.curve.attention_ns(causal_pairs(tokens) / width)
+        attention = self.curve.shared_attention_ns(tokens, width)
         total = attention + self.curve.ns_per_token * -(-tokens // width)
         if self.exchange is not None:
             travel = self.exchange.exchange_ns(tokens, width)

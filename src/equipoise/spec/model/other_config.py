@@ -30,16 +30,20 @@ _HIDDEN = ("hidden_size", "n_embd", "d_model", "dim")
 _HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
 _KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
 _HEAD_WIDTH = ("head_dim", "attention_head_dim", "kv_channels")
-_FFN = ("intermediate_size", "n_inner", "ffn_dim", "d_ff", "ffn_hidden_size", "dim_ff")
+_FFN = ("intermediate_size", "n_inner", "ffn_dim", "d_ff", "ffn_hidden_size", "dim_ff", "dff")
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts")
 _EXPERT_FFN = ("moe_intermediate_size", "expert_intermediate_size", "expert_ffn_hidden_size")
 _UNGATED_NAMES = """
-    arcee biogpt bloom codegen ctrl falcon gpt2 gpt_bigcode gpt_neo gpt_neox gpt_neox_japanese
-    gptj jais2 mpt nemotron openai-gpt opt persimmon phi starcoder2 xglm
+    apertus arcee bert bert-generation big_bird biogpt bloom camembert codegen ctrl data2vec-text
+    electra ernie falcon gpt-sw3 gpt2 gpt_bigcode gpt_neo gpt_neox gpt_neox_japanese gptj jais2
+    megatron-bert mpt nanochat nemotron openai-gpt opt persimmon phi rembert roberta
+    roberta-prelayernorm roc_bert roformer starcoder2 xglm xlm-roberta xlm-roberta-xl xlnet xmod
 """
 _UNGATED = frozenset(_UNGATED_NAMES.split())
 """Model types whose feed-forwards have two products."""
+_GATED_SHARED = ("qwen2_moe", "qwen3_next")
+"""Model types whose shared expert has a gate."""
 _BIASED = ("gpt_oss", "glm4_moe")
 """Model types that are forecast, whose ``attention_bias`` is of queries, keys and values."""
 
@@ -138,7 +142,7 @@ def model_from_other_config(config: Mapping[str, Any]) -> ModelSpec:
         _size(config, (name,), least=0)
     tied = _flag(config, "tie_word_embeddings", default=kind not in FORECAST)
     hidden, heads = _size(config, _HIDDEN), _size(config, _HEADS)
-    kv_heads = 1 if config.get("multi_query") else _size(config, _KV_HEADS, default=heads)
+    kv_heads = _kv_heads(config, heads)
     latent = _latent(config)
     head_width = _size(config, _HEAD_WIDTH, default=max(1, hidden // heads))
     if latent is not None:
@@ -165,9 +169,58 @@ def model_from_other_config(config: Mapping[str, Any]) -> ModelSpec:
     )
 
 
+def _kv_heads(config: Mapping[str, Any], heads: int) -> int:
+    """Key/value heads; Falcon and GPT BigCode have one unless they say otherwise."""
+    kind = config.get("model_type")
+    is_one = config.get("multi_query", kind in ("falcon", "gpt_bigcode"))
+    if kind == "falcon" and config.get("new_decoder_architecture"):
+        is_one = False
+    elif kind in ("falcon", "gpt_bigcode") and not is_one:
+        return heads
+    return 1 if is_one else _size(config, _KV_HEADS, default=heads)
+
+
+def _sparse_layers(config: Mapping[str, Any], layers: int) -> dict[str, int]:
+    """Which layers have experts, as ``dense_layers`` and ``expert_every``.
+
+    Raises:
+        ModelError: others than those that can be priced.
+    """
+    dense, every = (
+        _size(config, ("first_k_dense_replace", "num_dense_layers"), default=0, least=0),
+        1,
+    )
+    if config.get("model_type") == "ernie4_5_moe":
+        dense = _size(config, ("moe_layer_start_index",), default=1, least=0)
+        every = _size(config, ("moe_layer_interval",), default=1)
+        if config.get("moe_layer_end_index", -1) not in (-1, layers - 1):
+            raise ModelError(
+                f"config.json: moe_layer_end_index {shown(config['moe_layer_end_index'])} is not "
+                f"supported; only {layers - 1} is, the last layer."
+            )
+    elif "decoder_sparse_step" in config:
+        every = _size(config, ("decoder_sparse_step",))
+    priced = [each >= dense and (each + 1) % every == 0 for each in range(layers)]
+    kinds, alone = config.get("mlp_layer_types"), config.get("mlp_only_layers")
+    if isinstance(kinds, list) and kinds:
+        has_experts = [each == "sparse" for each in kinds]
+    elif isinstance(alone, list) and alone:
+        has_experts = [is_sparse and each not in alone for each, is_sparse in enumerate(priced)]
+    else:
+        return {"dense_layers": dense, "expert_every": every}
+    dense = has_experts.index(True) // every * every if any(has_experts) else layers
+    if has_experts != [each >= dense and (each + 1) % every == 0 for each in range(layers)]:
+        name = "mlp_layer_types" if isinstance(kinds, list) and kinds else "mlp_only_layers"
+        raise ModelError(
+            f"config.json: {name} {shown(config[name])} is not supported; only the first layers "
+            f"can be without experts."
+        )
+    return {"dense_layers": dense, "expert_every": every}
+
+
 def _read_experts(config: Mapping[str, Any]) -> dict[str, Any]:
     experts = _size(config, _EXPERTS, default=0, least=0, most=MOST_EXPERTS)
-    if experts < 2:
+    if experts < 2 or config.get("is_moe") is False:
         return {}
     top_k = _size(config, _TOP_K, default=2)
     if top_k > experts:
@@ -194,15 +247,20 @@ def _read_experts(config: Mapping[str, Any]) -> dict[str, Any]:
             "shared_ffn": expert_ffn,
             "expert_every": step,
         }
-    shared = _size(config, ("n_shared_experts", "num_shared_experts"), default=0, least=0)
+    shared = _size(
+        config,
+        ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts"),
+        default=0,
+        least=0,
+    )
     shared_ffn = _size(
         config,
         ("shared_expert_intermediate_size", "shared_intermediate_size"),
         default=shared * expert_ffn,
         least=0,
     )
-    dense = _size(config, ("first_k_dense_replace",), default=0, least=0)
-    every = config.get("moe_layer_freq", 1)
+    layers = _sparse_layers(config, _size(config, _LAYERS))
+    dense, every = layers["dense_layers"], config.get("moe_layer_freq", 1)
     if config.get("model_type") in FORECAST and every not in (1, None):
         raise ModelError(
             f"config.json: moe_layer_freq {shown(every)} is not supported; only 1 is, every layer "
@@ -224,7 +282,8 @@ def _read_experts(config: Mapping[str, Any]) -> dict[str, Any]:
         "top_k": top_k,
         "expert_ffn": expert_ffn,
         "shared_ffn": shared_ffn,
-        "dense_layers": dense,
+        "shared_gate": config.get("model_type") in _GATED_SHARED and shared_ffn > 0,
+        **layers,
         **grouped,
     }
 

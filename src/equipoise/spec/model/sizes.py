@@ -271,9 +271,14 @@ class ModelSpec:
 
         Linear layers do ``2 P`` FLOP per token and layer; causal attention over a document of
         ``l`` tokens does ``2 H E l**2``. They meet at ``l = P / (H E)``, with the mean P of the
-        layers.
+        layers, and the mean width E of a head's scores and values; windows are left out.
+
+        >>> from equipoise.spec.model.presets import PLANNED
+        >>> round(PLANNED["llama3-8b"].break_even_tokens)
+        53248
         """
-        return self._count_layers(active=True) / (self.layers * self.heads * self.head_width)
+        width = (self.score_width + self.head_width) / 2
+        return self._count_layers(active=True) / (self.layers * self.heads * width)
 
     def scaled(self, *, layers: int | None = None, hidden: int | None = None) -> "ModelSpec":
         """The same shape, smaller: fewer layers, or narrower with every width in proportion.

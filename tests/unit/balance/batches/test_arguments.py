@@ -82,6 +82,14 @@ REFUSED = [
         "Lengths are flags. Give numbers, such as [412, 96, 2048].",
     ),
     (
+        {"lengths": [5, True]},
+        "Lengths have flags among them. Give numbers, such as [412, 96, 2048].",
+    ),
+    (
+        {"lengths": [[5, 2], (7, True)]},
+        "Lengths have flags among them. Give numbers, such as [412, 96, 2048].",
+    ),
+    (
         {"lengths": [[1, 2], [3]]},
         "Lengths are ragged. Give one number per sample, such as [412, 96, 2048], or "
         "rows that are all as long.",

@@ -95,6 +95,13 @@ def test_importing_balance_is_cheap() -> None:
             {"context_tokens": 1},
             "balance.pack needs windows of 2 tokens or more, and context_tokens is 1.",
         ),
+        ([5], True, {}, "ranks is true. Give a whole number from 1 to 2,147,483,647."),
+        (
+            [5, True],
+            1,
+            {},
+            "Lengths have flags among them. Give numbers, such as [412, 96, 2048].",
+        ),
         ([5], 1.5, {}, "ranks is 1.5. Give a whole number from 1 to 2,147,483,647."),
         (
             [5],
