@@ -237,6 +237,7 @@ def _open(
         is_invariant=args.invariant,
         context_ranks=args.context,
         calibrates="when idle",
+        shares_cores=True,
     )
     engine = open_engine(trained, settings, phases=phases, compiling=compiling)
     return serve_model(source, trained, engine), trained

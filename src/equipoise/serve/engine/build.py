@@ -34,6 +34,7 @@ from equipoise.serve.engine.forward import PagedDecoder
 from equipoise.serve.engine.fused import FusedDecoder, Packs, ServedDecoder
 from equipoise.serve.engine.loop import EngineLoop
 from equipoise.serve.engine.pool import PoolSizes, token_bytes
+from equipoise.serve.engine.threads import SharedCores
 from equipoise.serve.generate import build_decoder
 from equipoise.serve.longctx.decoder import ContextDecoder
 from equipoise.serve.nano.measure import find_nano, open_nano
@@ -84,6 +85,9 @@ class EngineSettings:
     calibrates: Literal["first", "when idle"] = "first"
     """When it measures what iterations take, where that is not kept: before it answers, or while no
     request is here; until then it prices by an estimate."""
+    shares_cores: bool = False
+    """Whether fewer threads compute while other processes use the cores; never over ranks or in the
+    invariant mode, where it would change bits."""
 
 
 def open_engine(
@@ -128,6 +132,9 @@ def open_engine(
     if settings.dtype is not None and settings.dtype not in _DTYPES:
         raise SpecError(f'dtype must be "fp32" or "bf16"; it is {shown(settings.dtype)}.')
     phases = phases or Phases()
+    shares_cores = settings.shares_cores and settings.device == "cpu" and ranks == 1
+    shares_cores = shares_cores and not settings.is_invariant
+    cores = SharedCores(torch.get_num_threads()) if shares_cores else None
     prompts = PromptReader(trained.files, trained.model)
     phases.end("Read the tokenizer")
     policy = watch(find_policy(settings.policy))
@@ -152,7 +159,7 @@ def open_engine(
     if ranks > 1:
         phases.end(f"Started {ranks} processes and timed what passes between them")
     try:
-        price, nano, calibration = _priced(paged, settings, sink, curve, phases)
+        price, nano, calibration = _priced(paged, settings, sink, curve, phases, cores)
         scheduler = Scheduler(paced(limits, price, ranks), price, policy)
         return EngineLoop(
             paged,
@@ -163,6 +170,7 @@ def open_engine(
             nano=nano,
             price=price,
             calibration=calibration,
+            cores=cores,
         )
     except BaseException:
         paged.close()
@@ -175,6 +183,7 @@ def _priced(
     sink: EventSink | None,
     curve: ServingCurve | None,
     phases: Phases,
+    cores: SharedCores | None,
 ) -> tuple[PacedPrice, NanoReport, IdleCalibration | None]:
     """The price of iterations, what overlapping is worth, and what of both is measured later."""
     if settings.calibrates == "first":
@@ -184,12 +193,13 @@ def _priced(
         return price, nano, None
     with contextlib.suppress(SpecError):
         curve = curve or find_curve(paged, serving_file())
-    is_measured = curve is not None
+    is_measured, known = curve is not None, find_nano(paged, nano_file(), sink)
+    if cores is not None:
+        cores.follow()
     price = PacedPrice(CurvePrice(curve or estimate_curve(paged)), is_measured=is_measured)
     (sink or EventSink()).write("decision", "price", is_measured=is_measured)
     if not is_measured:
         phases.end("Estimated what iterations take; it is measured between requests")
-    known = find_nano(paged, nano_file(), sink)
     if is_measured and known is not None:
         return price, known, None
     calibration = IdleCalibration(

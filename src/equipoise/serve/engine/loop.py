@@ -45,7 +45,7 @@ from equipoise.serve.engine.request import (
     most_answer_tokens,
 )
 from equipoise.serve.engine.stats import EngineStats, Tally
-from equipoise.serve.engine.threads import release_threads
+from equipoise.serve.engine.threads import SharedCores, release_threads
 from equipoise.serve.nano.report import NanoReport
 from equipoise.serve.prompt import PromptReader
 
@@ -71,6 +71,7 @@ class EngineLoop:
         nano: NanoReport | None = None,
         price: PacedPrice | None = None,
         calibration: IdleCalibration | None = None,
+        cores: SharedCores | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Take a model and its scheduler; nothing runs before ``start``.
@@ -84,13 +85,14 @@ class EngineLoop:
             nano: What overlapping nano-batches was worth.
             price: The scheduler's, if it is to follow the measured seconds.
             calibration: What is to be measured while no request is here.
+            cores: How many threads compute; None for all.
             clock: Seconds, as the scheduler counts them.
         """
         self.prompts, self.context_tokens = prompts, context_tokens
         self.nano = nano or NanoReport(reason="not measured")
         self._decoder, self._scheduler, self._clock = decoder, scheduler, clock
         self._tally = Tally(sink or EventSink())
-        self._price, self._calibration = price, calibration
+        self._price, self._calibration, self._cores = price, calibration, cores
         self._page_tokens = decoder.pool.page_tokens
         self._answers = dict[str, LiveAnswer]()
         self._computing = frozenset[str]()
@@ -248,6 +250,7 @@ class EngineLoop:
     def _iterate(self) -> None:
         while (work := self._next()) is not None:
             schedule, answers = work
+            self._has_all_cores()
             begin = self._clock()
             lost: RanksLostError | None = None
             try:
@@ -294,11 +297,18 @@ class EngineLoop:
                     return None
                 if (missing := self._decoder.missing) is not None:
                     self._restore(missing)
-                elif rests and self._calibration is not None and self._scheduler.is_idle:
-                    self._calibrate(self._calibration)
+                elif rests and (calibration := self._calibration) and self._may_calibrate():
+                    self._calibrate(calibration)
                 else:
                     rests = not self._changed.wait(_IDLE_S)
             return None
+
+    def _may_calibrate(self) -> bool:
+        return self._scheduler.is_idle and self._has_all_cores()
+
+    def _has_all_cores(self) -> bool:
+        """Whether other processes leave all cores; otherwise fewer threads compute from now on."""
+        return self._cores is None or self._cores.follow()
 
     def _calibrate(self, calibration: IdleCalibration) -> None:
         """Measure a little; whoever asks meanwhile waits for no more than that."""
