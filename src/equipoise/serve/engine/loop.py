@@ -3,9 +3,7 @@
 What it decides
     Nothing about who computes when: it obeys the scheduler's iterations. What fails in one
     request ends that request; where a whole iteration fails, its chunks are computed one by one
-    to find out whose fault it is.
-
-    ::
+    to find out whose fault it is. ::
 
         submit -> [scheduler] -> iteration -> [decoder] -> logits -> [sample] -> text -> events
                        ^------------- who ended, what new pages hold --------------'
@@ -169,11 +167,7 @@ class EngineLoop:
             self._changed.notify()
 
     def drain(self, timeout_s: float | None = None) -> bool:
-        """Take no further request, and wait for those that are here; False if that took too long.
-
-        Args:
-            timeout_s: Longest wait; None for none.
-        """
+        """Take no further request, and wait for those here; whether ``timeout_s`` was enough."""
         with self._changed:
             self._is_draining = True
             self._scheduler.drain()
@@ -297,21 +291,21 @@ class EngineLoop:
                     return None
                 if (missing := self._decoder.missing) is not None:
                     self._restore(missing)
-                elif rests and (calibration := self._calibration) and self._may_calibrate():
-                    self._calibrate(calibration)
+                elif rests and self._scheduler.is_idle and self._calibration is not None:
+                    self._calibrate(self._calibration)
                 else:
                     rests = not self._changed.wait(_IDLE_S)
             return None
 
-    def _may_calibrate(self) -> bool:
-        return self._scheduler.is_idle and self._has_all_cores()
-
     def _has_all_cores(self) -> bool:
-        """Whether other processes leave all cores; otherwise fewer threads compute from now on."""
+        """Whether others leave all cores; else fewer threads compute from now on."""
         return self._cores is None or self._cores.follow()
 
     def _calibrate(self, calibration: IdleCalibration) -> None:
         """Measure a little; whoever asks meanwhile waits for no more than that."""
+        if not self._has_all_cores():  # what is measured beside others is not true later
+            self._changed.wait(_IDLE_S)
+            return
         self._scheduler.forget_cache()  # pages are overwritten
         self._changed.release()
         try:
