@@ -164,8 +164,19 @@ class PacedPrice:
     3.0
     """
 
-    def __init__(self, price: CurvePrice) -> None:
-        self._price, self._pace = price, 1.0
+    def __init__(self, price: CurvePrice, *, is_measured: bool = True) -> None:
+        """Follow a price.
+
+        Args:
+            price: Where it begins.
+            is_measured: Whether the price's curve was measured; else it is an estimate.
+        """
+        self.follow(price)
+        self.is_measured = is_measured
+
+    def follow(self, price: CurvePrice) -> None:
+        """Go on with a measured price; only while nobody has been charged by the one before."""
+        self._price, self._pace, self.is_measured = price, 1.0, True
         self.prompt_s, self.output_s, self.swap_s = price.prompt_s, price.output_s, price.swap_s
 
     def iteration_s(self, work: IterationWork) -> float:

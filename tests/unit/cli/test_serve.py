@@ -1,6 +1,7 @@
 """``equipoise serve`` as a program: ready, answers, drains; and what it refuses."""
 
 import json
+import os
 import re
 import signal
 import socket
@@ -17,6 +18,13 @@ from support.serving.http.raw import ask
 from support.verbs import run
 
 MODEL = ModelSpec(layers=1, hidden=16, heads=2, kv_heads=1, ffn=16, vocab=270, head_width=8)
+PHASES = (
+    r"Loaded Python's libraries: \d+\.\d s\nRead small: \d+\.\d s\n",
+    r"Read the tokenizer: \d+\.\d s\nLaid the weights out: \d+\.\d s\n"
+    r"(Compiled kernels, once for this installation: \d+\.\d s\n)?"
+    r"Estimated what iterations take; it is measured between requests: \d+\.\d s\n",
+)
+"""What a start says it waits for: before a model's engine is built, and while it is."""
 HELLO = json.dumps({"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}).encode()
 
 
@@ -28,11 +36,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.long
-def test_a_server_answers_until_it_is_told_to_stop(folder: Path) -> None:
+def test_a_server_answers_until_it_is_told_to_stop(folder: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "equipoise.cli.main", "serve", str(folder), "--port", "0",
                "--kv-tokens", "1024"]  # fmt: skip
+    home = {**os.environ, "HOME": str(tmp_path)}  # nothing was measured there
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=home
     ) as server:
         assert server.stdout is not None
         ready = server.stdout.readline()
@@ -48,7 +57,8 @@ def test_a_server_answers_until_it_is_told_to_stop(folder: Path) -> None:
     assert json.loads(reply.body)["usage"]["completion_tokens"] <= 3
     assert server.returncode == 0
     assert re.fullmatch(
-        r"POST /v1/chat/completions 200 default \d+\.\d{3}s req-[0-9a-f]{32}\n", said
+        "".join(PHASES) + r"POST /v1/chat/completions 200 default \d+\.\d{3}s req-[0-9a-f]{32}\n",
+        said,
     )
 
 
@@ -120,4 +130,6 @@ def test_what_cannot_be_served_is_one_sentence(
             ),
         }
         for words, (sentence, code) in refused.items():
-            assert run(capsys, "serve", *words) == (code, "", f"{sentence}\n")
+            refusal, out, err = run(capsys, "serve", *words)
+            said = re.sub(r"(?m)^(Loaded|Read|Laid|Compiled) .*: \d+\.\d s\n", "", err)
+            assert (refusal, out, said) == (code, "", f"{sentence}\n")

@@ -17,7 +17,7 @@ class Front:
         """Speak for a server on ``listener`` that began to start at ``began_s`` [s, monotonic]."""
         host = f"[{args.host}]" if ":" in args.host else args.host
         self.listener, self.url = listener, f"http://{host}:{listener.getsockname()[1]}/v1"
-        self._args, self._began_s = args, began_s
+        self._args, self.began_s = args, began_s
 
     def log(self, line: str) -> None:
         """A line for whoever watches."""
@@ -29,7 +29,7 @@ class Front:
 
         ``words`` open a parenthesis, which is closed here.
         """
-        seconds = time.monotonic() - self._began_s
+        seconds = time.monotonic() - self.began_s
         said = f"{words}; ready in {seconds:.1f} s{more}). Ctrl-C stops."
         if self._args.json:
             said = json.dumps({**facts, "seconds": seconds}, indent=1)

@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING
 
 from equipoise.base.errors import SpecError
 from equipoise.cli.serve import recommend
-from equipoise.cli.serve.front import open_front
+from equipoise.cli.serve.front import Front, open_front
+from equipoise.observe.machine import usable_cores
 from equipoise.spec.names import is_recommender
 
 if TYPE_CHECKING:
+    import subprocess
+
     from equipoise.serve.http.served import ServedModel
     from equipoise.serve.http.tenants import Tenants
     from equipoise.serve.source import TrainedModel
@@ -117,38 +120,49 @@ def run(args: argparse.Namespace) -> int:
         recommend.require(args, is_loopback=_is_loopback(args.host))
         return recommend.serve(args)
     _require(args)
+    if not args.json:
+        _warn_of_cores(args.context)
     tenants = _tenants(args.tenants, args.host)
     source = _default_model() if args.model is None else args.model
 
+    from equipoise.serve.early import compile_early, load_for_ranks
+
+    # A first start compiles kernels while it imports torch and reads the model.
+    dtype = _dtype(args)
+    early = None if dtype is None else compile_early(dtype)
+    if args.context > 1:
+        load_for_ranks()
+
     import uvicorn  # noqa: F401 - a missing extra is said before a model is read
 
+    from equipoise.serve.calibration import LATER
     from equipoise.serve.engine.calibrate import DTYPES
     from equipoise.serve.http.app import make_app
     from equipoise.serve.http.server import Server
     from equipoise.serve.http.server_state import ServerState
 
     with open_front(args, began_s) as front:
-        model, trained = _open(args, source, tenants)
+        model, trained = _open(args, source, tenants, front, early)
         pool, nano = model.engine.pool, model.engine.nano
-        dtype, device = DTYPES[pool.dtype], str(pool.device)
+        precision, device = DTYPES[pool.dtype], str(pool.device)
         facts = {
             "url": front.url,
             "model": model.name,
             "from": str(trained.origin),
             "context_tokens": model.context_tokens,
             "kv_tokens": model.kv_tokens,
-            "dtype": dtype,
+            "dtype": precision,
             "device": device,
             "tenants": len(tenants.by_name),
             "nano_batches": list(nano.kinds),
         }
         words = (
-            f"Serving {model.name} on {front.url} ({dtype} on {device}, context "
+            f"Serving {model.name} on {front.url} ({precision} on {device}, context "
             f"{model.context_tokens:,} tokens, cache {model.kv_tokens:,}"
         )
 
         def say_ready() -> None:
-            front.say_ready(facts, words, f"; {nano.words}")
+            front.say_ready(facts, words, "" if nano is LATER else f"; {nano.words}")
 
         if not args.json:
             for remark in trained.remarks:
@@ -177,27 +191,43 @@ def _require(args: argparse.Namespace) -> None:
         raise SpecError(f"No such file: {args.tenants}. Give a TOML file of tenants.")
 
 
+def _warn_of_cores(ranks: int) -> None:
+    """Say it where processes outnumber cores: that is legal, and slower than fewer of them."""
+    cores = len(usable_cores())
+    if ranks > 1 and ranks > cores:
+        sys.stderr.write(
+            f"--layout.context {ranks} starts {ranks} processes on {cores} "
+            f"{'core' if cores == 1 else 'cores'}. They will wait for each other, so answers come "
+            f"later than with --layout.context {cores}.\n"
+        )
+
+
 def _open(
-    args: argparse.Namespace, source: Path, tenants: "Tenants"
+    args: argparse.Namespace,
+    source: Path,
+    tenants: "Tenants",
+    front: Front,
+    early: "subprocess.Popen[bytes] | None",
 ) -> tuple["ServedModel", "TrainedModel"]:
     """The model behind the server, and where it is from."""
     from equipoise.serve.engine.ahead import compile_ahead
 
-    # A first start compiles kernels while it imports torch and reads the model.
-    dtype = args.dtype or ("fp32" if args.model is None else None)
-    compiling = None if dtype is None or args.device == "cuda" else compile_ahead(dtype)
+    dtype = _dtype(args)
+    compiling = None if dtype is None else early or compile_ahead(dtype)
     import torch
 
+    from equipoise.serve.calibration import Phases
     from equipoise.serve.engine.build import EngineSettings, open_engine
     from equipoise.serve.http.served import serve_model
     from equipoise.serve.source import open_model
 
+    phases = Phases(front.log, began_s=front.began_s)
+    phases.end("Loaded Python's libraries")
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cuda" and not torch.cuda.is_available():
         raise SpecError("--device cuda: there is none here, or torch cannot use it. Give cpu.")
     trained = open_model(source, within_window=True)
-    if compiling is not None:
-        compiling.wait()
+    phases.end(f"Read {source.name}")
     settings = EngineSettings(
         dtype=args.dtype,
         device=device,
@@ -206,8 +236,18 @@ def _open(
         weights=tenants.weights,
         is_invariant=args.invariant,
         context_ranks=args.context,
+        calibrates="when idle",
+        shares_cores=True,
     )
-    return serve_model(source, trained, open_engine(trained, settings)), trained
+    engine = open_engine(trained, settings, phases=phases, compiling=compiling)
+    return serve_model(source, trained, engine), trained
+
+
+def _dtype(args: argparse.Namespace) -> str | None:
+    """What kernels will compute in; None if only the model says it, or there will be none."""
+    if args.device == "cuda":
+        return None
+    return args.dtype or ("fp32" if args.model is None else None)
 
 
 def _tenants(file: Path | None, host: str) -> "Tenants":

@@ -9,29 +9,19 @@ Kept true (tests/unit/serve/engine/test_ahead.py)
     process that asked for it.
 """
 
-import os
 import subprocess
-import sys
 from typing import Any
 
 import numpy as np
 import torch
 
+from equipoise.serve.early import start_compiling
 from equipoise.serve.engine.chunks.dot import multiplies_pairs
 from equipoise.serve.engine.chunks.kernel import attend_chunk, pack_keys
 from equipoise.serve.engine.jit import KeptKernel
 from equipoise.serve.engine.kernel import attend_rows
 from equipoise.serve.engine.products import multiplies_words, multiply_words
 from equipoise.serve.engine.rows import gate_rows, head_rows, norm_rows
-
-_PROGRAM = """
-import ctypes, os, signal, sys
-ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-if os.getppid() == int(sys.argv[2]):
-    from equipoise.serve.engine.ahead import compile_lacking
-    compile_lacking(sys.argv[1])
-"""
-"""It ends with the process that started it, even before it has loaded anything."""
 
 
 def compile_ahead(dtype: str) -> "subprocess.Popen[bytes] | None":
@@ -42,9 +32,7 @@ def compile_ahead(dtype: str) -> "subprocess.Popen[bytes] | None":
     """
     if not _lacking(dtype):
         return None
-    command = [sys.executable, "-c", _PROGRAM, dtype, str(os.getpid())]
-    null = subprocess.DEVNULL
-    return subprocess.Popen(command, stdin=null, stdout=null, stderr=null)
+    return start_compiling(dtype)
 
 
 def compile_lacking(dtype: str) -> None:

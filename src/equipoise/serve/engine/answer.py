@@ -6,6 +6,7 @@ Kept true (tests/unit/serve/engine/test_loop.py)
 
 from collections.abc import Sequence
 
+import numpy as np
 import tokenizers
 import torch
 from torch import Tensor
@@ -56,6 +57,19 @@ class LiveAnswer:
     def generated(self) -> int:
         """Tokens of the answer so far."""
         return len(self.tokens) - len(self.request.prompt)
+
+    def new_keys(self, page_tokens: int) -> tuple[bytes, ...]:
+        """Contents of whole pages that the scheduler does not know yet: the ids themselves.
+
+        Equal keys are equal tokens: no digest can take one text for another.
+        """
+        if self.request.scores_prompt:
+            return ()
+        known, self.keyed_pages = self.keyed_pages, len(self.tokens) // page_tokens
+        new = self.tokens[known * page_tokens : self.keyed_pages * page_tokens]
+        ids = np.array(new, dtype="<u4")
+        data, width = ids.tobytes(), page_tokens * ids.itemsize
+        return tuple(data[at : at + width] for at in range(0, len(data), width))
 
     @property
     def _may_end(self) -> bool:

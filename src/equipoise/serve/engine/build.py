@@ -5,7 +5,9 @@ What it decides
     their longest, but at most a quarter of the memory that is free.
 """
 
+import contextlib
 import dataclasses
+import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,16 +27,18 @@ from equipoise.schedule.batching.fair.table import DEFAULT_POLICY, find_policy
 from equipoise.schedule.batching.fair.watch import watch
 from equipoise.schedule.batching.scheduler import Scheduler
 from equipoise.schedule.batching.settings import BatchSettings, paced, page_tokens_of
+from equipoise.serve.calibration import LATER, IdleCalibration, Phases
 from equipoise.serve.engine.ahead import compile_ahead
-from equipoise.serve.engine.calibrate import DTYPES, kept_curve
+from equipoise.serve.engine.calibrate import DTYPES, estimate_curve, find_curve, kept_curve
 from equipoise.serve.engine.forward import PagedDecoder
 from equipoise.serve.engine.fused import FusedDecoder, Packs, ServedDecoder
 from equipoise.serve.engine.loop import EngineLoop
 from equipoise.serve.engine.pool import PoolSizes, token_bytes
+from equipoise.serve.engine.threads import SharedCores
 from equipoise.serve.generate import build_decoder
 from equipoise.serve.longctx.decoder import ContextDecoder
-from equipoise.serve.nano.measure import open_nano
-from equipoise.serve.nano.report import nano_file
+from equipoise.serve.nano.measure import find_nano, open_nano
+from equipoise.serve.nano.report import NanoReport, nano_file
 from equipoise.serve.prompt import PromptReader
 from equipoise.serve.source import TrainedModel, open_model
 from equipoise.spec.device.serving import ServingCurve, serving_file
@@ -78,6 +82,12 @@ class EngineSettings:
     """Processes that share every sequence, its attention and its cache."""
     is_invariant: bool = False
     """Whether an answer has the same bits whatever is computed beside it; slower."""
+    calibrates: Literal["first", "when idle"] = "first"
+    """When it measures what iterations take, where that is not kept: before it answers, or while no
+    request is here; until then it prices by an estimate."""
+    shares_cores: bool = False
+    """Whether fewer threads compute while other processes use the cores; never over ranks or in the
+    invariant mode, where it would change bits."""
 
 
 def open_engine(
@@ -86,6 +96,8 @@ def open_engine(
     *,
     sink: EventSink | None = None,
     curve: ServingCurve | None = None,
+    phases: Phases | None = None,
+    compiling: "subprocess.Popen[bytes] | None" = None,
 ) -> EngineLoop:
     """An engine that answers once it is started, or entered as a context.
 
@@ -94,6 +106,8 @@ def open_engine(
         settings: How to serve it.
         sink: Where each iteration's predicted and measured seconds go.
         curve: What iterations take; unless given, what was kept of this machine, or measured now.
+        phases: Says what this waits for.
+        compiling: What ``compile_ahead`` has started, if it was called before.
 
     Raises:
         SpecError: a setting is out of range.
@@ -117,13 +131,18 @@ def open_engine(
         )
     if settings.dtype is not None and settings.dtype not in _DTYPES:
         raise SpecError(f'dtype must be "fp32" or "bf16"; it is {shown(settings.dtype)}.')
+    phases = phases or Phases()
+    shares_cores = settings.shares_cores and settings.device == "cpu" and ranks == 1
+    shares_cores = shares_cores and not settings.is_invariant
+    cores = SharedCores(torch.get_num_threads()) if shares_cores else None
     prompts = PromptReader(trained.files, trained.model)
+    phases.end("Read the tokenizer")
     policy = watch(find_policy(settings.policy))
     context_tokens = _context(trained, settings)
     decoder = build_decoder(trained, _DTYPES[settings.dtype] if settings.dtype else None)
     decoder = decoder.to(torch.device(settings.device))
     page_bytes = settings.page_tokens * token_bytes(trained.model, decoder.embed.weight.dtype)
-    served = decoder if settings.device != "cpu" else _fuse(decoder, settings)
+    served = decoder if settings.device != "cpu" else _fuse(decoder, settings, phases, compiling)
     pages = _pages(settings, context_tokens, page_bytes)
     limits = BatchSettings(
         pages,
@@ -137,10 +156,11 @@ def open_engine(
         weights=settings.weights,
     )
     paged = _paged(served, limits, settings, sink)
+    if ranks > 1:
+        phases.end(f"Started {ranks} processes and timed what passes between them")
     try:
-        price = PacedPrice(CurvePrice(curve or kept_curve(paged, serving_file())))
+        price, nano, calibration = _priced(paged, settings, sink, curve, phases, cores)
         scheduler = Scheduler(paced(limits, price, ranks), price, policy)
-        nano = open_nano(paged, nano_file(), sink)
         return EngineLoop(
             paged,
             prompts,
@@ -149,10 +169,48 @@ def open_engine(
             sink=sink,
             nano=nano,
             price=price,
+            calibration=calibration,
+            cores=cores,
         )
     except BaseException:
         paged.close()
         raise
+
+
+def _priced(
+    paged: PagedDecoder,
+    settings: EngineSettings,
+    sink: EventSink | None,
+    curve: ServingCurve | None,
+    phases: Phases,
+    cores: SharedCores | None,
+) -> tuple[PacedPrice, NanoReport, IdleCalibration | None]:
+    """The price of iterations, what overlapping is worth, and what of both is measured later."""
+    if settings.calibrates == "first":
+        price = PacedPrice(CurvePrice(curve or kept_curve(paged, serving_file())))
+        nano = open_nano(paged, nano_file(), sink)
+        phases.end("Measured what iterations take, or read it")
+        return price, nano, None
+    with contextlib.suppress(SpecError):
+        curve = curve or find_curve(paged, serving_file())
+    is_measured, known = curve is not None, find_nano(paged, nano_file(), sink)
+    if cores is not None:
+        cores.follow()
+    price = PacedPrice(CurvePrice(curve or estimate_curve(paged)), is_measured=is_measured)
+    (sink or EventSink()).write("decision", "price", is_measured=is_measured)
+    if not is_measured:
+        phases.end("Estimated what iterations take; it is measured between requests")
+    if is_measured and known is not None:
+        return price, known, None
+    calibration = IdleCalibration(
+        paged,
+        price,
+        curve_file=serving_file(),
+        nano_file=nano_file() if known is None else None,
+        sink=sink,
+        say=phases.say,
+    )
+    return price, known or LATER, calibration
 
 
 def _why_theirs(trained: TrainedModel) -> str:
@@ -187,14 +245,21 @@ def _paged(
     return PagedDecoder(decoder, pool, is_invariant=settings.is_invariant)
 
 
-def _fuse(decoder: Decoder, settings: EngineSettings) -> FusedDecoder:
+def _fuse(
+    decoder: Decoder,
+    settings: EngineSettings,
+    phases: Phases,
+    compiling: "subprocess.Popen[bytes] | None",
+) -> FusedDecoder:
     """The decoder for answering alone; its kernels are compiled meanwhile."""
-    compiling = compile_ahead(DTYPES[decoder.embed.weight.dtype])
+    compiling = compiling or compile_ahead(DTYPES[decoder.embed.weight.dtype])
     weights = sum(weight.nbytes for weight in decoder.parameters())
     is_small = settings.context_ranks * weights * _FREE_SHARE < available_bytes()
     fused = FusedDecoder(decoder, _packs(settings, is_small=is_small), keeps_plain=is_small)
+    phases.end("Laid the weights out")
     if compiling is not None:
         compiling.wait()
+        phases.end("Compiled kernels, once for this installation")
     return fused
 
 

@@ -3,9 +3,7 @@
 What it decides
     Nothing about who computes when: it obeys the scheduler's iterations. What fails in one
     request ends that request; where a whole iteration fails, its chunks are computed one by one
-    to find out whose fault it is.
-
-    ::
+    to find out whose fault it is. ::
 
         submit -> [scheduler] -> iteration -> [decoder] -> logits -> [sample] -> text -> events
                        ^------------- who ended, what new pages hold --------------'
@@ -20,15 +18,14 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 
-import numpy as np
-
-from equipoise.base.errors import FaultError, SpecError
+from equipoise.base.errors import FaultError
 from equipoise.cost.serving import PacedPrice
 from equipoise.observe.journal import EventSink
 from equipoise.schedule.batching.iteration import BatchSchedule, ServeChunk, ServeOutcome
 from equipoise.schedule.batching.request import ServeRequest
 from equipoise.schedule.batching.scheduler import Scheduler
-from equipoise.schedule.batching.settings import BatchSettings
+from equipoise.schedule.batching.settings import BatchSettings, paced
+from equipoise.serve.calibration import IdleCalibration
 from equipoise.serve.engine.answer import LiveAnswer
 from equipoise.serve.engine.forward import PagedDecoder
 from equipoise.serve.engine.pool import KvPool
@@ -38,14 +35,20 @@ from equipoise.serve.engine.read import (
     read_embeddings,
     read_logits,
 )
-from equipoise.serve.engine.request import Event, GenerateRequest, Handle, RanksLostError
+from equipoise.serve.engine.request import (
+    Event,
+    GenerateRequest,
+    Handle,
+    RanksLostError,
+    most_answer_tokens,
+)
 from equipoise.serve.engine.stats import EngineStats, Tally
-from equipoise.serve.engine.threads import release_threads
+from equipoise.serve.engine.threads import SharedCores, release_threads
 from equipoise.serve.nano.report import NanoReport
 from equipoise.serve.prompt import PromptReader
 
 _IDLE_S = 0.5
-"""Longest wait for a request before looking again [s]."""
+"""Longest wait for a request before looking again, and the wait before anything is measured [s]."""
 
 
 class EngineLoop:
@@ -65,6 +68,8 @@ class EngineLoop:
         sink: EventSink | None = None,
         nano: NanoReport | None = None,
         price: PacedPrice | None = None,
+        calibration: IdleCalibration | None = None,
+        cores: SharedCores | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Take a model and its scheduler; nothing runs before ``start``.
@@ -77,13 +82,16 @@ class EngineLoop:
             sink: Where each iteration's predicted and measured seconds go.
             nano: What overlapping nano-batches was worth.
             price: The scheduler's, if it is to follow the measured seconds.
+            calibration: What is to be measured while no request is here.
+            cores: How many threads compute; None for all.
             clock: Seconds, as the scheduler counts them.
         """
         self.prompts, self.context_tokens = prompts, context_tokens
         self.nano = nano or NanoReport(reason="not measured")
         self._decoder, self._scheduler, self._clock = decoder, scheduler, clock
         self._tally = Tally(sink or EventSink())
-        self._price = price
+        self._price, self._calibration, self._cores = price, calibration, cores
+        self._page_tokens = decoder.pool.page_tokens
         self._answers = dict[str, LiveAnswer]()
         self._computing = frozenset[str]()
         """Requests of the iteration at hand."""
@@ -113,7 +121,8 @@ class EngineLoop:
             FitError: the pool is too small for it, however long it waited.
             QueueFullError: too many wait, or the engine drains; it says when to try again.
         """
-        most_tokens = self._most_tokens(request)
+        vocab = self._decoder.decoder.model.vocab
+        most_tokens = most_answer_tokens(request, vocab, self.context_tokens)
         name = f"{next(self._numbers)}"
         handle = Handle(name, len(request.prompt), self.abort, deliver)
         now_s = self._clock()
@@ -125,7 +134,7 @@ class EngineLoop:
             most_tokens=most_tokens,
             arrival_s=now_s,
         )
-        keys = () if request.scores_prompt else self._new_keys(answer)
+        keys = answer.new_keys(self._page_tokens)
         sizes = ServeRequest(
             name,
             request.tenant,
@@ -158,11 +167,7 @@ class EngineLoop:
             self._changed.notify()
 
     def drain(self, timeout_s: float | None = None) -> bool:
-        """Take no further request, and wait for those that are here; False if that took too long.
-
-        Args:
-            timeout_s: Longest wait; None for none.
-        """
+        """Take no further request, and wait for those here; whether ``timeout_s`` was enough."""
         with self._changed:
             self._is_draining = True
             self._scheduler.drain()
@@ -179,6 +184,8 @@ class EngineLoop:
             self._thread.join()
         for name in list(self._answers):
             self.abort(name)
+        if self._calibration is not None:
+            self._calibration.close()
         self._decoder.close()
 
     def __enter__(self) -> "EngineLoop":
@@ -237,6 +244,7 @@ class EngineLoop:
     def _iterate(self) -> None:
         while (work := self._next()) is not None:
             schedule, answers = work
+            self._has_all_cores()
             begin = self._clock()
             lost: RanksLostError | None = None
             try:
@@ -247,7 +255,9 @@ class EngineLoop:
             with self._changed:
                 if lost is not None:
                     self._lose(lost, end)
-                self._tally.add(schedule, end - begin)
+                self._tally.add(
+                    schedule, end - begin, self._price is None or self._price.is_measured
+                )
                 if self._price is not None and lost is None:
                     self._price.note(schedule.predicted_s, end - begin)
                 self._scheduler.done(self._outcomes(answers, failed), end)
@@ -271,6 +281,7 @@ class EngineLoop:
     def _next(self) -> tuple[BatchSchedule, list[LiveAnswer]] | None:
         """The next iteration with its chunks' answers, when there is one; None at the end."""
         with self._changed:
+            rests = False
             while not self._is_closed:
                 if (schedule := self._scheduler.plan(self._clock())) is not None:
                     names = [chunk.request for chunk in schedule.chunks]
@@ -280,9 +291,34 @@ class EngineLoop:
                     return None
                 if (missing := self._decoder.missing) is not None:
                     self._restore(missing)
+                elif rests and self._scheduler.is_idle and self._calibration is not None:
+                    self._calibrate(self._calibration)
                 else:
-                    self._changed.wait(_IDLE_S)
+                    rests = not self._changed.wait(_IDLE_S)
             return None
+
+    def _has_all_cores(self) -> bool:
+        """Whether others leave all cores; else fewer threads compute from now on."""
+        return self._cores is None or self._cores.follow()
+
+    def _calibrate(self, calibration: IdleCalibration) -> None:
+        """Measure a little; whoever asks meanwhile waits for no more than that."""
+        if not self._has_all_cores():  # what is measured beside others is not true later
+            self._changed.wait(_IDLE_S)
+            return
+        self._scheduler.forget_cache()  # pages are overwritten
+        self._changed.release()
+        try:
+            calibration.step()
+        finally:
+            self._changed.acquire()
+        if not self._scheduler.is_idle:
+            return
+        if calibration.apply() and self._price is not None:
+            settings = self._scheduler.settings
+            self._scheduler.settings = paced(settings, self._price, self._decoder.ranks)
+        if calibration.is_done:
+            self.nano, self._calibration = calibration.nano or self.nano, None
 
     def _restore(self, missing: RanksLostError) -> None:
         """Start ranks that are gone before a request needs them; nothing else is under way.
@@ -350,7 +386,7 @@ class EngineLoop:
     def _outcomes(self, answers: Iterable[LiveAnswer], failed: set[str]) -> list[ServeOutcome]:
         outcomes = list[ServeOutcome]()
         for answer in answers:
-            name, keys = answer.handle.name, self._new_keys(answer)
+            name, keys = answer.handle.name, answer.new_keys(self._page_tokens)
             has_ended = answer.finish is not None
             if has_ended or keys:
                 outcomes.append(ServeOutcome(name, has_ended, keys, name in failed))
@@ -362,36 +398,3 @@ class EngineLoop:
         self._tally.end(answer)
         del self._answers[answer.handle.name]
         self._decoder.forget(answer.handle.name)
-
-    def _new_keys(self, answer: LiveAnswer) -> tuple[bytes, ...]:
-        """Contents of whole pages that the scheduler does not know yet: the ids themselves.
-
-        Equal keys are equal tokens: no digest can take one text for another.
-        """
-        if answer.request.scores_prompt:
-            return ()
-        size, known = self._decoder.pool.page_tokens, answer.keyed_pages
-        answer.keyed_pages = len(answer.tokens) // size
-        ids = np.array(answer.tokens[known * size : answer.keyed_pages * size], dtype="<u4")
-        data, width = ids.tobytes(), size * ids.itemsize
-        return tuple(data[at : at + width] for at in range(0, len(data), width))
-
-    def _most_tokens(self, request: GenerateRequest) -> int:
-        """Most tokens of an answer, after checks that need the model."""
-        prompt, vocab = len(request.prompt), self._decoder.decoder.model.vocab
-        ids = *request.prompt, *request.sampling.logit_bias, *request.stop_ids
-        for each in (min(ids), max(ids)):
-            if not 0 <= each < vocab:
-                raise SpecError(
-                    f"There is no token {each:,}: the model's vocabulary has {vocab:,}, counted "
-                    f"from 0."
-                )
-        left = self.context_tokens - prompt
-        asked = left if request.most_tokens is None else request.most_tokens
-        if asked > left or (request.most_tokens is None and left < 1):
-            answer = f" and an answer of {asked:,}" if request.most_tokens else ""
-            raise SpecError(
-                f"A prompt of {prompt:,} tokens{answer} exceeds the model's context of "
-                f"{self.context_tokens:,} tokens. Shorten one of them."
-            )
-        return asked

@@ -211,3 +211,32 @@ class Handle:
             retry_after_s=last.retry_after_s,
             embedding=embedding,
         )
+
+
+def most_answer_tokens(request: GenerateRequest, vocab: int, context_tokens: int) -> int:
+    """Most tokens of an answer, after checks that need the model.
+
+    Args:
+        request: What is asked.
+        vocab: Tokens that the model knows.
+        context_tokens: Most tokens of a prompt and its answer together.
+
+    Raises:
+        SpecError: a token is not in the vocabulary, or the text would exceed the context.
+    """
+    prompt = len(request.prompt)
+    ids = *request.prompt, *request.sampling.logit_bias, *request.stop_ids
+    for each in (min(ids), max(ids)):
+        if not 0 <= each < vocab:
+            raise SpecError(
+                f"There is no token {each:,}: the model's vocabulary has {vocab:,}, counted from 0."
+            )
+    left = context_tokens - prompt
+    asked = left if request.most_tokens is None else request.most_tokens
+    if asked > left or (request.most_tokens is None and left < 1):
+        answer = f" and an answer of {asked:,}" if request.most_tokens else ""
+        raise SpecError(
+            f"A prompt of {prompt:,} tokens{answer} exceeds the model's context of "
+            f"{context_tokens:,} tokens. Shorten one of them."
+        )
+    return asked

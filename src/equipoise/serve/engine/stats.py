@@ -65,8 +65,14 @@ class Tally:
         self._predicted_s = self._measured_s = self._errors = 0.0
         self._tokens, self._by_tokens = 0, [0] * (len(ITERATION_TOKENS) + 1)
 
-    def add(self, schedule: BatchSchedule, measured_s: float) -> None:
-        """Count an iteration, and journal it."""
+    def add(self, schedule: BatchSchedule, measured_s: float, is_priced: bool = True) -> None:
+        """Count an iteration, and journal it.
+
+        Args:
+            schedule: What ran.
+            measured_s: What it took [s].
+            is_priced: Whether it was predicted by a price that was measured, not an estimate.
+        """
         self._iterations += 1
         self._predicted_s += schedule.predicted_s
         self._measured_s += measured_s
@@ -80,6 +86,7 @@ class Tally:
             number=schedule.number,
             predicted_s=schedule.predicted_s,
             measured_s=measured_s,
+            is_price_measured=is_priced,
             tokens=work.tokens,
             pairs=work.pairs,
             kv_tokens=work.kv_tokens,

@@ -53,6 +53,26 @@ class Bucket:
         return max(0.0, (amount - self.refill()) * 60 / self.per_minute)
 
 
+@dataclass(slots=True)
+class HeldBodies:
+    """Bodies that are here, as far as they have arrived."""
+
+    most_bytes: int
+    """Size of all of them."""
+    size_bytes: int = 0
+
+    def hold(self, size: int, held: ExitStack) -> bool:
+        """Keep further bytes until ``held`` closes; False if there are too many."""
+        if self.size_bytes + size > self.most_bytes:
+            return False
+        self.size_bytes += size
+        held.callback(self._let_go, size)
+        return True
+
+    def _let_go(self, size: int) -> None:
+        self.size_bytes -= size
+
+
 class TenantLimits:
     """What one tenant has used."""
 
@@ -72,7 +92,7 @@ class TenantLimits:
                 tenant fills the queue.
             most_bytes: Size of all of its bodies that are here.
         """
-        self._most_bytes, self._held_bytes = most_bytes, 0
+        self._bodies = HeldBodies(most_bytes)
         self.tenant = tenant
         bounds = [each for each in (tenant.concurrency, most_answers) if each is not None]
         self.most_answers = min(bounds, default=None)
@@ -137,18 +157,14 @@ class TenantLimits:
         Raises:
             HttpError: 429 if there are too many.
         """
-        if self._held_bytes + size > self._most_bytes:
+        bodies = self._bodies
+        if not bodies.hold(size, held):
             raise self._refuse(
                 f"The requests of tenant {self.tenant.name} that are here have bodies of "
-                f"{self._held_bytes:,} bytes, and may have {self._most_bytes:,}. Wait for one to "
+                f"{bodies.size_bytes:,} bytes, and may have {bodies.most_bytes:,}. Wait for one to "
                 "end.",
                 1.0,
             )
-        self._held_bytes += size
-        held.callback(self._let_go, size)
-
-    def _let_go(self, size: int) -> None:
-        self._held_bytes -= size
 
     def _require_place(self, answers: int) -> None:
         most = self.most_answers

@@ -5,7 +5,8 @@ What it decides
     kind on the other lane: two lanes share memory, caches and Python's lock, and what that costs is
     not assumed. From these times an order is searched for each kind of iteration. Where one is
     predicted to gain, it runs round by round beside the iteration as a whole, on some layers of
-    the model; the median of the rounds' ratios is the measured gain.
+    the model; the median of the rounds' ratios is the measured gain. A server does that between
+    requests, run by run: after each of them the thread that computes has its cores back.
 
 Kept true (tests/unit/serve/nano/test_measure.py)
     Engines that cannot overlap say why; what was kept is not measured again.
@@ -26,7 +27,7 @@ from equipoise.observe.journal import EventSink
 from equipoise.observe.machine import BUSY_CORES, OtherLoad
 from equipoise.schedule.batching.iteration import PageRun, ServeChunk
 from equipoise.schedule.nano.graph import Resource
-from equipoise.serve.engine.calibrate import DTYPES
+from equipoise.serve.engine.calibrate import DTYPES, Steps, finish
 from equipoise.serve.engine.forward import ChunkPass, PagedDecoder
 from equipoise.serve.engine.jit import can_run_together
 from equipoise.serve.nano.choice import (
@@ -70,21 +71,49 @@ def open_nano(paged: PagedDecoder, file: Path, sink: EventSink | None = None) ->
         file: Where reports are kept.
         sink: Gets the decision.
     """
-    report = NanoReport(reason=_refuse(paged))
-    if not report.reason:
-        lanes = Lanes(torch.get_num_threads())
-        key = _key(paged)
-        kept = read_reports(file).get(key)
-        report = kept or measure_nano(paged, lanes)
-        if kept is None and report.costs is not None:
-            keep_report(file, key, report)
-        if report.costs is not None and report.kinds:
-            choice = NanoChoice(paged.layers, report.costs)
-            paged.overlap = NanoBatches(paged, choice, lanes, report.kinds)
-        else:
-            lanes.close()
-    (sink or EventSink()).write("decision", "nano", report=as_fields(report))
+    return find_nano(paged, file, sink) or finish(nano_steps(paged, file, sink))
+
+
+def find_nano(paged: PagedDecoder, file: Path, sink: EventSink | None = None) -> NanoReport | None:
+    """``open_nano`` by what is kept; None if it has to be measured."""
+    report = NanoReport(reason=reason) if (reason := _refuse(paged)) else None
+    report = report or read_reports(file).get(_key(paged))
+    if report is not None:
+        lanes = Lanes(torch.get_num_threads()) if report.costs and report.kinds else None
+        _use(paged, report, lanes, sink)
     return report
+
+
+def nano_steps(paged: PagedDecoder, file: Path, sink: EventSink | None = None) -> Steps[NanoReport]:
+    """``open_nano`` where nothing is kept, run by run, by the thread that computes.
+
+    Args:
+        paged: With a pool whose contents do not matter in any step.
+        file: As for ``open_nano``.
+        sink: Likewise.
+    """
+    lanes = Lanes(torch.get_num_threads())
+    try:
+        report = yield from _measured(paged, lanes)
+    except BaseException:
+        lanes.close()
+        raise
+    if report.costs is not None:
+        keep_report(file, _key(paged), report)
+    _use(paged, report, lanes, sink)
+    return report
+
+
+def _use(
+    paged: PagedDecoder, report: NanoReport, lanes: Lanes | None, sink: EventSink | None
+) -> None:
+    """Overlap what pays, else give the lanes back."""
+    if lanes is not None and report.costs is not None and report.kinds:
+        choice = NanoChoice(paged.layers, report.costs)
+        paged.overlap = NanoBatches(paged, choice, lanes, report.kinds)
+    elif lanes is not None:
+        lanes.close()
+    (sink or EventSink()).write("decision", "nano", report=as_fields(report))
 
 
 def measure_nano(
@@ -97,8 +126,14 @@ def measure_nano(
         lanes: Of the calling thread.
         most_busy_cores: If other processes use more cores meanwhile, nothing is known afterwards.
     """
+    return finish(_measured(paged, lanes, most_busy_cores))
+
+
+def _measured(
+    paged: PagedDecoder, lanes: Lanes, most_busy_cores: float = BUSY_CORES
+) -> Steps[NanoReport]:
     probe, load = NanoProbe(paged, lanes), OtherLoad()
-    costs = probe.costs()
+    costs = yield from probe.costs()
     if not can_run_together():
         return NanoReport(reason="numba runs one kernel at a time here")
     layers = min(_LAYERS, paged.layers) // WINDOW * WINDOW
@@ -109,10 +144,11 @@ def measure_nano(
             break
         chunks = probe.iteration(kind)
         order = choice.choose(chunks)
+        yield
         if order is None or order.gain < LEAST_GAIN:
             gains.append(NanoGain(kind, 1.0 if order is None else order.gain))
         else:
-            gains.append(probe.compare(kind, order, chunks, layers))
+            gains.append((yield from probe.compare(kind, order, chunks, layers)))
     if load.cores > most_busy_cores:
         return NanoReport(reason=f"not measured: others used {load.cores:.1f} cores")
     return NanoReport(tuple(gains), costs=costs)
@@ -140,44 +176,59 @@ def _key(paged: PagedDecoder) -> str:
 
 @dataclass
 class NanoProbe:
-    """Chunks of nobody, on the pool of an engine that nobody uses yet."""
+    """Chunks of nobody, on the pool of an engine that nobody uses now."""
 
     paged: PagedDecoder
     lanes: Lanes
 
-    def costs(self) -> NanoCosts:
+    def costs(self) -> Steps[NanoCosts]:
         """Seconds of one layer's operations."""
-        both, one = self._lane_costs(LANES), self._lane_costs(1)
+        both = yield from self._lane_costs(LANES)
+        one = yield from self._lane_costs(1)
         calls: dict[Resource, Callable[[], Callable[[], None]]] = {
             "compute": lambda: self._dense(self._prompt(self._most_rows(_ROWS))),
             "memory": lambda: self._attend(self._tokens(_DECODES, self._contexts()[-1])),
         }
-        beside = tuple(
-            (name, other, self._slowdown(call(), also()))
-            for name, call in calls.items()
-            for other, also in calls.items()
-        )
-        return NanoCosts(both, one, beside)
+        beside = list[tuple[Resource, Resource, float]]()
+        for name, call in calls.items():
+            for other, also in calls.items():
+                beside.append((name, other, self._slowdown(call(), also())))
+                yield
+        return NanoCosts(both, one, tuple(beside))
 
-    def _lane_costs(self, lanes: int) -> LaneCosts:
-        self.lanes.use(lanes)
-        rows = [self._prompt(each) for each in self._fitting(_ROWS)]
-        decodes = [self._tokens(_DECODES, each) for each in self._contexts()]
-        prompts = [self._prompt(each) for each in self._fitting(_PROMPTS)]
-        costs = LaneCosts(
-            rising_points((NanoSizes.of(x).rows, _typical_s(self._dense(x))) for x in rows),
-            rising_points(
-                (NanoSizes.of(x).kv_tokens, _typical_s(self._attend(x))) for x in decodes
-            ),
-            rising_points((NanoSizes.of(x).pairs, _typical_s(self._attend(x))) for x in prompts),
-        )
-        self.lanes.use(LANES)
-        return costs
+    def _lane_costs(self, lanes: int) -> Steps[LaneCosts]:
+        def typical(
+            each: Sequence[ServeChunk],
+            make: Callable[[Sequence[ServeChunk]], Callable[[], None]],
+        ) -> float:
+            self.lanes.use(lanes)
+            try:
+                return _typical_s(make(each))
+            finally:
+                self.lanes.use(LANES)
+
+        dense, decode, prefill = (list[tuple[int, float]]() for _ in range(3))
+        for tokens in self._fitting(_ROWS):
+            chunks = self._prompt(tokens)
+            dense.append((NanoSizes.of(chunks).rows, typical(chunks, self._dense)))
+            yield
+        for context in self._contexts():
+            chunks = self._tokens(_DECODES, context)
+            decode.append((NanoSizes.of(chunks).kv_tokens, typical(chunks, self._attend)))
+            yield
+        for tokens in self._fitting(_PROMPTS):
+            chunks = self._prompt(tokens)
+            prefill.append((NanoSizes.of(chunks).pairs, typical(chunks, self._attend)))
+            yield
+        return LaneCosts(rising_points(dense), rising_points(decode), rising_points(prefill))
 
     def _slowdown(self, call: Callable[[], None], also: Callable[[], None]) -> float:
         """How many times longer a call takes on one lane while the other lane repeats another."""
         self.lanes.use(1)
-        alone_s, taken = _typical_s(call), list[float]()
+        try:
+            alone_s, taken = _typical_s(call), list[float]()
+        finally:
+            self.lanes.use(LANES)
         stop = threading.Event()
 
         def first() -> None:
@@ -228,19 +279,22 @@ class NanoProbe:
 
     def compare(
         self, kind: str, order: NanoOrder, chunks: Sequence[ServeChunk], layers: int
-    ) -> NanoGain:
+    ) -> Steps[NanoGain]:
         """Both sides, round by round."""
         tokens = _some_tokens(chunks)
 
+        @torch.no_grad()
         def whole() -> Tensor:
             return ChunkPass(self.paged, chunks, tokens).run(layers)
 
         def parts() -> Tensor:
             return run_order(self.paged, self.lanes, order, chunks, tokens, layers=layers)
 
-        with torch.no_grad():
-            wanted, given = whole(), parts()
-            ratios = [time_call(whole) / time_call(parts) for _ in range(_ROUNDS)]
+        wanted, given, ratios = whole(), parts(), list[float]()
+        yield
+        for _ in range(_ROUNDS):
+            ratios.append(time_call(whole) / time_call(parts))
+            yield
         if self.paged.tile_rows:
             is_equal = torch.equal(wanted, given)
         else:

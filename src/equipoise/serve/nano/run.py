@@ -5,8 +5,8 @@ Why
 
 What it decides
     An iteration whose kind was measured to gain, and that is predicted to, is cut and overlapped.
-    All others run as ever. A layer that is left over runs after the order, one nano-batch after
-    the other.
+    All others run as ever, as do all while fewer threads compute than were measured. A layer that
+    is left over runs after the order, one nano-batch after the other.
 
 Kept true (tests/unit/serve/nano/test_run.py)
     Hidden states are those of the iteration as a whole; in the invariant mode, to the bit.
@@ -46,7 +46,7 @@ class NanoBatches:
 
     def run(self, chunks: Sequence[ServeChunk], tokens: Sequence[int]) -> Tensor | None:
         """Hidden states of an iteration [t, D]; None if it does not gain."""
-        if kind_of(chunks) not in self.kinds:
+        if kind_of(chunks) not in self.kinds or torch.get_num_threads() != self._lanes.threads:
             return None
         order = self.choice.choose(chunks)
         if order is None or order.gain < LEAST_GAIN:

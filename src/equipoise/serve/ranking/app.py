@@ -21,6 +21,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any
@@ -34,6 +35,7 @@ from equipoise.serve.http.app import Endpoint, Gate
 from equipoise.serve.http.body import SHORT_BYTES, read_body
 from equipoise.serve.http.endpoints import AboutModel
 from equipoise.serve.http.fault import HttpError, failed, overloaded
+from equipoise.serve.http.limits import HeldBodies
 from equipoise.serve.http.send import encode_long, send_bytes, send_json, while_connected
 from equipoise.serve.http.tenants import Tenants, open_tenants
 from equipoise.serve.ranking.batcher import Batcher, RankedRequest
@@ -42,7 +44,7 @@ from equipoise.serve.ranking.metrics import RankMetrics
 _MOST_CANDIDATES = 65_536
 _MOST_BODY_BYTES = 64 << 20
 _MOST_UNDER_WAY_BYTES = 8 * _MOST_BODY_BYTES
-"""Bytes of all bodies under way; one of unknown length counts as the largest."""
+"""Bytes of all bodies under way, as far as they have arrived."""
 _FEW = 1_024
 """Candidates that are put in order and written at once; more must not hold others up."""
 _REASONS = {400: "invalid", 503: "queue_full", 500: "failed"}
@@ -79,8 +81,7 @@ class RankState:
     most_requests: int = 2_048
     is_draining: bool = False
     under_way: int = 0
-    body_bytes: int = 0
-    """Bytes of all bodies under way."""
+    bodies: HeldBodies = field(default_factory=lambda: HeldBodies(_MOST_UNDER_WAY_BYTES))
     metrics: RankMetrics = field(init=False)
 
     def __post_init__(self) -> None:
@@ -96,31 +97,41 @@ class RankEndpoints(AboutModel):
 
     async def rank(self, request: Request, send: Send) -> None:
         """``POST /v1/rank``."""
-        began, state = time.perf_counter(), self.state
-        sent_bytes = int(request.headers.get("content-length", _MOST_BODY_BYTES))
-        held_bytes = min(sent_bytes, _MOST_BODY_BYTES)
-        if state.body_bytes and state.body_bytes + held_bytes > _MOST_UNDER_WAY_BYTES:
-            state.metrics.count_refusal("queue_full")
+        began, size = time.perf_counter(), 0
+        held = request.scope["state"]["held"]
+
+        def hold(part: int) -> None:
+            nonlocal size
+            self._hold(part, held)
+            size += part
+
+        body = await self._read(request, hold)
+        answer = self._answer(send, body, began, is_long=size > SHORT_BYTES)
+        await while_connected(request.receive, answer)
+
+    def _hold(self, size: int, held: ExitStack) -> None:
+        """Keep further bytes of a body.
+
+        Raises:
+            HttpError: 503 if there are too many.
+        """
+        bodies = self.state.bodies
+        if not bodies.hold(size, held):
+            self.state.metrics.count_refusal("queue_full")
             raise overloaded(
-                f"Requests of {state.body_bytes:,} bytes are under way already "
-                f"({_MOST_UNDER_WAY_BYTES:,} at most).",
+                f"Requests of {bodies.size_bytes:,} bytes are under way already "
+                f"({bodies.most_bytes:,} at most).",
                 1.0,
             )
-        state.body_bytes += held_bytes
-        try:
-            body = await self._read(request)
-            answer = self._answer(send, body, began, is_long=sent_bytes > SHORT_BYTES)
-            await while_connected(request.receive, answer)
-        finally:
-            state.body_bytes -= held_bytes
 
-    async def _read(self, request: Request) -> RankBody:
+    async def _read(self, request: Request, hold: Callable[[int], None]) -> RankBody:
         try:
-            body = await read_body(request, RankBody, _MOST_BODY_BYTES, lambda _: None)
+            body = await read_body(request, RankBody, _MOST_BODY_BYTES, hold)
             if body.model is not None:
                 self._require_model(body.model)
-        except HttpError:
-            self.state.metrics.count_refusal("invalid")
+        except HttpError as fault:
+            if fault.status != 503:
+                self.state.metrics.count_refusal("invalid")
             raise
         return body
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -239,16 +240,17 @@ def test_requests_are_bounded_by_bytes(server: Running) -> None:
         server.model.may_go.set()
         assert [each.result().status for each in replies] == [200] * 3
     assert batcher._waiting_bytes == 0
-    while server.state.body_bytes:  # the last answer has arrived before its request is over
+    bodies = server.state.bodies
+    while bodies.size_bytes:  # the last answer has arrived before its request is over
         time.sleep(0.001)
-    server.state.body_bytes = 512 << 20
+    bodies.size_bytes = 512 << 20
     reply = server.rank(small)
     assert (reply.status, json.loads(reply.body)["error"]["message"]) == (
         503,
         "Requests of 536,870,912 bytes are under way already (536,870,912 at most).",
     )
     assert server.metrics()["equipoise_rank_refusals_total", "queue_full"] == 2
-    server.state.body_bytes = 0
+    bodies.size_bytes = 0
 
 
 def test_what_is_wrong_is_one_sentence_and_the_server_goes_on(server: Running) -> None:
@@ -273,3 +275,21 @@ def test_what_is_wrong_is_one_sentence_and_the_server_goes_on(server: Running) -
     server.state.is_draining = True
     assert server.rank(GOOD).status == 503
     server.state.is_draining = False
+
+
+def test_bodies_that_are_only_announced_keep_nobody_out(server: Running) -> None:
+    """Eight heads that each announced the largest body had every other request refused."""
+    head = b"POST /v1/rank HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+    slow = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(9)]
+    try:
+        for each in slow:
+            each.sendall(head + b"Content-Length: 67108864\r\n\r\n{")
+        bodies = server.state.bodies
+        while bodies.size_bytes < len(slow):
+            time.sleep(0.001)
+        assert server.rank(request(1, 2)).status == 200
+    finally:
+        for each in slow:
+            each.close()
+    while bodies.size_bytes:
+        time.sleep(0.001)
