@@ -217,6 +217,12 @@ class AttentionCore:
         return Wire(width, element_bytes(self._options.precision))
 
     @property
+    def token_bytes(self) -> int:
+        """Keys and values of a token in one layer, and their gradients on the way back [bytes]."""
+        wire = self._wire
+        return 2 * self._kv_heads * wire.head_width * (wire.element_bytes + wire.sum_bytes)
+
+    @property
     def _kv_heads(self) -> int:
         """Key/value heads of this rank's kernels and messages."""
         model, tp = self._model, self._layout.tp

@@ -1,4 +1,4 @@
-"""What no packing policy can undercut on these devices: an even share, and the longest path.
+"""What no packing policy can undercut on these devices, and the prices that policies pack by.
 
 Why
     A gain says little without the gain that is possible. Where one document is heavier than a
@@ -12,6 +12,10 @@ What it decides
     *Path*: a document that is kept whole goes through every layer forward and backward, one after
     the other, on ``cp`` ranks at most. Stages of a pipeline do not shorten it.
 
+    *Prices*: the load curve that a run on these devices would have measured, and what the keys of
+    a token take to another rank. By counted FLOP, attention and messages would be misjudged by
+    what kernels and links make of them.
+
 Kept true (tests/unit/sim/test_policies.py)
     No priced step of any policy is faster than its bound; whole documents have no lower one than
     divided ones.
@@ -21,6 +25,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from equipoise.base.arrays import Floats
+from equipoise.cost.curve import LoadCurve
 from equipoise.cost.step.request import StepOptions
 from equipoise.sim.attention import AttentionCore, CoreTimes
 from equipoise.sim.divided import batch_s
@@ -62,6 +67,7 @@ class PolicyBounds:
         """
         self.model = model
         self._groups, self._layers = layout.dp * layout.cp * layout.pp, model.layers
+        self._machine, self._layout = machine, layout
         at = machine.at(options.precision)
         self._core = AttentionCore(model, layout, options, at, at.context_links(layout))
         parts = StepParts(model, machine, layout, options, core=_NoCore())
@@ -78,6 +84,34 @@ class PolicyBounds:
         forward, backward = self._core.price_each(sizes)
         whole = self._layers * (forward + backward) + sizes * self._token_s
         return np.asarray(whole)
+
+    def load_curve(self, most_tokens: int) -> LoadCurve:
+        """Prices of documents on one group of ``tp`` devices, as a run would measure them.
+
+        Args:
+            most_tokens: Of a document.
+        """
+        sizes = [float(_LEAST_TOKENS)]
+        while 2 * sizes[-1] < most_tokens:
+            sizes.append(2 * sizes[-1])
+        forward, backward = self._core.price_each(
+            np.array([*sizes, most_tokens]), pack_tokens=np.float64(most_tokens)
+        )
+        return LoadCurve(
+            fixed_ns=0.0,
+            ns_per_token=1e9 * self._token_s,
+            doc_tokens=(*sizes, float(most_tokens)),
+            doc_ns=tuple((1e9 * self._layers * (forward + backward)).tolist()),
+            peak_flop_per_s=self._machine.device.peak_flop_per_s("bf16"),
+            measured=True,
+        )
+
+    @property
+    def travel_ns(self) -> float:
+        """What the keys, values and their gradients of a token take to another rank [ns]."""
+        links = self._machine.data_links(self._layout)
+        link = links.far if len(set(links.node_of)) > 1 else links.near
+        return 1e9 * self._layers * self._core.token_bytes / link.bytes_per_s
 
     def even_s(self, doc_tokens: ArrayLike) -> float:
         """A step of these documents if no device ever waits [s]."""

@@ -23,7 +23,7 @@ Sources
 
 import dataclasses
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -34,7 +34,7 @@ from equipoise.balance.packing.windows import cut_at_windows
 from equipoise.base.arrays import Ints
 from equipoise.base.errors import SpecError
 from equipoise.base.units import GIB
-from equipoise.cost.curve import LoadCurve, counted_curve
+from equipoise.cost.curve import LoadCurve
 from equipoise.cost.step.request import StepPrice
 from equipoise.cost.work import layer_pairs, useful_flop
 from equipoise.data.stream import DocumentStream, tell_apart
@@ -175,23 +175,26 @@ def compare_policies(
     how = dataclasses.replace(how, context_strategy=request.context_strategy)
     require_comparable(list(policies), asked.layout, how.cut)
     asked.options.count_micro_batches(asked.layout)
-    content = _Content.of(request, asked.model, steps, how.cut)
+    settings = {
+        name: settings_of(name, asked.layout, asked.options, how) for name in (PLAIN, *policies)
+    }
+    wide = settings_of("gangs", asked.layout, asked.options, how)[0]
+    window = asked.options.context_tokens * asked.options.micro_batch
+    layouts = [each.layout for some in settings.values() for each in some]
+    most = max(
+        [window + window // 4, *(share_tokens(layout, asked.options) for layout in layouts)]
+    )
+    bounds = PolicyBounds(asked.model, asked.machine, wide.layout, wide.options, most)
+    content = _Content.of(request, bounds, steps, how.cut)
     if progress is not None:
-        progress.start("compare policies", 1 + len(policies))
+        progress.start("compare policies", len(settings))
     runs = []
-    for name in (PLAIN, *policies):
-        settings = settings_of(name, asked.layout, asked.options, how)
-        tried = [_that_fits(asked.model, asked.machine, each, content) for each in settings]
-        runs.append(min(tried, key=lambda run: (not run.fits, run.seconds)))
+    for some in settings.values():
+        runs.append(_fastest(asked.model, asked.machine, some, content))
         if progress is not None:
             progress.advance()
     if progress is not None:
         progress.finish()
-    [wide] = settings_of("gangs", asked.layout, asked.options, how)
-    most = max(
-        [content.most_tokens, *(share_tokens(run.setting.layout, asked.options) for run in runs)]
-    )
-    bounds = PolicyBounds(asked.model, asked.machine, wide.layout, wide.options, most)
     return PolicyComparison(
         tuple(_row(run, runs[0].seconds, bounds, content) for run in runs),
         steps,
@@ -211,9 +214,11 @@ class _Content:
     corpus: int
     """Documents of the corpus."""
     curve: LoadCurve
+    travel_ns: float
+    """By which policies pack, as a run on these devices would."""
 
     @classmethod
-    def of(cls, request: StepRequest, model: ModelSpec, steps: int, cut: Cut) -> "_Content":
+    def of(cls, request: StepRequest, bounds: PolicyBounds, steps: int, cut: Cut) -> "_Content":
         window = request.context_tokens
         each = window * request.step_sequences
         if request.lengths is None:
@@ -224,12 +229,8 @@ class _Content:
         pieces = [stream.step(at * each, each) for at in range(steps)]
         if cut == "windows":
             pieces = [cut_at_windows(one, batch) for one in pieces]
-        return cls(tuple(pieces), batch, each, len(doc_tokens), counted_curve(model))
-
-    @property
-    def most_tokens(self) -> int:
-        """Most tokens of a micro-batch of whole documents."""
-        return self.window + self.window // 4
+        curve, travel_ns = bounds.load_curve(max(batch, int(max(doc_tokens)))), bounds.travel_ns
+        return cls(tuple(pieces), batch, each, len(doc_tokens), curve, travel_ns)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -249,47 +250,50 @@ class _PricedRun:
         return all(price.fits for price in self.prices)
 
 
-def _that_fits(
-    model: ModelSpec, machine: Machine, setting: PolicySetting, content: _Content
+def _fastest(
+    model: ModelSpec, machine: Machine, settings: Sequence[PolicySetting], content: _Content
 ) -> _PricedRun:
-    """The setting, or the fastest change of it that fits; the setting itself if none does."""
-    known: dict[bool, tuple[PackedStep, ...]] = {}
+    """The fastest setting, changed if it has to be so that it fits; the first if none does."""
+    known: dict[tuple[int | None, bool], tuple[PackedStep, ...]] = {}
 
-    def pack(asked: PolicySetting) -> tuple[PackedStep, ...]:
-        turns = asked.layout.meets_each_turn  # of a change of memory all that packing depends on
-        if turns not in known:
-            known[turns] = _pack(asked, content)
-        return known[turns]
+    def run(asked: PolicySetting, *, below: float) -> tuple[_PricedRun | None, bool]:
+        """The run, if it fits and takes less than ``below``; and whether it fits, as far as known.
 
-    packed = pack(setting)
-    given = _PricedRun(setting, packed, tuple(_prices(model, machine, setting, packed)))
-    if given.fits:
-        return given
-    fitting_runs: list[_PricedRun] = []
-    for row in fitting(setting):
-        run = _first_that_fits(model, machine, row, pack)
-        if run is not None:
-            fitting_runs.append(run)
-            if not run.setting.computes_again:  # nothing that computes again is faster
-                break
-    return min(fitting_runs, key=lambda run: run.seconds, default=given)
-
-
-def _first_that_fits(
-    model: ModelSpec,
-    machine: Machine,
-    settings: Sequence[PolicySetting],
-    pack: Callable[[PolicySetting], tuple[PackedStep, ...]],
-) -> _PricedRun | None:
-    for each in settings:
-        packed, prices = pack(each), list[StepPrice]()
-        for price in _prices(model, machine, each, packed):
+        Of a change of memory all that packing depends on is whether ranks meet in each turn.
+        """
+        key = asked.max_tokens, asked.layout.meets_each_turn
+        if key not in known:
+            known[key] = _pack(asked, content)
+        prices, seconds = list[StepPrice](), 0.0
+        for price in _prices(model, machine, asked, known[key]):
             prices.append(price)
-            if not price.fits:
+            seconds += price.step_s
+            if not price.fits or seconds >= below:
+                return None, price.fits
+        return _PricedRun(asked, known[key], tuple(prices)), True
+
+    best: _PricedRun | None = None
+    changes: list[list[PolicySetting]] = []
+    for each in settings:
+        wider, *again = fitting(each)
+        for one in (each, *wider):
+            fast, fits = run(one, below=np.inf if best is None else best.seconds)
+            if fits:
+                best = fast or best
                 break
         else:
-            return _PricedRun(each, packed, tuple(prices))
-    return None
+            changes += again
+    for row in changes:  # what computes more again is slower: of a row the first that fits counts
+        for one in row:
+            fast, fits = run(one, below=np.inf if best is None else best.seconds)
+            if fits:
+                best = fast or best
+                break
+    if best is None:
+        packed = _pack(settings[0], content)
+        prices = tuple(_prices(model, machine, settings[0], packed))
+        best = _PricedRun(settings[0], packed, prices)
+    return best
 
 
 def _pack(setting: PolicySetting, content: _Content) -> tuple[PackedStep, ...]:
@@ -301,7 +305,13 @@ def _pack(setting: PolicySetting, content: _Content) -> tuple[PackedStep, ...]:
         step_tokens=content.step_tokens,
         max_tokens=setting.max_tokens,
     )
-    packer = make_packer(spec, layout.dp, content.curve, meets_each_turn=layout.meets_each_turn)
+    packer = make_packer(
+        spec,
+        layout.dp,
+        content.curve,
+        meets_each_turn=layout.meets_each_turn,
+        travel_ns=content.travel_ns,
+    )
     packed = []
     for pieces in content.steps:
         apart = tell_apart(pieces, content.corpus) if traits.divides else pieces

@@ -9,8 +9,10 @@ What it decides
     ``tp``, ``ep``, ZeRO and recomputation stay as given. Policies that divide documents over ranks
     get context and pipeline ranks as data ranks; those that divide over time get the context
     ranks, and one stage on each pipeline rank. A micro-batch of divided documents holds up to a
-    quarter more than an even share, as one of whole documents holds a quarter more than a window;
-    slices in time are a half, a quarter or an eighth of a window.
+    quarter or an eighth more than an even share of a step, or than a half, a third or a quarter of
+    one: smaller micro-batches keep fewer activations, and cost less than computing them again. One
+    of whole documents holds up to a quarter more than a window; slices in time are a half, a
+    quarter or an eighth of a window.
 
     Where a setting does not fit the devices, more ZeRO is tried, and if none is enough, under each
     stage of it the least recomputation that fits; the fastest stands, and the answer names it.
@@ -39,6 +41,12 @@ Cut = Literal["windows", "documents"]
 
 _SLICES = (2, 4, 8)
 """Parts of a window that a slice in time may be."""
+
+_TURNS = (1, 2, 3, 4)
+"""Micro-batches that a rank's share of a step may be, where documents are divided over ranks."""
+
+_SLACK = (4, 8)
+"""Parts of an even share of which a micro-batch may hold one more; the less, the less memory."""
 
 _ZERO: tuple[Literal[2, 3], ...] = (2, 3)
 _RECOMPUTE: tuple[Recompute, ...] = (
@@ -141,8 +149,9 @@ def settings_of(
         how: Caps and cuts.
 
     >>> options, how = StepOptions(4096, 8), CompareOptions()
-    >>> [each.words for each in settings_of("gangs", Layout(tp=2, cp=2, pp=2), options, how)]
-    ['tp=2,dp=4,zero=1']
+    >>> settings = settings_of("gangs", Layout(tp=2, cp=2, pp=2), options, how)
+    >>> settings[0].words, [each.max_tokens for each in settings]
+    ('tp=2,dp=4,zero=1', [5120, 4608, 2560, 2304, 1707, 1536, 1280, 1152])
     """
     if name == PLAIN:
         plain = dataclasses.replace(
@@ -156,7 +165,14 @@ def settings_of(
     traits = POLICIES[name]
     if traits.runs_together:
         wide = dataclasses.replace(layout, dp=layout.dp * layout.cp * layout.pp, cp=1, pp=1)
-        return [PolicySetting(name, wide, _plain_schedule(mine), _cap(wide, mine, how))]
+        mine = _plain_schedule(mine)
+        if how.max_tokens is not None or traits.is_slow:
+            return [PolicySetting(name, wide, mine, _cap(wide, mine, how))]
+        return [
+            PolicySetting(name, wide, mine, share_tokens(wide, mine, turns, slack))
+            for turns in _TURNS
+            for slack in _SLACK
+        ]
     if traits.needs_pipeline:
         beside = dataclasses.replace(layout, dp=layout.dp * layout.cp, cp=1)
         window = options.context_tokens * options.micro_batch
@@ -178,12 +194,19 @@ def _cap(layout: Layout, options: StepOptions, how: CompareOptions) -> int:
     return how.max_tokens or share_tokens(layout, options)
 
 
-def share_tokens(layout: Layout, options: StepOptions) -> int:
-    """A quarter more than a rank's even share of a step, or than a window if that is less."""
+def share_tokens(layout: Layout, options: StepOptions, turns: int = 1, slack: int = 4) -> int:
+    """A quarter more than a rank's even share of a step, or than a window if that is less.
+
+    Args:
+        layout: Degrees.
+        options: Of the step.
+        turns: Micro-batches that the share is divided into.
+        slack: Which part of it a micro-batch may hold in addition: 4 for a quarter.
+    """
     step = options.context_tokens * options.step_sequences
     window = options.context_tokens * options.micro_batch
-    share = min(window, -(-step // layout.dp))
-    return share + share // 4
+    share = -(-min(window, -(-step // layout.dp)) // turns)
+    return max(2, share + share // slack)
 
 
 def fitting(setting: PolicySetting) -> list[list[PolicySetting]]:
