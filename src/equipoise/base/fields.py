@@ -43,7 +43,8 @@ def plain_fields(request: Request) -> Request:
         SpecError: a field holds something else; names it.
     """
     changed: dict[str, Any] = {}
-    for name, kinds in _kinds(type(request)).items():
+    owner: Any = type(request)
+    for name, kinds in _kinds(owner).items():
         value = getattr(request, name)
         plain = value.item() if isinstance(value, np.generic) else value
         is_flag, is_whole = type(plain) is bool, type(plain) is int
@@ -61,7 +62,7 @@ def _words(kind: type) -> str:
 
 
 @functools.cache
-def _kinds(request: type) -> dict[str, tuple[type, ...]]:
+def _kinds(request: Any) -> dict[str, tuple[type, ...]]:
     """The types that each field allows, without those of fields that may hold a list."""
     hints = typing.get_type_hints(request)
     every = {each.name: tuple(_flat(hints[each.name])) for each in dataclasses.fields(request)}

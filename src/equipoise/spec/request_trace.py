@@ -76,10 +76,10 @@ def require_traced(request: TracedRequest) -> None:
     Raises:
         SpecError: its time or one of its sizes is out of range.
     """
-    is_number = isinstance(request.arrival_s, Real) and not isinstance(request.arrival_s, bool)
-    if not is_number:
+    at_s: object = request.arrival_s
+    if isinstance(at_s, bool) or not isinstance(at_s, Real):
         raise SpecError(
-            f"A request arrives at {shown(request.arrival_s)} s. Give a time of 0 to {_MOST_S:,.0f}."
+            f"A request arrives at {shown(at_s)} s. Give a time of 0 to {_MOST_S:,.0f}."
         )
     if not 0 <= request.arrival_s <= _MOST_S:
         raise SpecError(

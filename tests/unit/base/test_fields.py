@@ -69,9 +69,8 @@ STEP = StepRequest("llama3-8b", "h100-sxm:8", "dp=8", 8192, 16)
 
 
 def test_a_step_takes_numpys_numbers() -> None:
-    given = replace(
-        STEP, context_tokens=np.int64(8192), seed=np.int64(0), mtbf_hours=np.float64(1e5)
-    )
+    numbers: dict[str, Any] = {"context_tokens": np.int64(8192), "seed": np.int64(0)}
+    given = replace(STEP, **numbers, mtbf_hours=np.float64(1e5))
     row = json.dumps(simulate(given).as_row())
     assert row == json.dumps(simulate(replace(STEP, mtbf_hours=1e5)).as_row())
 
@@ -128,7 +127,7 @@ ONE = TracedRequest(0.0, "", 100, 10, 10)
             "A request has prompt_tokens = True. Give a whole number of 1 to 2,147,483,647.",
         ),
         (
-            {"requests": [replace(ONE, arrival_s="0")]},
+            {"requests": [TracedRequest("0", "", 100, 10, 10)]},  # type: ignore[arg-type]
             'A request arrives at "0" s. Give a time of 0 to 10,000,000,000.',
         ),
     ],
