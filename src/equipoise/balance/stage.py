@@ -32,7 +32,6 @@ from equipoise.base.arrays import Floats, Ints
 from equipoise.base.errors import FitError, LayoutError
 from equipoise.base.units import format_bytes
 from equipoise.cost.curve import LoadCurve
-from equipoise.cost.work import causal_pairs
 from equipoise.schedule.attention.price import BACKWARD_OVER_FORWARD
 from equipoise.schedule.pipeline.prices import PipelinePrices, make_prices
 from equipoise.spec.model.presets import ModelSpec

@@ -27,6 +27,7 @@ import numpy.typing as npt
 
 from equipoise.base.arrays import Ints
 from equipoise.base.errors import SpecError
+from equipoise.base.shown import shown
 from equipoise.cost.work import causal_pairs, pair_flop, windowed_pairs
 from equipoise.spec.model.presets import ModelSpec, WindowSpec
 from equipoise.spec.pack import Pieces, lengths_of
@@ -237,7 +238,15 @@ def counted_curve(model: ModelSpec, *, flop_per_s: float = 1e12) -> LoadCurve:
     """The curve of a machine on which every useful FLOP costs the same.
 
     It needs no measurement; ``equipoise pack`` uses it. ``flop_per_s`` only scales all loads.
+
+    Raises:
+        SpecError: the model is none, or the rate is not above 0.
     """
+    if not isinstance(model, ModelSpec):
+        raise SpecError(f'model is {shown(model)}. Give a ModelSpec, such as preset("llama3-8b").')
+    is_number = isinstance(flop_per_s, int | float | np.number) and not isinstance(flop_per_s, bool)
+    if not is_number or not 0 < flop_per_s < np.inf:
+        raise SpecError(f"flop_per_s is {shown(flop_per_s)}. Give a number above 0.")
     per_flop_ns = 1e9 / flop_per_s
     curve = LoadCurve(
         fixed_ns=0.0,

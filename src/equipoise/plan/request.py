@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 
 from equipoise.base.digest import digest
 from equipoise.base.errors import FitError, SpecError
+from equipoise.base.fields import plain_fields
 from equipoise.base.units import GIB
 from equipoise.data.progress import Progress, SilentProgress
 from equipoise.plan.answer.explain import find_flip, loses_by
@@ -143,6 +144,7 @@ def plan(
     >>> answer.best.words["layout"], answer.bound_s <= answer.best.price["step_s"]
     ('dp=8,zero=3', True)
     """
+    request = plain_fields(request)
     seconds = request.seconds
     if not seconds > 0:
         raise SpecError(f"seconds is {seconds:g}. Give a time above 0.")

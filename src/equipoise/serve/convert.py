@@ -47,8 +47,10 @@ _TORCH: dict[str, torch.dtype] = {
 }
 _POSITIONS = "max_position_embeddings"
 _ORIGINAL = "original_max_position_embeddings"
-_OF_POSITIONS = {"yarn": ("factor", _ORIGINAL), "longrope": ("factor", _ORIGINAL)}
-_OF_POSITIONS |= {"su": _OF_POSITIONS["longrope"], "llama3": (_ORIGINAL,)}
+_OF_POSITIONS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("yarn", "longrope", "su"), ("factor", _ORIGINAL)),
+    "llama3": (_ORIGINAL,),
+}
 """Settings of types of RoPE that follow from ``max_position_embeddings`` where they are not given,
 as ``dynamic`` always does: transformers 5.23, modeling_rope_utils."""
 

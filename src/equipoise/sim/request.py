@@ -17,12 +17,11 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from equipoise.base.errors import LayoutError, SpecError
-from equipoise.base.fields import with_plain_numbers
+from equipoise.base.fields import plain_fields
 from equipoise.base.nearest import nearest
-from equipoise.base.shown import shown
 from equipoise.cost.step.request import Precision, StepOptions, residuals_of
 from equipoise.sim.answer import StepAnswer, fitting_changes
 from equipoise.sim.divided import DividedStep
@@ -145,7 +144,7 @@ def simulate(request: StepRequest) -> StepAnswer:
     >>> answer.fits, [each.change for each in answer.would_fit or ()][:2]
     (False, ['zero=2', 'zero=3'])
     """
-    request = _plain(request)
+    request = plain_fields(request)
     _require_failures(request)
     asked = read_step(request)
     model, machine, layout = asked.model, asked.machine, asked.layout
@@ -192,7 +191,7 @@ def read_step(request: StepRequest) -> AskedStep:
         ModelError: the config.json is not one, or describes a model that the decoder is not.
         LayoutError: degrees do not go with the cluster.
     """
-    _require_kinds(request)
+    request = plain_fields(request)
     program = read_program(request.program)
     model, words = _model_of(request), _layout_of(request, program)
     require_used(request, experts=model.experts, cp=words.layout.cp)
@@ -224,7 +223,7 @@ def step_options(
     Raises:
         SpecError: names the setting.
     """
-    request = _plain(request)
+    request = plain_fields(request)
     _require_numbers(request, machine)
     schedule = request.schedule or ("interleaved" if virtual > 1 else "1f1b")
     known = [name for name, traits in SCHEDULES.items() if not traits.is_lossy]
@@ -270,24 +269,6 @@ def require_used(request: StepRequest, *, experts: int, cp: int | None) -> None:
             f"of 2 or more, or leave context_strategy out."
         )
     require_loads(request, experts=experts)
-
-
-_plain = partial(
-    with_plain_numbers,
-    whole="context_tokens step_sequences micro_batch virtual expert_slots seed checkpoint_steps".split(),
-    real="expert_skew jitter mtbf_hours checkpoint_s restart_s".split(),
-)
-
-
-def _require_kinds(request: StepRequest) -> None:
-    """Refuse what is neither words nor a spec, which no annotation keeps a notebook from giving."""
-    for name, kind in _KINDS.items():
-        value = getattr(request, name)
-        if not isinstance(value, str | kind):
-            raise SpecError(f"{name} is {shown(value)}. Give text, or a {kind.__name__}.")
-
-
-_KINDS = {"model": ModelSpec, "cluster": ClusterSpec, "layout": Layout, "program": ProgramSpec}
 
 
 def _model_of(request: StepRequest) -> ModelSpec:

@@ -30,7 +30,7 @@ import io
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from numbers import Integral
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +76,11 @@ def require_traced(request: TracedRequest) -> None:
     Raises:
         SpecError: its time or one of its sizes is out of range.
     """
+    at_s: object = request.arrival_s
+    if isinstance(at_s, bool) or not isinstance(at_s, Real):
+        raise SpecError(
+            f"A request arrives at {shown(at_s)} s. Give a time of 0 to {_MOST_S:,.0f}."
+        )
     if not 0 <= request.arrival_s <= _MOST_S:
         raise SpecError(
             f"A request arrives at {request.arrival_s:g} s. Give a time of 0 to {_MOST_S:,.0f}."
@@ -95,7 +100,7 @@ def require_traced(request: TracedRequest) -> None:
 
 
 def _is_whole(value: object) -> bool:
-    return isinstance(value, Integral)
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def read_request_trace(path: Path, *, vocab: int | None = None) -> tuple[TracedRequest, ...]:

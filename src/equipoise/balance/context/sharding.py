@@ -42,8 +42,10 @@ from equipoise.balance.tiles import TILE
 from equipoise.base.arrays import Ints
 from equipoise.base.errors import LayoutError, SpecError
 from equipoise.base.nearest import nearest
+from equipoise.base.shown import shown
 from equipoise.cost.curve import LoadCurve, counted_curve
 from equipoise.cost.work import CAUSAL, Mask
+from equipoise.spec.limits import MOST_SIZE
 from equipoise.spec.model.presets import preset
 
 __all__ = ["AUTO", "STRATEGIES", "ContextRequest", "ContextSplit", "split_context"]
@@ -147,6 +149,11 @@ def _lengths(doc_tokens: Sequence[int] | Ints) -> Ints:
 
 
 def _check(request: ContextRequest) -> None:
+    is_whole = isinstance(request.ranks, int | np.integer) and not isinstance(request.ranks, bool)
+    if not is_whole or request.ranks > MOST_SIZE:
+        raise LayoutError(
+            f"ranks is {shown(request.ranks)}. Give a whole number from 1 to {MOST_SIZE:,}."
+        )
     if request.ranks < 1:
         raise LayoutError(
             f"A context cannot be divided between {request.ranks} ranks. Give 1 or more."

@@ -28,7 +28,7 @@ import numpy as np
 from equipoise.base.arrays import Ints
 from equipoise.base.errors import SpecError
 from equipoise.cost.curve import LoadCurve
-from equipoise.cost.work import causal_pairs, kv_bytes_per_token
+from equipoise.cost.work import kv_bytes_per_token
 from equipoise.spec.model.presets import ModelSpec
 
 

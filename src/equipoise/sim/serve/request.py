@@ -13,12 +13,14 @@ Kept true (tests/unit/sim/serve/test_request.py, tests/unit/cli/simulate/test_re
     sentence.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from equipoise.base.errors import LayoutError, SpecError
+from equipoise.base.fields import plain_fields
 from equipoise.base.nearest import nearest
+from equipoise.base.shown import shown
 from equipoise.cost.step.request import Precision
 from equipoise.data.progress import Progress
 from equipoise.schedule.batching.fair.table import DEFAULT_POLICY, find_policy
@@ -200,8 +202,10 @@ def read_trace(
         sizes = read_model(model) if isinstance(model, str) else model
         trace = read_request_trace(Path(given), vocab=sizes.vocab)
     else:
-        trace = tuple(given)
+        trace = tuple(given) if isinstance(given, Iterable) else ()
         for each in trace:
+            if not isinstance(each, TracedRequest):
+                raise SpecError(f"A request is {shown(each)}. Give a TracedRequest.")
             require_traced(each)
     if not trace:
         raise SpecError("There are no requests. Give at least one.")
@@ -230,6 +234,7 @@ def simulate_serving(request: ServingRequest, progress: Progress | None = None) 
 
     Cost: about a second for 10,000 requests.
     """
+    request = plain_fields(request)
     make_policy = find_policy(request.fair)
     trace = read_trace(request.requests, request.objectives, request.model)
     site = open_site(

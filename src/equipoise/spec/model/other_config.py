@@ -259,8 +259,8 @@ def _read_experts(config: Mapping[str, Any]) -> dict[str, Any]:
         default=shared * expert_ffn,
         least=0,
     )
-    layers = _sparse_layers(config, _size(config, _LAYERS))
-    dense, every = layers["dense_layers"], config.get("moe_layer_freq", 1)
+    pattern = _sparse_layers(config, _size(config, _LAYERS))
+    dense, every = pattern["dense_layers"], config.get("moe_layer_freq", 1)
     if config.get("model_type") in FORECAST and every not in (1, None):
         raise ModelError(
             f"config.json: moe_layer_freq {shown(every)} is not supported; only 1 is, every layer "
@@ -283,7 +283,7 @@ def _read_experts(config: Mapping[str, Any]) -> dict[str, Any]:
         "expert_ffn": expert_ffn,
         "shared_ffn": shared_ffn,
         "shared_gate": config.get("model_type") in _GATED_SHARED and shared_ffn > 0,
-        **layers,
+        **pattern,
         **grouped,
     }
 
