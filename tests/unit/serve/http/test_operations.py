@@ -390,9 +390,9 @@ def test_bodies_are_let_go_with_their_requests(server: Running) -> None:
     limits = server.state.limits["default"]
     with begin(server, prompt="a" * 3_000, max_tokens=900):
         until(lambda: server.state.model.engine.stats().running == 1)
-        assert limits._held_bytes > 3_000
+        assert limits._bodies.size_bytes > 3_000
     until(lambda: is_idle(server))
     for data in (b"{", json.dumps({**HONEST, "max_tokens": 1}).encode()):
         ask(server.port, "POST", "/v1/completions", data)
     until(lambda: is_idle(server))
-    assert limits._held_bytes == 0
+    assert limits._bodies.size_bytes == 0
