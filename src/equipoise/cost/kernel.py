@@ -25,7 +25,8 @@ Sources
     FlashAttention-3, arXiv:2407.08608, figures 5 and 6 (2.5 times the FLOP at five sixths of
     the rate). Scores of 192 and values of 128: cudnn-frontend of NVIDIA at 3929da2e,
     benchmark/sdpa_benchmark_training/results. Streams: aiconfigurator-core 0.12.0,
-    mem_bw_empirical_scaling_factor 0.8 and a constant of 3 us. Power: switching power is C V^2 f, and voltage follows the clock.
+    mem_bw_empirical_scaling_factor 0.8 and a constant of 3 us. Power: switching power is C V^2 f,
+    and voltage follows the clock.
 """
 
 import numpy as np
