@@ -98,13 +98,13 @@ class PolicyBounds:
         sizes = [float(_LEAST_TOKENS)]
         while 2 * sizes[-1] < most_tokens:
             sizes.append(2 * sizes[-1])
-        forward, backward = self._core.price_each(
-            np.array([*sizes, most_tokens]), pack_tokens=np.float64(most_tokens)
-        )
+        lengths = np.array([*sizes, float(most_tokens)])
+        whole = np.full(len(lengths), float(most_tokens))
+        forward, backward = self._core.price_each(lengths, pack_tokens=whole)
         return LoadCurve(
             fixed_ns=0.0,
             ns_per_token=1e9 * self._token_s,
-            doc_tokens=(*sizes, float(most_tokens)),
+            doc_tokens=tuple(lengths.tolist()),
             doc_ns=tuple((1e9 * self._layers * (forward + backward)).tolist()),
             peak_flop_per_s=self._machine.device.peak_flop_per_s("bf16"),
             measured=True,
