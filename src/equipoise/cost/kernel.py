@@ -13,7 +13,8 @@ What it decides
 
     Attention of a packed micro-batch is the sum over its documents; each runs as fast as in a
     pack of equal documents with as many tokens. A slice of a document, as cut by context
-    parallelism, costs as much as a whole document with as many pairs.
+    parallelism, costs as much as a whole document with as many pairs. Kernels whose scores are
+    wider than their values, as latent attention's, compute at the rate of the values' width.
 
 Kept true (tests/unit/cost/test_kernel.py)
     Measured points are met; time grows with each size; no product beats its device's peak except
@@ -22,8 +23,10 @@ Kept true (tests/unit/cost/test_kernel.py)
 Sources
     Curves: the first lines of each file of ``cost/data``. Backward over forward:
     FlashAttention-3, arXiv:2407.08608, figures 5 and 6 (2.5 times the FLOP at five sixths of
-    the rate). Streams: aiconfigurator-core 0.12.0, mem_bw_empirical_scaling_factor 0.8 and a
-    constant of 3 us. Power: switching power is C V^2 f, and voltage follows the clock.
+    the rate). Scores of 192 and values of 128: cudnn-frontend of NVIDIA at 3929da2e,
+    benchmark/sdpa_benchmark_training/results. Streams: aiconfigurator-core 0.12.0,
+    mem_bw_empirical_scaling_factor 0.8 and a constant of 3 us. Power: switching power is C V^2 f,
+    and voltage follows the clock.
 """
 
 import numpy as np
@@ -50,6 +53,11 @@ _ATTENTION_SHARE = {
 A100 the first FlashAttention reaches about 0.6 of the second, on H100 about 200 of 600 TFLOP/s
 (arXiv:2307.08691, figures 5 and 7), and there the second about 0.55 of the third (arXiv:2407.08608,
 figures 5 and 6)."""
+
+_MX_ATTENTION = {False: 0.98, True: 1.34}
+"""Speed of attention in MXFP8 over BF16, both passes together, by whether scores are wider than
+values: windows of 4,096 and 8,192 on GB200 and GB300, cuDNN 9.22 (the source of latent attention
+above). Forwards are 1.2 to 1.6 times as fast, backwards of 128-wide heads no faster."""
 
 _FAST = 500e12
 """FLOP/s of devices that older attention kernels cannot keep busy."""
@@ -133,6 +141,7 @@ def attention_s(
     dtype: Dtype = "bf16",
     backward: bool = False,
     pack_tokens: npt.ArrayLike | None = None,
+    score_width: int | None = None,
 ) -> Timing:
     """Seconds of causal attention of each document of a pack; they add up to the pack's.
 
@@ -141,11 +150,12 @@ def attention_s(
         doc_tokens: Length of each document [tokens].
         heads: Query heads on this device.
         kv_heads: Key/value heads on this device.
-        head_width: Width of one head.
+        head_width: Width of one head; of its values, where scores are wider.
         dtype: Dtype of queries, keys and values.
         backward: Whether to price the backward instead of the forward.
         pack_tokens: Tokens of the whole pack; the documents' sum unless given. More documents
             fill a GPU better.
+        score_width: Of a query and a key; ``head_width`` unless given.
 
     Raises:
         SpecError: heads do not divide, or the device does not multiply this dtype.
@@ -165,7 +175,14 @@ def attention_s(
     device.peak_flop_per_s(dtype)
     tokens = np.maximum(np.asarray(doc_tokens, dtype=np.float64), 1.0)
     whole = np.sum(tokens) if pack_tokens is None else np.asarray(pack_tokens, dtype=np.float64)
-    flop = 4.0 * heads * head_width * tokens * (tokens + 1) / 2
+    mean_width, wider = head_width, 1.0
+    if score_width is not None and score_width != head_width:
+        mean_width = (score_width + head_width) // 2
+        if device.is_here:  # measured at the mean width
+            head_width = mean_width
+        else:
+            wider = mean_width / head_width
+    flop = 4.0 * heads * mean_width * tokens * (tokens + 1) / 2
     times = _BACKWARD_OVER_FORWARD if backward else 1.0
     curves = attention_curves(device, dtype)
     if curves is None:
@@ -175,23 +192,33 @@ def attention_s(
     if backward and backward_curve is not None:
         curve, times = backward_curve, 1.0
     units = heads * np.maximum(whole / tokens, 1.0)
-    timing = curve.unit_s(head_width, heads // kv_heads, tokens, units).scaled(heads * times)
+    timing = curve.unit_s(head_width, heads // kv_heads, tokens, units)
+    timing = timing.scaled(heads * times * wider)
     if _is_measured(device, name):
         return timing.scaled(residual(device, "attention"))
     base = find_device(name)
-    moved = 2.0 * tokens * head_width * (heads + kv_heads) * 2
+    moved = 2.0 * tokens * mean_width * (heads + kv_heads) * 2
     ratio = _roofline_s(device, base, "bf16" if "bf16" in device.dtypes else "fp16", flop, moved)
     ratio = ratio / _roofline_s(base, base, "bf16", flop, moved)
     s = timing.s * ratio
     return Timing(s, np.ones(s.shape, dtype=bool))
 
 
-def attention_slowdown(device: DeviceSpec, kernel: Attention) -> float:
+def attention_slowdown(
+    device: DeviceSpec, kernel: Attention, *, wider_scores: bool = False
+) -> float:
     """Time of an attention kernel over that of the device's fastest, which was measured.
+
+    Args:
+        device: The device.
+        kernel: A program's.
+        wider_scores: Whether queries and keys are wider than values, as of latent attention.
 
     >>> attention_slowdown(find_device("h200"), "flash")
     1.0
     """
+    if kernel == "flash-mx":
+        return 1.0 / _MX_ATTENTION[wider_scores]
     is_fast = max(peak for dtype, peak in device.peaks if dtype in ("bf16", "fp16", "fp32")) > _FAST
     return 1.0 / _ATTENTION_SHARE.get((kernel, is_fast), 1.0)
 

@@ -217,12 +217,6 @@ class AttentionCore:
         return Wire(width, element_bytes(self._options.precision))
 
     @property
-    def token_bytes(self) -> int:
-        """Keys and values of a token in one layer, and their gradients on the way back [bytes]."""
-        wire = self._wire
-        return 2 * self._kv_heads * wire.head_width * (wire.element_bytes + wire.sum_bytes)
-
-    @property
     def _kv_heads(self) -> int:
         """Key/value heads of this rank's kernels and messages."""
         model, tp = self._model, self._layout.tp
@@ -292,18 +286,18 @@ class AttentionCore:
         self, lengths: Floats, *, backward: bool = False, pack_tokens: Floats | None = None
     ) -> Floats:
         """Whole causal documents, this rank's heads [s]."""
-        model, tp = self._model, self._layout.tp
-        options = self._options
+        model, tp, options = self._model, self._layout.tp, self._options
         slower = options.residuals.attention * self._rates.attention_slowdown(
-            options.stack.attention
+            options.stack.attention, wider_scores=model.score_width != model.head_width
         )
         return slower * self._rates.attention_s(
             lengths,
             -(-model.heads // tp),
             self._kv_heads,
-            (model.score_width + model.head_width) // 2,
+            model.head_width,
             backward=backward,
             pack_tokens=pack_tokens,
+            score_width=model.score_width,
         )
 
     def _shared(self, lengths: Ints) -> CoreTimes:

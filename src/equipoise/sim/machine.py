@@ -129,6 +129,7 @@ class Machine:
         *,
         backward: bool,
         pack_tokens: Floats | None = None,
+        score_width: int | None = None,
     ) -> Floats:
         """Causal attention over whole documents, each [s]; of one pack, or of packs so large."""
         timing = attention_s(
@@ -140,13 +141,14 @@ class Machine:
             dtype=self._dtype,
             backward=backward,
             pack_tokens=pack_tokens,
+            score_width=score_width,
         )
         self._note("attention", bool(timing.extrapolated.any()))
         return timing.s
 
-    def attention_slowdown(self, kernel: Attention) -> float:
+    def attention_slowdown(self, kernel: Attention, *, wider_scores: bool = False) -> float:
         """Time of an attention kernel over that of the device's fastest, which was measured."""
-        return attention_slowdown(self.device, kernel)
+        return attention_slowdown(self.device, kernel, wider_scores=wider_scores)
 
     @property
     def bytes_per_s(self) -> float:

@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 
 from equipoise.base.errors import SpecError
 from equipoise.cost.curves.grid import read_table
-from equipoise.cost.kernel import attention_s, decode_attention_s, gemm_s, stream_s
+from equipoise.cost.kernel import (
+    attention_s,
+    attention_slowdown,
+    decode_attention_s,
+    gemm_s,
+    stream_s,
+)
 from equipoise.spec.device.by_name import DEVICES, DeviceSpec, find_device
 
 H100, H200, A100 = (find_device(name) for name in ("h100-sxm", "h200", "a100-80"))
@@ -137,3 +143,35 @@ def test_decoding_is_bound_by_the_cache() -> None:
 def test_streams_take_their_bytes_and_a_launch() -> None:
     assert float(stream_s(H100, 0).s) == 0
     assert float(stream_s(H100, 3.35e12).s) == pytest.approx(1 / 0.8 + 3e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens", "measured_ms"),
+    [
+        ("gb300", 4096, 0.864 + 3.127),
+        ("gb300", 8192, 3.013 + 11.074),
+        ("gb200", 4096, 0.977 + 3.383),
+        ("gb200", 8192, 3.470 + 11.984),
+    ],
+)
+def test_latent_attention_is_priced_by_its_own_widths(
+    name: str, tokens: int, measured_ms: float
+) -> None:
+    # Both passes by cuDNN 9.22 (cudnn-frontend at 3929da2e): two sequences, 128 heads, scores of
+    # 192 and values of 128.
+    def priced_ms(**widths: int) -> float:
+        device, lengths = find_device(name), [tokens, tokens]
+        passes = [
+            attention_s(device, lengths, heads=128, kv_heads=128, backward=backward, **widths)
+            for backward in (False, True)
+        ]
+        return 1e3 * sum(each.total_s for each in passes)
+
+    by_widths = priced_ms(head_width=128, score_width=192)
+    assert measured_ms < by_widths < priced_ms(head_width=160)
+
+
+def test_attention_in_mxfp8_gains_where_scores_are_wider_than_values() -> None:
+    gb300 = find_device("gb300")
+    assert attention_slowdown(gb300, "flash-mx", wider_scores=True) < 0.8
+    assert 1.0 < attention_slowdown(gb300, "flash-mx") < 1.05

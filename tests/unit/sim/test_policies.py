@@ -75,6 +75,16 @@ def test_what_does_not_fit_gets_the_first_change_that_does() -> None:
     assert (row.change, row.layout, row.fits) == ("zero=2", "tp=8,dp=16,zero=2", True)
 
 
+def test_smaller_micro_batches_are_tried_before_anything_is_computed_again() -> None:
+    sizes = "layers=60,hidden=7168,heads=56,ffn=19200,vocab=32000"
+    layout = "tp=8,cp=2,pp=4,virtual=3"
+    request = StepRequest(sizes, "h100-sxm:64", layout, 65_536, 4, lengths="pretrain-128k")
+    row = compare_policies(request, ["gangs"], steps=4).row("gangs")
+    assert row.fits and "recompute" not in row.change
+    assert row.slice_tokens is not None and row.slice_tokens < 40_960
+    assert row.gain >= 1.4
+
+
 def test_more_zero_is_tried_with_less_recomputation() -> None:
     layout = Layout(tp=8, dp=8, zero=1)
     rows = fitting(PolicySetting("gangs", layout, StepOptions(65_536, 4), None))

@@ -85,10 +85,11 @@ class Rates(Protocol):
         *,
         backward: bool,
         pack_tokens: Floats | None = None,
+        score_width: int | None = None,
     ) -> Floats:
         """Causal attention over each document [s], in one pack or in packs of a given size."""
 
-    def attention_slowdown(self, kernel: Attention) -> float:
+    def attention_slowdown(self, kernel: Attention, *, wider_scores: bool = False) -> float:
         """Time of an attention kernel over that of the fastest."""
 
     @property

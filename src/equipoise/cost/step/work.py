@@ -129,7 +129,10 @@ def layer_work(
     normed, rotated, shared = 2 * of_norm, 0.0, 0.0
     moved = beside * hidden * width * 2 * 3
     if model.gated:  # older models have learned positions
-        rotated = tokens * stack.rotation_bytes * wider * (query + kv_heads * model.head_width)
+        each = stack.rotation_bytes
+        if model.has_sinks:
+            each = max(each, stack.scaled_rotation_bytes)
+        rotated = tokens * each * wider * (query + kv_heads * model.head_width)
     if stack.repeats_keys:
         moved += tokens * width * 2 * (heads + kv_heads) * model.head_width
     kernels = 2 + 2 + 2 + 1

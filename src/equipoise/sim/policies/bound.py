@@ -26,7 +26,7 @@ from numpy.typing import ArrayLike
 
 from equipoise.base.arrays import Floats
 from equipoise.cost.curve import LoadCurve
-from equipoise.cost.step.request import StepOptions
+from equipoise.cost.step.request import StepOptions, element_bytes
 from equipoise.sim.attention import AttentionCore, CoreTimes
 from equipoise.sim.divided import batch_s
 from equipoise.sim.machine import Machine
@@ -36,6 +36,9 @@ from equipoise.spec.model.presets import ModelSpec
 
 _LEAST_TOKENS = 256
 """Micro-batches of fewer tokens run every kernel slower."""
+
+_SUM_BYTES = 4
+"""Bytes of a key's gradient while it is summed."""
 
 
 class _NoCore:
@@ -68,6 +71,7 @@ class PolicyBounds:
         self.model = model
         self._groups, self._layers = layout.dp * layout.cp * layout.pp, model.layers
         self._machine, self._layout = machine, layout
+        self._wire_bytes = element_bytes(options.precision) + _SUM_BYTES
         at = machine.at(options.precision)
         self._core = AttentionCore(model, layout, options, at, at.context_links(layout))
         parts = StepParts(model, machine, layout, options, core=_NoCore())
@@ -94,13 +98,13 @@ class PolicyBounds:
         sizes = [float(_LEAST_TOKENS)]
         while 2 * sizes[-1] < most_tokens:
             sizes.append(2 * sizes[-1])
-        forward, backward = self._core.price_each(
-            np.array([*sizes, most_tokens]), pack_tokens=np.float64(most_tokens)
-        )
+        lengths = np.array([*sizes, float(most_tokens)])
+        whole = np.full(len(lengths), float(most_tokens))
+        forward, backward = self._core.price_each(lengths, pack_tokens=whole)
         return LoadCurve(
             fixed_ns=0.0,
             ns_per_token=1e9 * self._token_s,
-            doc_tokens=(*sizes, float(most_tokens)),
+            doc_tokens=tuple(lengths.tolist()),
             doc_ns=tuple((1e9 * self._layers * (forward + backward)).tolist()),
             peak_flop_per_s=self._machine.device.peak_flop_per_s("bf16"),
             measured=True,
@@ -111,7 +115,9 @@ class PolicyBounds:
         """What the keys, values and their gradients of a token take to another rank [ns]."""
         links = self._machine.data_links(self._layout)
         link = links.far if len(set(links.node_of)) > 1 else links.near
-        return 1e9 * self._layers * self._core.token_bytes / link.bytes_per_s
+        heads = max(1, self.model.kv_heads // self._layout.tp)
+        values = heads * (self.model.score_width + self.model.head_width)
+        return 1e9 * self._layers * values * self._wire_bytes / link.bytes_per_s
 
     def even_s(self, doc_tokens: ArrayLike) -> float:
         """A step of these documents if no device ever waits [s]."""

@@ -181,9 +181,7 @@ def compare_policies(
     wide = settings_of("gangs", asked.layout, asked.options, how)[0]
     window = asked.options.context_tokens * asked.options.micro_batch
     layouts = [each.layout for some in settings.values() for each in some]
-    most = max(
-        [window + window // 4, *(share_tokens(layout, asked.options) for layout in layouts)]
-    )
+    most = max([window + window // 4, *(share_tokens(layout, asked.options) for layout in layouts)])
     bounds = PolicyBounds(asked.model, asked.machine, wide.layout, wide.options, most)
     content = _Content.of(request, bounds, steps, how.cut)
     if progress is not None:

@@ -64,8 +64,9 @@ def context_price(
         window.astype(np.float64),
         model.heads,
         model.kv_heads,
-        (model.score_width + model.head_width) // 2,
+        model.head_width,
         backward=False,
+        score_width=model.score_width,
     )
     flop = 2 * (model.score_width + model.head_width) * model.heads * int(causal_pairs(window)[0])
     links = machine.context_links(layout)

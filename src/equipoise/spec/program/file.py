@@ -44,8 +44,8 @@ _STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 _Share = Annotated[float, Field(ge=0, le=1)]
 _Bytes = Annotated[float, Field(ge=0, le=1e6)]
 _MOVED = (
-    *("norm_bytes", "rotation_bytes", "sum_bytes", "logit_bytes", "merge_bytes"),
-    *("bias_gate_bytes", "bias_row_bytes", "bias_kept_bytes"),
+    *("norm_bytes", "rotation_bytes", "scaled_rotation_bytes", "sum_bytes", "logit_bytes"),
+    *("merge_bytes", "bias_gate_bytes", "bias_row_bytes", "bias_kept_bytes"),
 )
 _LIMITS: dict[str, Any] = {
     "tensor_overlap": _Share,

@@ -16,7 +16,7 @@ Kept true (tests/unit/spec/program)
 from dataclasses import dataclass
 from typing import Literal
 
-Attention = Literal["flash", "flash-2", "flash-1", "unfused"]
+Attention = Literal["flash", "flash-mx", "flash-2", "flash-1", "unfused"]
 Fp8 = Literal["per-product", "per-tensor", "per-block", "mx"]
 
 
@@ -26,7 +26,8 @@ class Stack:
 
     attention: Attention = "flash"
     """``unfused`` writes scores to memory, masked ones included; ``flash`` is the device's fastest
-    kernel, which is the measured one, and its older versions run at a share of it."""
+    kernel, which is the measured one, and its older versions run at a share of it; ``flash-mx``
+    multiplies in MXFP8."""
     repeats_keys: bool = False
     """Keys and values are copied for every query head before attention, and travel as copies."""
     fused: bool = True
@@ -36,6 +37,9 @@ class Stack:
     or some passes in fp32."""
     rotation_bytes: float = 4.0
     """The same for rotated queries and keys."""
+    scaled_rotation_bytes: float = 0.0
+    """The same where the rotation also scales them (YaRN of GPT-OSS), if a kernel does not; never
+    less than ``rotation_bytes``."""
     sequence_parallel: bool = True
     """Norms and residuals are divided over tensor-parallel ranks."""
     tensor_overlap: float = 0.0

@@ -45,7 +45,7 @@ class Flat:
     ) -> Floats:
         return np.asarray(doc_tokens, np.float64)
 
-    def attention_slowdown(self, kernel: Attention) -> float:
+    def attention_slowdown(self, kernel: Attention, *, wider_scores: bool = False) -> float:
         return 1.0
 
 

@@ -93,3 +93,15 @@ def test_the_published_convention_counts_masked_pairs() -> None:
     assert two < one
     useful = useful_flop(model, 8192, 8192 * 8193 // 2)
     assert useful < one
+
+
+def test_a_rotation_that_scales_moves_more_where_no_kernel_does_it() -> None:
+    model, stack = PLANNED["gpt-oss-120b"], read_program("megatron-core").stack
+    moved = layer_work(model, Layout(), 1024, sparse=True, stack=stack).rotation_moves
+    fused = dataclasses.replace(stack, scaled_rotation_bytes=0.0)
+    assert moved == 6 * layer_work(model, Layout(), 1024, sparse=True, stack=fused).rotation_moves
+    other = PLANNED["qwen3-30b-a3b"]
+    assert (
+        layer_work(other, Layout(), 1024, sparse=True, stack=stack).rotation_moves
+        == layer_work(other, Layout(), 1024, sparse=True, stack=fused).rotation_moves
+    )
