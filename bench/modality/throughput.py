@@ -38,7 +38,7 @@ QWEN2_VL = EncoderSpec("image", layers=32, hidden=1280, heads=16, values=1176, m
 PASSES = 3
 """Forward, and a backward of twice its products."""
 SHARES = (0.1, 0.3, 0.5)
-"""Of a step's tokens, how many stand in for images."""
+"""Share of a step's tokens that stand in for images."""
 ROUNDS = 9
 
 
