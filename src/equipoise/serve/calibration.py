@@ -6,8 +6,10 @@ Why
 
 What it decides
     Steps run on the engine's thread while no request is here; one that arrives waits for the end of
-    one step. A curve replaces the estimate when nobody is here: charges of one request are by one
-    price. If ranks are lost in a step, the measuring begins again; if it fails, the estimate stays.
+    one step. They overwrite pages, so what is kept there of earlier prompts has a while of rest, in
+    which others may begin like them. A curve replaces the estimate when nobody is here: charges of
+    one request are by one price. If ranks are lost in a step, the measuring begins again; if it
+    fails, the estimate stays.
 
 Kept true (tests/unit/serve/test_calibration.py)
     Until the curve is measured, no price says it is; answers before, between and after steps are
@@ -29,6 +31,9 @@ from equipoise.serve.nano.measure import nano_steps
 from equipoise.serve.nano.report import NanoReport
 from equipoise.spec.device.serving import ServingCurve
 
+_REST_S, _KEPT_REST_S = 0.5, 10.0
+"""Rest before a step, and where it overwrites what is kept of earlier prompts [s]."""
+
 LATER = NanoReport(reason="measured between requests, not yet")
 """What is known of nano-batches until then."""
 
@@ -45,6 +50,7 @@ class IdleCalibration:
         nano_file: Path | None,
         sink: EventSink | None = None,
         say: Callable[[str], None] = lambda _: None,
+        kept_rest_s: float = _KEPT_REST_S,
     ) -> None:
         """Nothing runs before ``step``.
 
@@ -56,9 +62,11 @@ class IdleCalibration:
                 measured.
             sink: Where it says what it found.
             say: Takes a line when all is measured.
+            kept_rest_s: As for ``rest_s``.
         """
         self._paged, self._price, self._say = paged, price, say
         self._files, self._sink = (curve_file, nano_file), sink or EventSink()
+        self._kept_rest_s = kept_rest_s
         self._steps = self._measure()
         self._curve: ServingCurve | None = None
         """What is measured, and not used yet."""
@@ -66,6 +74,10 @@ class IdleCalibration:
         self.nano: NanoReport | None = None
         """What was found of nano-batches."""
         self.is_done = False
+
+    def rest_s(self, kept_pages: int) -> float:
+        """How long nobody asks before a step, which would overwrite these pages [s]."""
+        return self._kept_rest_s if kept_pages else _REST_S
 
     def step(self) -> None:
         """Measure a little; on the thread that computes, while nothing is under way."""

@@ -41,7 +41,11 @@ class _Kept(EventSink):
 
 
 def made(
-    tmp_path: Path, decoder: PagedDecoder | None = None, *, nano: bool = True
+    tmp_path: Path,
+    decoder: PagedDecoder | None = None,
+    *,
+    nano: bool = True,
+    kept_rest_s: float = 0.5,
 ) -> tuple[EngineLoop, IdleCalibration, PacedPrice, _Kept, list[str]]:
     sink, said = _Kept(), list[str]()
     decoder = decoder or paged(small_decoder(), pages=300)
@@ -53,6 +57,7 @@ def made(
         nano_file=tmp_path / "nano.json" if nano else None,
         sink=sink,
         say=said.append,
+        kept_rest_s=kept_rest_s,
     )
     loop = EngineLoop(
         decoder,
@@ -181,3 +186,17 @@ def test_each_part_of_a_start_is_said_with_its_seconds() -> None:
 def test_a_small_pool_is_enough_for_an_estimate(pages: int) -> None:
     curve = estimate_curve(paged(small_decoder(), pages=pages, page_tokens=4))
     assert curve.tokens[-1][0] == 4 * pages
+
+
+def test_a_prompt_that_is_kept_is_found_before_anything_is_overwritten(tmp_path: Path) -> None:
+    engine, calibration, _, _, _ = made(tmp_path, nano=False, kept_rest_s=LONGEST_S)
+    request = GenerateRequest(PROMPT, most_tokens=6, ignores_end=True)
+    with engine:
+        engine.submit(request).result()
+        done_s = calibration._step_s
+        time.sleep(1.2)  # steps began after half a second if nothing were kept
+        handle = engine.submit(request)
+        handle.result()
+        assert handle.cached_tokens == len(PROMPT) // 4 * 4
+        assert calibration._step_s == done_s
+        assert not calibration.is_done

@@ -168,6 +168,11 @@ class Scheduler:
         return self._residents.memory.pool.used
 
     @property
+    def idle_pages(self) -> int:
+        """Pages that nobody uses, kept for prompts that begin like one before."""
+        return self._residents.memory.pool.idle
+
+    @property
     def available_pages(self) -> int:
         """Pages that a request could get: free ones, and cached ones that nobody uses."""
         return self._residents.memory.pool.available

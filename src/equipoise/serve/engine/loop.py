@@ -48,7 +48,7 @@ from equipoise.serve.nano.report import NanoReport
 from equipoise.serve.prompt import PromptReader
 
 _IDLE_S = 0.5
-"""Longest wait for a request before looking again, and the wait before anything is measured [s]."""
+"""Longest wait for a request before looking again [s]."""
 
 
 class EngineLoop:
@@ -223,9 +223,8 @@ class EngineLoop:
     def stats(self) -> EngineStats:
         """Counts of now and so far."""
         with self._changed:
-            return self._tally.stats(
-                self._scheduler, self._decoder.pool.pages, self._decoder.moved_bytes
-            )
+            pages, moved_bytes = self._decoder.pool.pages, self._decoder.moved_bytes
+            return self._tally.stats(self._scheduler, pages, moved_bytes)
 
     # On the engine's thread.
 
@@ -243,10 +242,9 @@ class EngineLoop:
 
     def _iterate(self) -> None:
         while (work := self._next()) is not None:
-            schedule, answers = work
+            (schedule, answers), lost = work, None
             self._has_all_cores()
             begin = self._clock()
-            lost: RanksLostError | None = None
             try:
                 failed = self._run(schedule, answers, begin)
             except RanksLostError as error:
@@ -255,9 +253,8 @@ class EngineLoop:
             with self._changed:
                 if lost is not None:
                     self._lose(lost, end)
-                self._tally.add(
-                    schedule, end - begin, self._price is None or self._price.is_measured
-                )
+                is_measured = self._price is None or self._price.is_measured
+                self._tally.add(schedule, end - begin, is_measured)
                 if self._price is not None and lost is None:
                     self._price.note(schedule.predicted_s, end - begin)
                 self._scheduler.done(self._outcomes(answers, failed), end)
@@ -281,7 +278,7 @@ class EngineLoop:
     def _next(self) -> tuple[BatchSchedule, list[LiveAnswer]] | None:
         """The next iteration with its chunks' answers, when there is one; None at the end."""
         with self._changed:
-            rests = False
+            rest_s = 0.0
             while not self._is_closed:
                 if (schedule := self._scheduler.plan(self._clock())) is not None:
                     names = [chunk.request for chunk in schedule.chunks]
@@ -291,15 +288,18 @@ class EngineLoop:
                     return None
                 if (missing := self._decoder.missing) is not None:
                     self._restore(missing)
-                elif rests and self._scheduler.is_idle and self._calibration is not None:
-                    self._calibrate(self._calibration)
+                elif (later := self._calibration) is not None and self._rested(later, rest_s):
+                    self._calibrate(later)
                 else:
-                    rests = not self._changed.wait(_IDLE_S)
+                    rest_s = 0.0 if self._changed.wait(_IDLE_S) else rest_s + _IDLE_S
             return None
 
     def _has_all_cores(self) -> bool:
         """Whether others leave all cores; else fewer threads compute from now on."""
         return self._cores is None or self._cores.follow()
+
+    def _rested(self, later: IdleCalibration, rest_s: float) -> bool:
+        return self._scheduler.is_idle and rest_s >= later.rest_s(self._scheduler.idle_pages)
 
     def _calibrate(self, calibration: IdleCalibration) -> None:
         """Measure a little; whoever asks meanwhile waits for no more than that."""
