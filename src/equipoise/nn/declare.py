@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from equipoise.base.axes import TENSOR_AXIS
 from equipoise.base.errors import LayoutError
@@ -73,6 +72,11 @@ def declared(module: nn.Module) -> dict[str, Placement]:
     return {name: placements[name] for name in names}
 
 
+def is_plain(weight: Tensor) -> bool:
+    """Whether a tensor is torch's own kind; asking for a DTensor imports its library, for 2 s."""
+    return type(weight) in (Tensor, nn.Parameter)
+
+
 def local(weight: Tensor) -> Tensor:
     """This rank's share of a weight, as a plain tensor that autograd follows.
 
@@ -83,6 +87,10 @@ def local(weight: Tensor) -> Tensor:
         The share. Its gradient is the share's if the weight is split, and a partial sum if it is
         copied.
     """
+    if is_plain(weight):
+        return weight
+    from torch.distributed.tensor import DTensor, Partial, Replicate
+
     if not isinstance(weight, DTensor):
         return weight
     names = weight.device_mesh.mesh_dim_names or ()

@@ -25,7 +25,8 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
+
+from equipoise.nn.declare import is_plain
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,7 +46,7 @@ class DeferredProduct:
 
     def add_to(self, weight: Tensor) -> None:
         """Add it to ``weight.grad``, fused with the product if there is a gradient already."""
-        if weight.grad is None or isinstance(weight, DTensor):
+        if weight.grad is None or not is_plain(weight):
             weight.backward(self.multiply())
         else:
             weight.grad.addmm_(self.grad_TO.t(), self.x_TI)

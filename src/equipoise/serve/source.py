@@ -22,7 +22,6 @@ from torch import Tensor
 
 from equipoise.base.errors import CheckpointError, DataError, ModelError, SpecError
 from equipoise.base.read import read_bytes, real_path
-from equipoise.checkpoint.export import model_of, read_checkpoint_weights
 from equipoise.checkpoint.manifest import (
     MANIFEST,
     OWN_ENGINE,
@@ -32,7 +31,6 @@ from equipoise.checkpoint.manifest import (
     read_steadily,
 )
 from equipoise.checkpoint.merge import Merger
-from equipoise.checkpoint.same import require_text_alone
 from equipoise.data.cache.store import open_store
 from equipoise.data.model_files import files_to_keep
 from equipoise.nn.hf.files import (
@@ -266,6 +264,10 @@ def open_gguf(file: Path) -> TrainedModel:
 def _open_checkpoint(
     folder: Path, manifest: Manifest, remarks: tuple[str, ...] = ()
 ) -> TrainedModel:
+    # They import torch's checkpoints, for a second; a file of weights needs none of them.
+    from equipoise.checkpoint.export import model_of, read_checkpoint_weights
+    from equipoise.checkpoint.same import require_text_alone
+
     require_text_alone(manifest, folder)
     state, theirs = dict[str, Tensor](), None
     if manifest.engine == OWN_ENGINE:
