@@ -30,6 +30,7 @@ import numpy as np
 import torch
 
 from bench.lib.stamp import LoadStamp, environment, spread
+from equipoise.balance.context.continued import plan_continued
 from equipoise.balance.context.variant import VARIANTS
 from equipoise.nn.decoder import Decoder, initialize
 from equipoise.schedule.batching.iteration import PageRun, ServeChunk
@@ -128,16 +129,17 @@ def sweep(two: ContextDecoder) -> dict[str, Any]:
     for rate in MISS_RATES:
         new = max(1, round(rate * TOTAL / 2) * 2)
         start = TOTAL - new
-        taken: dict[str, list[float]] = {name: [] for name in VARIANTS}
+        ways, same = tell_apart(start, new)
+        taken: dict[str, list[float]] = {name: [] for name in ways}
         for at in range(-1, SWEEP_ROUNDS):  # the first warms up
-            for name in VARIANTS[at % len(VARIANTS) :] + VARIANTS[: at % len(VARIANTS)]:
+            for name in ways[at % len(ways) :] + ways[: at % len(ways)]:
                 two.choice = VariantChoice(MODEL, choice.price, choice.wire, (name,))
                 compute(two, start, new, new)
                 if at >= 0:
                     taken[name].append(two.peers.part().attention_s)
         medians = {name: statistics.median(times) for name, times in taken.items()}
         chosen = choice.choose([(start // 2, start // 2)], [new])
-        halves = by_halves(taken, chosen)
+        halves = by_halves(taken, same[chosen])
         rows[f"{rate:.1%}"] = {
             "new tokens": new,
             "measured_s": {name: round(each, 5) for name, each in medians.items()},
@@ -153,6 +155,25 @@ def sweep(two: ContextDecoder) -> dict[str, Any]:
         "mean regret": round(float(np.mean(regrets)), 4),
         "worst regret": max(regrets),
     }
+
+
+def tell_apart(start: int, new: int) -> tuple[tuple[str, ...], dict[str, str]]:
+    """The ways that differ for these sizes, and which of them each way is.
+
+    >>> tell_apart(1844, 204)[1]["gather-q"]  # of two ranks, each has one to send queries to
+    'pass-q'
+    """
+    known: dict[tuple[object, ...], str] = {}
+    same: dict[str, str] = {}
+    for name in VARIANTS:
+        cached = [(start // 2, start // 2)]
+        plan = plan_continued(cached, [new], name, heads=MODEL.heads, kv_heads=MODEL.kv_heads)
+        moves = tuple(
+            (rank, at, own.tiles.tobytes(), repr(own.sends), repr(own.receives))
+            for rank, at, own in plan.schedule
+        )
+        same[name] = known.setdefault(moves, name)
+    return tuple(known.values()), same
 
 
 def by_halves(taken: Mapping[str, Sequence[float]], chosen: str) -> list[dict[str, Any]]:

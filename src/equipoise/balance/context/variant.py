@@ -11,7 +11,8 @@ What it decides
     measured when they started. Tiles cost by their pairs, by the keys that they read, and once
     each: a single query's tile reads keys faster than it computes. A message takes the link's
     time, and beside it processor time of both its ends, which no computing hides where ranks have
-    one core each. The fastest wins; ties go to the first of ``VARIANTS``.
+    one core each. The fastest wins, among equals the one that sends the fewest bytes: ranks may
+    share a link that the price takes as each one's own. Then the first of ``VARIANTS``.
 
 Kept true (tests/unit/balance/context/test_variant.py)
     The choice has the lowest price of all; with free links it is pass-KV or pass-Q by the tiles
@@ -147,11 +148,16 @@ def choose_variant(
     ...     choose_variant([[cached] * 2], [new], price, wire, heads=9, kv_heads=3).strategy
     ...     for cached, new in ((0, 8192), (4096, 64), (4096, 1))
     ... ]
-    ['ring', 'pass-q', 'pass-q']
+    ['needed-kv', 'pass-q', 'pass-q']
     """
     plans = {
         name: plan_continued(cached, new, name, heads=heads, kv_heads=kv_heads) for name in variants
     }
     priced_s = {name: price.seconds(plan.schedule, wire) for name, plan in plans.items()}
-    fastest = min(priced_s, key=lambda name: priced_s[name])
+    sent = {name: _sent_bytes(plan.schedule, wire) for name, plan in plans.items()}
+    fastest = min(priced_s, key=lambda name: (priced_s[name], sent[name]))
     return Variant(fastest, plans[fastest], priced_s)
+
+
+def _sent_bytes(schedule: AttentionSchedule, wire: Wire) -> int:
+    return sum(wire.forward_bytes(each) for _, _, own in schedule for each in own.sends)

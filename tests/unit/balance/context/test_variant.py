@@ -22,8 +22,18 @@ SLOW = dataclasses.replace(FREE, link=LinkPrice(0.0, 1e8))
 HEADS = st.sampled_from([(9, 3), (8, 1), (4, 4)])
 
 
-def choose(cached: int, new: int, price: ContinuedPrice, heads=(9, 3), ranks: int = 2):
-    return choose_variant([[cached] * ranks], [new], price, WIRE, heads=heads[0], kv_heads=heads[1])
+def choose(
+    cached: int, new: int, price: ContinuedPrice, heads=(9, 3), ranks: int = 2, variants=VARIANTS
+):
+    return choose_variant(
+        [[cached] * ranks],
+        [new],
+        price,
+        WIRE,
+        heads=heads[0],
+        kv_heads=heads[1],
+        variants=variants,
+    )
 
 
 @given(
@@ -57,8 +67,16 @@ def test_where_bytes_decide_the_fewest_move() -> None:
         assert set(strategies[turn:]) == {"pass-q"}
 
 
+def test_among_equals_the_fewest_bytes_move() -> None:
+    """The rank that sends all its keys ends last either way; the other one need not send any."""
+    price = dataclasses.replace(SLOW, pair_s=0.0)
+    chosen = choose(0, 512, price)
+    assert chosen.priced_s["ring"] == chosen.priced_s["needed-kv"]
+    assert chosen.strategy == "needed-kv"
+
+
 def test_what_messages_cost_cores_is_hidden_by_nothing() -> None:
-    plan = choose(0, 512, FREE).plan.schedule
+    plan = choose(0, 512, FREE, variants=("ring",)).plan.schedule
     without = FREE.seconds(plan, WIRE)
     with_cores = dataclasses.replace(FREE, core_s_per_byte=1e-9).seconds(plan, WIRE)
     sent = 512 // 2 * 2 * 3 * 64 * 4  # what a rank sends and receives: half of the keys each
