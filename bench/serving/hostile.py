@@ -85,9 +85,11 @@ async def leave(server: ServerProcess, source: random.Random) -> None:
         "stream": source.random() < 0.5,
     }
     _, writer = await asyncio.open_connection("127.0.0.1", server.port)
-    writer.write(request_bytes(COMPLETIONS, body, server.keys["hostile"]))
-    await asyncio.sleep(source.uniform(0.0, 0.2))
-    writer.transport.abort()
+    try:
+        writer.write(request_bytes(COMPLETIONS, body, server.keys["hostile"]))
+        await asyncio.sleep(source.uniform(0.0, 0.2))
+    finally:  # also when the phase ends
+        writer.transport.abort()
 
 
 async def read_nothing(server: ServerProcess, source: random.Random) -> None:
