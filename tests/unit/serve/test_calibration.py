@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 
 from equipoise.cost.serving import CurvePrice, PacedPrice
-from equipoise.observe.event import Kind
-from equipoise.observe.journal import EventSink
 from equipoise.schedule.batching.fair.table import FAIR_POLICIES
 from equipoise.schedule.batching.scheduler import Scheduler
 from equipoise.schedule.batching.settings import BatchSettings
@@ -23,21 +21,10 @@ from equipoise.spec.device.serving import read_serving
 from equipoise.spec.serving import IterationWork
 from support.serving.engine import alone, reader, small_decoder
 from support.serving.paged import paged
+from support.serving.sink import KeptEvents
 
 PROMPT = tuple(range(5, 40))
 LONGEST_S = 60.0
-
-
-class _Kept(EventSink):
-    def __init__(self) -> None:
-        self.events = list[tuple[str, dict[str, Any]]]()
-
-    def write(self, kind: Kind, name: str, *, t: float | None = None, **fields: Any) -> None:
-        del kind, t
-        self.events.append((name, fields))
-
-    def of(self, name: str) -> list[dict[str, Any]]:
-        return [fields for each, fields in self.events if each == name]
 
 
 def made(
@@ -46,8 +33,8 @@ def made(
     *,
     nano: bool = True,
     kept_rest_s: float = 0.5,
-) -> tuple[EngineLoop, IdleCalibration, PacedPrice, _Kept, list[str]]:
-    sink, said = _Kept(), list[str]()
+) -> tuple[EngineLoop, IdleCalibration, PacedPrice, KeptEvents, list[str]]:
+    sink, said = KeptEvents(), list[str]()
     decoder = decoder or paged(small_decoder(), pages=300)
     price = PacedPrice(CurvePrice(estimate_curve(decoder)), is_measured=False)
     calibration = IdleCalibration(

@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from equipoise.observe.event import Kind
-from equipoise.observe.journal import EventSink
 from equipoise.serve.engine.forward import PagedDecoder
 from equipoise.serve.engine.request import GenerateRequest
 from equipoise.serve.nano.choice import KINDS, LaneCosts, NanoCosts
@@ -21,19 +19,11 @@ from equipoise.serve.nano.run import NanoBatches
 from equipoise.spec.device.serving import serving_name
 from support.serving.engine import alone, make_engine, small_decoder
 from support.serving.paged import PLAIN, built, paged
+from support.serving.sink import KeptEvents
 
 EACH = ((1, 1.0),)
 COSTS = NanoCosts(LaneCosts(EACH, EACH, EACH), LaneCosts(EACH, EACH, EACH), ())
 GAINING = NanoReport(tuple(NanoGain(kind, 1.5, 1.4) for kind in KINDS), costs=COSTS)
-
-
-class _Kept(EventSink):
-    def __init__(self) -> None:
-        self.events = list[tuple[str, dict[str, Any]]]()
-
-    def write(self, kind: Kind, name: str, *, t: float | None = None, **fields: Any) -> None:
-        del kind, t
-        self.events.append((name, fields))
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +35,7 @@ def _two_threads() -> Iterator[None]:
 
 
 def opened(tmp_path: Path, engine: PagedDecoder) -> tuple[NanoReport, dict[str, Any]]:
-    sink = _Kept()
+    sink = KeptEvents()
     report = open_nano(engine, tmp_path / "nano.json", sink)
     engine.close()
     ((name, fields),) = sink.events
