@@ -57,6 +57,11 @@ def plain_fields(request: Request) -> Request:
     return dataclasses.replace(request, **changed) if changed else request  # type: ignore[type-var]
 
 
+def is_whole(number: object) -> bool:
+    """Whether it is a whole number, Python's or NumPy's, and no flag."""
+    return isinstance(number, int | np.integer) and not isinstance(number, bool)
+
+
 def _words(kind: type) -> str:
     return _WORDS.get(kind, f"a {kind.__name__}")
 

@@ -33,6 +33,7 @@ import numpy.typing as npt
 
 from equipoise.base.arrays import Floats, Ints
 from equipoise.base.errors import DataError
+from equipoise.base.fields import is_whole
 from equipoise.base.shown import shown
 from equipoise.cost.curve import LoadCurve
 from equipoise.spec.limits import MOST_SIZE
@@ -237,7 +238,7 @@ def _walk(root: Shared, unit: int, unit_of: Ints, begins: Ints) -> list[tuple[in
     members = 0
     while open_nodes:
         node, start, depth = open_nodes.pop()
-        if not _is_whole(node.tokens) or not 0 <= node.tokens <= MOST_SIZE:
+        if not is_whole(node.tokens) or not 0 <= node.tokens <= MOST_SIZE:
             raise DataError(
                 f"Group {unit:,} has a prefix of {shown(node.tokens)} tokens. Give 0 to "
                 f"{MOST_SIZE:,}."
@@ -258,7 +259,7 @@ def _walk(root: Shared, unit: int, unit_of: Ints, begins: Ints) -> list[tuple[in
             if isinstance(member, Shared):
                 open_nodes.append((member, stop, depth + 1))
                 continue
-            if not _is_whole(member) or not 0 <= member < len(unit_of):
+            if not is_whole(member) or not 0 <= member < len(unit_of):
                 raise DataError(
                     f"Group {unit:,} names sample {shown(member)}. Samples are 0 to "
                     f"{len(unit_of) - 1:,}."
@@ -273,10 +274,6 @@ def _walk(root: Shared, unit: int, unit_of: Ints, begins: Ints) -> list[tuple[in
     if not members:
         raise DataError(f"Group {unit:,} has no samples. Leave it out.")
     return prefixes
-
-
-def _is_whole(number: object) -> bool:
-    return isinstance(number, int | np.integer) and not isinstance(number, bool)
 
 
 def _is_flag(value: object) -> bool:

@@ -16,6 +16,7 @@ from equipoise.balance.packing.evaluate import (
 )
 from equipoise.base.arrays import Ints
 from equipoise.base.errors import DataError, LayoutError, SpecError
+from equipoise.base.fields import is_whole
 from equipoise.base.nearest import nearest
 from equipoise.base.shown import shown
 from equipoise.cost.curve import counted_curve
@@ -90,9 +91,9 @@ def pack(
     if isinstance(documents, Setting):
         setting = documents
     else:
-        if not _is_whole(ranks) or ranks > MOST_SIZE:
+        if not is_whole(ranks) or ranks > MOST_SIZE:
             ranks = require_count("ranks", ranks)
-        if not _is_whole(context_tokens) or context_tokens > MOST_SIZE:
+        if not is_whole(context_tokens) or context_tokens > MOST_SIZE:
             context_tokens = require_count("context_tokens", context_tokens)
         if max_tokens is not None:
             max_tokens = require_count("max_tokens", max_tokens)
@@ -115,10 +116,6 @@ def pack(
     score, records = score_policy(policy, setting)
     bounds = (bound_ns(record, setting) / 1e9 for record in records if not record.is_flush)
     return PackAnswer(score, tuple(records), tuple(bounds))
-
-
-def _is_whole(number: object) -> bool:
-    return isinstance(number, int | np.integer) and not isinstance(number, bool)
 
 
 def _pieces(doc_tokens: Sequence[int] | Ints, context_tokens: int) -> Pieces:
