@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from equipoise.balance.batches.units import read_array
 from equipoise.base.errors import CheckpointError, DataError, LayoutError, SpecError
+from equipoise.base.fields import is_whole
 from equipoise.base.nearest import nearest
 from equipoise.base.shown import shown
 from equipoise.cost.curve import LoadCurve, require_curve
@@ -63,8 +64,7 @@ def require_numbers(**numbers: object) -> None:
         SpecError: names it.
     """
     for name, number in numbers.items():
-        is_whole = isinstance(number, int | np.integer) and not isinstance(number, bool)
-        if number is not None and not is_whole:
+        if number is not None and not is_whole(number):
             raise SpecError(f"{name} is {shown(number)}. Give a whole number.")
 
 

@@ -20,6 +20,7 @@ from equipoise.balance.batches.units import (
 )
 from equipoise.base.arrays import Floats, Ints
 from equipoise.base.errors import SpecError
+from equipoise.base.fields import is_whole
 from equipoise.base.shown import shown
 from equipoise.cost.curve import LoadCurve
 from equipoise.spec.limits import MOST_SIZE
@@ -27,8 +28,7 @@ from equipoise.spec.limits import MOST_SIZE
 
 def require_count(name: str, number: int) -> int:
     """A number of things as a plain integer, which NumPy's are not; refuses what is none."""
-    is_whole = isinstance(number, int | np.integer) and not isinstance(number, bool)
-    if not is_whole or not 1 <= number <= MOST_SIZE:
+    if not is_whole(number) or not 1 <= number <= MOST_SIZE:
         raise SpecError(f"{name} is {shown(number)}. Give a whole number from 1 to {MOST_SIZE:,}.")
     return int(number)
 

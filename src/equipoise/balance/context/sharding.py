@@ -41,6 +41,7 @@ from equipoise.balance.context.split import (
 from equipoise.balance.tiles import TILE
 from equipoise.base.arrays import Ints
 from equipoise.base.errors import LayoutError, SpecError
+from equipoise.base.fields import is_whole
 from equipoise.base.nearest import nearest
 from equipoise.base.shown import shown
 from equipoise.cost.curve import LoadCurve, counted_curve
@@ -149,8 +150,7 @@ def _lengths(doc_tokens: Sequence[int] | Ints) -> Ints:
 
 
 def _check(request: ContextRequest) -> None:
-    is_whole = isinstance(request.ranks, int | np.integer) and not isinstance(request.ranks, bool)
-    if not is_whole or request.ranks > MOST_SIZE:
+    if not is_whole(request.ranks) or request.ranks > MOST_SIZE:
         raise LayoutError(
             f"ranks is {shown(request.ranks)}. Give a whole number from 1 to {MOST_SIZE:,}."
         )
