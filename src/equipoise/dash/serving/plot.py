@@ -51,6 +51,7 @@ def plot_shares(
     mpl.use("agg")
     mpl.rcParams["svg.hashsalt"] = "equipoise"  # the same picture, the same file
     from matplotlib import pyplot
+    from matplotlib.ticker import LogFormatter, StrMethodFormatter
 
     figure, axes = pyplot.subplots(1, 2, figsize=(11, 3.6), sharey=True)
     for name, colour in zip(groups, _COLOURS, strict=False):
@@ -60,6 +61,8 @@ def plot_shares(
     limits = (None, None) if objective is None else (objective.ttft_s, objective.tpot_s)
     for axis, title, limit in zip(axes, ("first token", "each token after"), limits, strict=True):
         axis.set_xscale("log")
+        axis.xaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+        axis.xaxis.set_minor_formatter(LogFormatter(minor_thresholds=(1, 0.5)))
         axis.set_xlabel(f"time to {title} [ms]" if axis is axes[0] else f"time of {title} [ms]")
         axis.grid(visible=True, color=_PALE)
         axis.set_axisbelow(True)
