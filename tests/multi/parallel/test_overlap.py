@@ -5,9 +5,11 @@ from collections import Counter
 
 import numpy as np
 import pytest
+import torch
 
 from equipoise.comm.local import run_ranks
 from equipoise.cost.overlap import parts_on
+from equipoise.parallel.expert.copies import SharedTraffic
 from equipoise.parallel.overlap.parts import PartedSites, part_rows
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
@@ -79,6 +81,60 @@ def test_experts_in_parts_equal_one_rank_with_the_same_bytes() -> None:
         assert each[-1].parted == outcomes[0][-1].parted and max(each[-1].parted) > 1
 
 
+def test_every_policy_in_parts_equals_one_rank_with_the_same_bytes() -> None:
+    layout = Layout(dp=2, ep=2, zero=1)
+    policies = ("exact", "hecate", "eplb", "tutel")
+    cases = [
+        BalancedCase(SPARSE, layout, ExpertsSpec(policy, least_rows=4), "W1", parts=parts)
+        for policy in policies
+        for parts in (1, 3)
+    ]
+    few = dataclasses.replace(cases[1], kind="W5", parts=7, layout=Layout(dp=2, ep=2, zero=3))
+    auto = ExpertsSpec("auto", slots=3, least_rows=4)
+    more = [
+        few,
+        dataclasses.replace(cases[1], recompute="full"),
+        dataclasses.replace(cases[1], parts=OPEN, kind="W4"),
+        dataclasses.replace(cases[1], wish=auto, kind="W7"),
+    ]
+    ranks = run_ranks(2, balanced_ranks.prove, cases + more)
+    for outcomes in ranks:
+        for case, outcome in zip(cases + more, outcomes, strict=True):
+            assert outcome.loss_error <= 1e-10, case
+            assert outcome.gradient_error <= 1e-10, case
+            assert outcome.weight_error <= 1e-10, case
+        for whole, parted in zip(outcomes[:8:2], outcomes[1:8:2], strict=True):
+            assert parted.sent == whole.sent and parted.copies == whole.copies
+            assert set(whole.parted) <= {1} and set(parted.parted) <= {3}
+        assert all(each.copies for each in outcomes[:6])
+        assert max(outcomes[9].parted) == 3 and outcomes[10].parted == ranks[0][10].parted
+
+
+def test_weights_that_several_products_share_are_fetched_and_given_back_once() -> None:
+    calls: list[str] = []
+
+    class Traffic:
+        remakes = True
+
+        def fetch(self, weights: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+            calls.append("fetch")
+            return weights
+
+        def give_back(
+            self, grads: tuple[torch.Tensor, ...], weights: tuple[torch.Tensor, ...]
+        ) -> tuple[torch.Tensor, ...]:
+            del weights
+            calls.append(f"give back {float(grads[0])}")
+            return grads
+
+    shared, weights = SharedTraffic(Traffic(), 2), (torch.ones(1),)
+    for _ in range(2):  # forward and backward
+        assert [shared.fetch(weights)[0] is weights[0] for _ in range(2)] == [True, True]
+    assert shared.give_back((torch.full((1,), 2.0),), weights) == (None,)
+    assert shared.give_back((torch.full((1,), 3.0),), weights)[0] == 5.0
+    assert calls == ["fetch", "fetch", "give back 5.0"]
+
+
 def test_experts_behind_a_shortcut_equal_one_rank() -> None:
     model = dataclasses.replace(SPARSE, layers=2, shortcut=True, shared_ffn=10, shared_gate=True)
     idle = dataclasses.replace(model, identity_experts=2, balance="bias")
@@ -92,6 +148,7 @@ def test_experts_behind_a_shortcut_equal_one_rank() -> None:
         {"parts": 2},
         {"parts": OPEN, "recompute": "full"},
         {"wish": ExpertsSpec("exact", least_rows=1), "kind": "W2"},
+        {"wish": ExpertsSpec("exact", least_rows=1), "kind": "W2", "parts": 2},
         {"wish": ExpertsSpec("hecate", least_rows=1), "model": idle},
         {"wish": ExpertsSpec("tutel", least_rows=1), "layout": whole, "sharing": 0},
         {"layout": whole},

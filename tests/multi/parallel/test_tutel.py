@@ -61,6 +61,15 @@ def test_every_sharing_equals_one_rank_and_moves_no_parameter() -> None:
     assert set(outcomes[-2].sharings) != set(outcomes[-1].sharings)
 
 
+def test_every_sharing_in_parts_equals_one_rank() -> None:
+    both = Layout(dp=4, ep=2, etp=2, zero=1)
+    cases = [case(both, FREE, kind, sharing=r, parts=3) for r, kind in ((1, "W1"), (2, "W4"))]
+    cases += [case(both, FREE, sharing=0, parts=2), case(both, FREE, "W5", parts=64)]
+    cases += [case(both, FREE, sharing=1, parts=2, recompute="full")]
+    outcomes = prove(4, cases)[0]
+    assert [max(each.parted) for each in outcomes] == [3, 3, 2, 64, 2]
+
+
 def test_the_cheapest_policy_equals_one_rank() -> None:
     layout = Layout(dp=2, ep=2, zero=1)
     cases = [case(layout, AUTO, kind) for kind in KINDS]

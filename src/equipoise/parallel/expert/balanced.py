@@ -14,15 +14,19 @@ What it decides
        copies with weights that it fetches (``copies``).
     5. Outputs go back the same way, into the order in which rows came.
 
+    With ``sites`` of several parts, 3 to 5 happen part by part: each part has as many of a place's
+    rows as the others, or one more, and weights of copies are fetched once for all.
+
     Policies that plan from earlier loads get those of the last step, summed over all ranks
     (``expert.loads``); the first step of a run has none.
 
-Kept true (tests/multi/parallel/test_balanced.py)
+Kept true (tests/multi/parallel/test_balanced.py, tests/multi/parallel/test_overlap.py)
     Loss, every gradient and one step of SGD equal one rank's, in fp32 and fp64, for every policy
     and every kind of workload; reruns are bitwise the same; ranks whose plans differ are refused
     before a byte moves; bytes sent are those of the schedule.
 """
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -46,13 +50,21 @@ from equipoise.comm.mesh import Peers
 from equipoise.nn.moe.layer import ExchangeSteps, Experts, run_steps
 from equipoise.nn.moe.matmul import expert_swiglu
 from equipoise.nn.shuffle import permute_rows
-from equipoise.parallel.expert.copies import CopyTraffic, WeightTraffic, copied_swiglu
+from equipoise.parallel.expert.copies import (
+    CopyTraffic,
+    SharedTraffic,
+    WeightTraffic,
+    copied_swiglu,
+)
 from equipoise.parallel.expert.exchange import (
     ExpertExchange,
     sort_arrivals,
     sparse_layers,
 )
+from equipoise.parallel.expert.parted import run_parts
 from equipoise.parallel.expert.planned import PlannedLoads, counted
+from equipoise.parallel.overlap.parts import PartedSites, part_rows
+from equipoise.parallel.overlap.travel import RowsTravel
 from equipoise.schedule.expert.schedule import COUNT_BYTES, ExpertSchedule
 from equipoise.spec.run.layout import ExpertsSpec
 
@@ -77,6 +89,10 @@ class BalancedExchange:
     step: int = 0
     """Steps that the run has done; after some it tries a policy under ``auto``."""
     planned: PlannedLoads = field(default_factory=PlannedLoads)
+    sites: PartedSites = field(default_factory=lambda: PartedSites(1))
+    """In how many parts rows travel, each while the one before is computed."""
+    ffn: int = 0
+    """Hidden units of a whole expert."""
 
     def __call__(self, x_RD: Tensor, counts_X: Tensor, experts: Experts) -> Tensor:
         """Outputs [R, D]; rows are sorted by expert, ``counts_X`` rows each."""
@@ -94,17 +110,38 @@ class BalancedExchange:
         self, choice: PolicyChoice, x_RD: Tensor, experts: Experts, widen: Widen | None = None
     ) -> ExchangeSteps:
         """Outputs [R, D] by a schedule; ``widen`` where ranks keep parts of experts."""
-        schedule = choice.schedule
-        rank, sent = self.base.peers.rank, schedule.sent
-        leaving, coming = sent[rank].tolist(), sent[:, rank].tolist()
-        order = torch.from_numpy(deal_rows(schedule, rank)).to(x_RD.device)
-        out, back = self.base.way(leaving, coming), self.base.way(coming, leaving)
+        schedule, rank = choice.schedule, self.base.peers.rank
+        parts = self._choose(schedule, x_RD)
+        order = torch.from_numpy(deal_rows(schedule, rank, parts)).to(x_RD.device)
+        if parts > 1:
+            yield
+            y_RD = self._compute_parts(choice, x_RD, order, experts, widen, parts)
+            yield
+            return permute_rows(y_RD, torch.argsort(order))
+        out, back = self._ways(schedule)
         left = out.start(permute_rows(x_RD, order))
         yield
         y_SD = self._compute(choice, out.finish(left), experts, widen)
         left = back.start(y_SD)
         yield
         return permute_rows(back.finish(left), torch.argsort(order))
+
+    def _choose(self, schedule: ExpertSchedule, x_RD: Tensor) -> int:
+        """Parts of a schedule's rows, the same on every rank; one where no row travels."""
+        sent = schedule.sent
+        leaving = (sent - np.diag(sent.diagonal())).sum(axis=1)
+        if not leaving.any():
+            return 1
+        width = x_RD.shape[1]
+        moved_bytes = 2.0 * int(leaving.max()) * width * x_RD.element_size()
+        flop = 6.0 * int(schedule.computed.max()) * width * self.ffn
+        return self.sites.choose(flop=flop, moved_bytes=moved_bytes)
+
+    def _ways(self, schedule: ExpertSchedule) -> tuple[RowsTravel, RowsTravel]:
+        """The ways of a schedule's rows to their places, and back."""
+        rank, sent = self.base.peers.rank, schedule.sent
+        leaving, coming = sent[rank].tolist(), sent[:, rank].tolist()
+        return self.base.way(leaving, coming), self.base.way(coming, leaving)
 
     def take(self) -> list[int]:
         """``PlannedLoads.numbers`` since this was last called, the end of a step."""
@@ -138,45 +175,63 @@ class BalancedExchange:
         self, choice: PolicyChoice, arrived: Tensor, experts: Experts, widen: Widen | None
     ) -> Tensor:
         """Outputs of rows that lie by source and then by expert, in the same order."""
-        schedule, rank = choice.schedule, self.base.peers.rank
-        mine = schedule.places[:, 1] == rank
-        quotas, is_copy = schedule.quotas[:, mine], schedule.is_copy[mine]
-        # Own experts first, all of them, and then copies; sources send them by expert.
-        local = schedule.places[mine, 0] - int(np.searchsorted(schedule.owners, rank))
-        own = self.base.experts[rank]
-        slot = np.where(is_copy, own + np.cumsum(is_copy) - 1, local)
-        here = np.zeros((schedule.ranks, own + int(is_copy.sum())), dtype=np.int64)
-        here[:, slot] = quotas
-        by_expert = torch.from_numpy(np.ascontiguousarray(quotas)).to(arrived.device)
-        order = sort_arrivals(by_expert, len(arrived))
-        # Runs of places in the order of experts, into the order of slots.
-        totals = quotas.sum(axis=0)
-        starts = np.cumsum(totals) - totals
-        runs = [np.arange(starts[at], starts[at] + totals[at]) for at in np.argsort(slot)]
-        into = torch.from_numpy(np.concatenate([*runs, np.zeros(0, np.int64)]).astype(np.int64))
-        order = order[into.to(order.device)]
-        counts = torch.from_numpy(here.sum(axis=0)).to(arrived.device)
-        copies = CopyTraffic.of(schedule, rank, self.base.move)
+        schedule = choice.schedule
+        slots = _Slots.of(schedule, self.base.peers.rank, arrived.device)
 
         def products(
-            rows: Tensor, counts_P: Tensor, gate: Tensor, up: Tensor, down: Tensor
+            rows: Tensor, _counts: Tensor, gate: Tensor, up: Tensor, down: Tensor
         ) -> Tensor:
             moved, is_trained = self.copied_bytes(schedule, gate), gate.requires_grad
             rows = counted(rows, self.planned, choice, moved, is_trained=is_trained)
-            ends = counts_P.cumsum(0).to(torch.int32)
-            if widen is not None:
-                return copied_swiglu(rows, ends, gate, up, down, widen(copies, own))
-            if not schedule.copies:
-                return expert_swiglu(rows, ends, gate, up, down)
-            split = int(here[:, :own].sum())
-            few, more = rows.split([split, len(rows) - split])
-            y_own = expert_swiglu(few, ends[:own], gate, up, down)
-            ends_copies = (counts_P[own:].cumsum(0)).to(torch.int32)
-            y_copies = copied_swiglu(more, ends_copies, gate, up, down, copies)
-            return torch.cat((y_own, y_copies))
+            traffic = self._traffic(schedule, widen)
+            return _multiply(slots, rows, (gate, up, down), traffic, is_wide=widen is not None)
 
-        y = experts(permute_rows(arrived, order), counts, products)
-        return permute_rows(y, torch.argsort(order))
+        y = experts(permute_rows(arrived, slots.order), slots.ends_P, products)
+        return permute_rows(y, torch.argsort(slots.order))
+
+    def _compute_parts(
+        self,
+        choice: PolicyChoice,
+        x_RD: Tensor,
+        order: Tensor,
+        experts: Experts,
+        widen: Widen | None,
+        parts: int,
+    ) -> Tensor:
+        """Outputs of rows in the order in which they leave, one part of each quota at a time."""
+        schedule, rank = choice.schedule, self.base.peers.rank
+        each = [
+            dataclasses.replace(schedule, quotas=quotas)
+            for quotas in part_rows(schedule.quotas, parts)
+        ]
+        slots = [_Slots.of(part, rank, x_RD.device) for part in each]
+        out, back = zip(*map(self._ways, each), strict=True)
+
+        def products(
+            rows: Tensor, _counts: Tensor, gate: Tensor, up: Tensor, down: Tensor
+        ) -> Tensor:
+            moved, is_trained = self.copied_bytes(schedule, gate), gate.requires_grad
+            rows = counted(rows, self.planned, choice, moved, is_trained=is_trained)
+            # Only here are weights whole, so parts travel inside, and copies once for all.
+            traffic, weights = self._traffic(schedule, widen), (gate, up, down)
+            shared = None if traffic is None else SharedTraffic(traffic, parts)
+
+            def part(k: int, arrived: Tensor) -> Tensor:
+                mine = permute_rows(arrived, slots[k].order)
+                y = _multiply(slots[k], mine, weights, shared, is_wide=widen is not None)
+                return permute_rows(y, torch.argsort(slots[k].order))
+
+            sizes = [int(part.quotas[rank].sum()) for part in each]
+            return run_parts(permute_rows(rows, order).split(sizes), out, back, part)
+
+        return experts(x_RD, slots[0].ends_P, products)
+
+    def _traffic(self, schedule: ExpertSchedule, widen: Widen | None) -> WeightTraffic | None:
+        """How weights come that this rank computes with and does not keep; None if none travel."""
+        copies = CopyTraffic.of(schedule, self.base.peers.rank, self.base.move)
+        if widen is not None:
+            return widen(copies, self.base.experts[self.base.peers.rank])
+        return copies if schedule.copies else None
 
     def _gather(self, counts_X: Tensor) -> Tensor:
         """Every rank's rows for each expert, int64 [ranks, X]."""
@@ -225,17 +280,84 @@ class BalancedExchange:
                 self.base.ledger.received_bytes[peer] += row_bytes
 
 
-def deal_rows(schedule: ExpertSchedule, rank: int) -> Ints:
-    """The order in which a rank's rows, sorted by expert, leave: by rank, then by expert.
+@dataclass(frozen=True, slots=True, eq=False)
+class _Slots:
+    """Rows that arrive at a rank, in the order of its products: own experts first, then copies."""
+
+    order: Tensor
+    """From the order in which rows arrive, by source and then by expert."""
+    ends_P: Tensor
+    """Where the rows of each product end, int32 [P]; every own expert has one."""
+    own: int
+    """Own experts."""
+    own_rows: int
+
+    @classmethod
+    def of(cls, schedule: ExpertSchedule, rank: int, device: torch.device) -> "_Slots":
+        """The rows of a schedule, or of one part of its quotas."""
+        mine = schedule.places[:, 1] == rank
+        quotas, is_copy = schedule.quotas[:, mine], schedule.is_copy[mine]
+        local = schedule.places[mine, 0] - int(np.searchsorted(schedule.owners, rank))
+        own = int((schedule.owners == rank).sum())
+        slot = np.where(is_copy, own + np.cumsum(is_copy) - 1, local)
+        totals = quotas.sum(axis=0)
+        counts = np.zeros(own + int(is_copy.sum()), dtype=np.int64)
+        counts[slot] = totals
+        by_expert = torch.from_numpy(np.ascontiguousarray(quotas)).to(device)
+        order = sort_arrivals(by_expert, int(totals.sum()))
+        # Runs of places in the order of experts, into the order of slots.
+        starts = np.cumsum(totals) - totals
+        runs = [np.arange(starts[at], starts[at] + totals[at]) for at in np.argsort(slot)]
+        into = torch.from_numpy(np.concatenate([*runs, np.zeros(0, np.int64)]).astype(np.int64))
+        ends = torch.from_numpy(np.cumsum(counts).astype(np.int32)).to(device)
+        return cls(order[into.to(device)], ends, own, int(counts[:own].sum()))
+
+
+def _multiply(
+    slots: _Slots,
+    rows: Tensor,
+    weights: tuple[Tensor, Tensor, Tensor],
+    traffic: WeightTraffic | None,
+    *,
+    is_wide: bool,
+) -> Tensor:
+    """Outputs of rows in the order of slots.
+
+    Args:
+        slots: Of the rows.
+        rows: [R, D].
+        weights: Gates, up and down projections that this rank keeps.
+        traffic: Brings other weights; None where none travel.
+        is_wide: Whether own experts become whole only by the traffic.
+    """
+    if traffic is None:
+        return expert_swiglu(rows, slots.ends_P, *weights)
+    if is_wide:
+        return copied_swiglu(rows, slots.ends_P, *weights, traffic)
+    few, more = rows.split([slots.own_rows, len(rows) - slots.own_rows])
+    y_own = expert_swiglu(few, slots.ends_P[: slots.own], *weights)
+    ends_copies = slots.ends_P[slots.own :] - slots.own_rows
+    return torch.cat((y_own, copied_swiglu(more, ends_copies, *weights, traffic)))
+
+
+def deal_rows(schedule: ExpertSchedule, rank: int, parts: int = 1) -> Ints:
+    """The order in which a rank's rows, sorted by expert, leave: by part, rank, then expert.
 
     >>> from equipoise.schedule.expert.schedule import schedule_experts
-    >>> deal_rows(schedule_experts([[1, 2], [3, 0]]), 0).tolist()
-    [0, 1, 2]
+    >>> schedule = schedule_experts([[2, 2], [3, 0]])
+    >>> deal_rows(schedule, 0).tolist(), deal_rows(schedule, 0, 2).tolist()
+    ([0, 1, 2, 3], [0, 2, 1, 3])
     """
     quotas = schedule.quotas[rank]
-    starts = np.cumsum(quotas) - quotas  # places are ascending by expert, as rows are
-    by_rank = np.lexsort((schedule.places[:, 0], schedule.places[:, 1]))
-    runs = [np.arange(starts[at], starts[at] + quotas[at]) for at in by_rank.tolist()]
+    table = part_rows(quotas, parts)
+    # Places are ascending by expert, as rows are.
+    starts = np.cumsum(quotas) - quotas + np.cumsum(table, axis=0) - table
+    by_rank = np.lexsort((schedule.places[:, 0], schedule.places[:, 1])).tolist()
+    runs = [
+        np.arange(starts[part, at], starts[part, at] + table[part, at])
+        for part in range(parts)
+        for at in by_rank
+    ]
     return np.concatenate([np.zeros(0, dtype=np.int64), *runs]).astype(np.int64)
 
 

@@ -45,8 +45,8 @@ class WeightTraffic(Protocol):
 
     def give_back(
         self, grads: tuple[Tensor, ...], weights: tuple[Tensor, ...]
-    ) -> tuple[Tensor, ...]:
-        """Gradients of what this rank keeps, for those of what it computed with."""
+    ) -> tuple[Tensor | None, ...]:
+        """Gradients of what this rank keeps, for those of what it computed with; None for 0."""
 
 
 Move = Callable[[Tensor, list[int], list[int]], Tensor]
@@ -110,6 +110,49 @@ class CopyTraffic:
             part.reshape(len(rows), *each.shape[1:])
             for part, each in zip(parts, weights, strict=True)
         )
+
+
+@dataclass(slots=True, eq=False)
+class SharedTraffic:
+    """Weights of one layer for several products of its rows, fetched and given back once.
+
+    The first product of a pass fetches them, forward or backward, and the last one drops them. In
+    the backward, the last one gives back the sum of all products' gradients.
+    """
+
+    base: WeightTraffic
+    products: int
+    """Calls of ``copied_swiglu`` on these weights, as many on every rank."""
+    _fetched: tuple[Tensor, ...] = ()
+    _uses: int = 0
+    _sums: tuple[Tensor, ...] = ()
+    _given: int = 0
+
+    @property
+    def remakes(self) -> bool:
+        """As of the base."""
+        return self.base.remakes
+
+    def fetch(self, weights: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """As of the base."""
+        if not self._uses:
+            self._fetched = self.base.fetch(weights)
+        fetched, self._uses = self._fetched, (self._uses + 1) % self.products
+        if not self._uses:
+            self._fetched = ()
+        return fetched
+
+    def give_back(
+        self, grads: tuple[Tensor, ...], weights: tuple[Tensor, ...]
+    ) -> tuple[Tensor | None, ...]:
+        """Nothing before the last product, and then as of the base for all of them."""
+        if self._given:
+            grads = tuple(one + more for one, more in zip(self._sums, grads, strict=True))
+        self._sums, self._given = grads, (self._given + 1) % self.products
+        if self._given:
+            return tuple(None for _ in weights)
+        self._sums = ()
+        return self.base.give_back(grads, weights)
 
 
 class _CopiedSwiGlu(torch.autograd.Function):

@@ -73,7 +73,7 @@ def balance_experts(module: nn.Module, wish: ExpertsSpec, *, parts: Parts = 1) -
     Args:
         module: Whose weights have their places.
         wish: The policy and its limits.
-        parts: In how many rows travel where experts stay on their ranks.
+        parts: In how many rows travel; ranks that share hidden units need ``tutel`` for that.
 
     Raises:
         LayoutError: ranks also share the hidden units of each expert; or the policy does not take
@@ -95,7 +95,14 @@ def balance_experts(module: nn.Module, wish: ExpertsSpec, *, parts: Parts = 1) -
         require_balanced(wish, sum(base.experts), ep=base.peers.count, etp=etp, tp=1, pp=1)
         if base.split is not None:
             layer.exchange = SwitchedExchange(
-                base, wish, row_cost=row_cost, split=base.split, ffn=ffn
+                base,
+                wish,
+                row_cost=row_cost,
+                split=base.split,
+                ffn=ffn,
+                sites=PartedSites(parts),
             )
             continue
-        layer.exchange = BalancedExchange(base, wish, row_cost=row_cost)
+        layer.exchange = BalancedExchange(
+            base, wish, row_cost=row_cost, ffn=ffn, sites=PartedSites(parts)
+        )

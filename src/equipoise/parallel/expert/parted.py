@@ -12,6 +12,7 @@ Sources
     Adaptive pipelining: Tutel, arXiv:2206.03382, section 3.3.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +26,7 @@ from equipoise.nn.moe.matmul import expert_swiglu
 from equipoise.nn.shuffle import permute_rows
 from equipoise.parallel.expert.exchange import ExpertExchange, sort_arrivals
 from equipoise.parallel.overlap.parts import PartedSites, part_rows
+from equipoise.parallel.overlap.travel import RowsTravel
 from equipoise.spec.run.resolved import PartMachine
 
 
@@ -66,18 +68,15 @@ class PartedExchange:
             x_RD: Tensor, _counts: Tensor, gate: Tensor, up: Tensor, down: Tensor
         ) -> Tensor:
             rows = permute_rows(x_RD, order).split(leaving.sum(axis=1).tolist())
-            started, returning = [out[0].start(rows[0])], []
-            for k in range(parts):
-                if k + 1 < parts:
-                    started.append(out[k + 1].start(rows[k + 1]))
+
+            def part(k: int, arrived: Tensor) -> Tensor:
                 here_NX = torch.from_numpy(np.ascontiguousarray(here[k])).to(x_RD.device)
-                arrived = out[k].finish(started[k])
                 by_expert = sort_arrivals(here_NX, len(arrived))
                 ends = here_NX.sum(0).cumsum(0).to(torch.int32)
                 y_SD = expert_swiglu(permute_rows(arrived, by_expert), ends, gate, up, down)
-                returning.append(back[k].start(permute_rows(y_SD, torch.argsort(by_expert))))
-            ways = zip(back, returning, strict=True)
-            return torch.cat([way.finish(each) for way, each in ways])
+                return permute_rows(y_SD, torch.argsort(by_expert))
+
+            return run_parts(rows, out, back, part)
 
         # Inside of the experts' forward, so that ZeRO gathers their weights once.
         return permute_rows(experts(x_RD, counts_X, products), torch.argsort(order))
@@ -92,6 +91,29 @@ class PartedExchange:
             most = int(every.max())
         sent = 2 * most * width * x_RD.element_size() * (peers.count - 1) / peers.count
         return self.sites.choose(flop=6.0 * most * width * self.ffn, moved_bytes=sent)
+
+
+def run_parts(
+    rows: Sequence[Tensor],
+    out: Sequence[RowsTravel],
+    back: Sequence[RowsTravel],
+    compute: Callable[[int, Tensor], Tensor],
+) -> Tensor:
+    """Outputs of this rank's rows, part after part; one travels while another is computed.
+
+    Args:
+        rows: Of each part, as they leave.
+        out: Their ways to the ranks that compute them.
+        back: And back.
+        compute: From a part's number and the rows that arrived to their outputs.
+    """
+    parts = len(rows)
+    started, returning = [out[0].start(rows[0])], []
+    for k in range(parts):
+        if k + 1 < parts:
+            started.append(out[k + 1].start(rows[k + 1]))
+        returning.append(back[k].start(compute(k, out[k].finish(started[k]))))
+    return torch.cat([way.finish(each) for way, each in zip(back, returning, strict=True)])
 
 
 def deal_parts(leaving: Ints) -> Ints:

@@ -7,6 +7,7 @@ Kept true (tests/multi/parallel/test_overlap.py)
 from collections import Counter
 
 from equipoise.nn.decoder import Decoder
+from equipoise.parallel.expert.balanced import BalancedExchange
 from equipoise.parallel.expert.exchange import sparse_layers
 from equipoise.parallel.expert.parted import PartedExchange
 from equipoise.parallel.tensor.shard import TensorGroup
@@ -21,7 +22,7 @@ def take_parted(decoder: Decoder) -> dict[int, int]:
     sites = [
         layer.exchange.sites
         for layer in sparse_layers(decoder)
-        if isinstance(layer.exchange, PartedExchange)
+        if isinstance(layer.exchange, PartedExchange | BalancedExchange)
     ]
     if isinstance(decoder.tensor, TensorGroup):
         sites.append(decoder.tensor.sites)

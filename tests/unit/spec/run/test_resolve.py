@@ -173,6 +173,17 @@ def test_held_out_conversations_have_rows() -> None:
         ),
         ({"layout.tp": "2"}, None),
         ({"model.preset": "moe-3m", "layout.ep": "2"}, None),
+        ({"model.preset": "moe-3m", "layout.ep": "2", "experts.policy": "exact"}, None),
+        (
+            {
+                "model.preset": "moe-3m",
+                "layout.dp": "4",
+                "layout.ep": "2",
+                "layout.etp": "2",
+                "experts.policy": "tutel",
+            },
+            None,
+        ),
         (
             {
                 "model.preset": "moe-3m",
@@ -195,6 +206,6 @@ def test_parts_of_rows_that_do_not_travel_are_refused(
         read_run(None, given)
     assert str(caught.value) == (
         "--layout.parts: 4 cuts rows of feed-forwards with layout.tp > 1, and of experts with "
-        'layout.ep > 1, layout.etp = 1 and experts.policy = "fixed"; here are none '
+        'layout.ep > 1 and layout.etp = 1 or experts.policy = "tutel"; here are none '
         f"({said}). Set layout.parts = 1."
     )
