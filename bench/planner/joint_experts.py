@@ -1,85 +1,114 @@
 """Plans that know what routers choose, beside plans that take experts as balanced.
 
-Three models on described H100 clusters under hot experts (W1). *Separate*: the fastest layout for
-even experts, then the policy and slots that are best for that layout. *Joint*: the fastest layout
-for each policy and number of slots, each number of ranks that share experts with the skew that the
-loads have there. Both are priced on the same loads; ``gain`` is separate over joint. Simulated.
+Models on described H100 clusters under hot experts (W1), with full windows and with documents of
+uneven lengths. *Separate*: the fastest layout for even experts, its documents packed as for even
+experts, then the policy and slots that are best for that layout. *Joint*: ``expert_policy = any``:
+layout, policy, slots and packs together, each number of ranks that share experts with the skew that
+the loads have there. *Joint but packs*: the joint plan with documents packed as for even experts.
+All are priced on the same loads; ``gain`` is separate over joint. Simulated.
 """
 
+import dataclasses
 import json
 import sys
 from typing import Any
 
+from equipoise.cost.step.request import StepOptions
 from equipoise.plan.request import PlanRequest, plan
+from equipoise.sim.drawn import step_packer
 from equipoise.sim.request import StepRequest, simulate
-from equipoise.spec.words import read_layout
+from equipoise.spec.words import read_layout, read_model
 
 RUNS = (
-    ("qwen3-30b-a3b", "h100-sxm:32", 256),
-    ("mixtral-8x7b", "h100-sxm:64", 256),
-    ("qwen3-235b-a22b", "h100-sxm:256", 1024),
+    ("qwen3-30b-a3b", "h100-sxm:32", 4096, 256, None),
+    ("mixtral-8x7b", "h100-sxm:64", 4096, 256, None),
+    ("qwen3-235b-a22b", "h100-sxm:256", 4096, 1024, None),
+    ("qwen3-30b-a3b", "h100-sxm:32", 32768, 128, "pretrain-128k"),
+    ("mixtral-8x7b", "h100-sxm:64", 32768, 128, "pretrain-128k"),
 )
-LOADS, TOKENS, SECONDS = "W1", 4096, 40.0
-BALANCED = (("fixed", 1), ("exact", 1), ("exact", 2))
-"""Policies with their slots."""
+LOADS, SLOTS, SECONDS = "W1", 2, 40.0
+BALANCED = (("fixed", 1), ("exact", 1), ("exact", 2), ("hecate", 1), ("hecate", 2))
+"""Policies with their slots, as a separate plan tries them; ``eplb`` keeps its copies, whose way is
+not charged, so it is left to the joint search's own sentences."""
 
 
-def _search(model: str, cluster: str, sequences: int, **loads: Any) -> dict[str, str]:
-    request = PlanRequest(model, cluster, TOKENS, sequences, seconds=SECONDS, **loads)
-    return plan(request).lock.best.words
+def _request(
+    model: str, cluster: str, context: int, sequences: int, words: dict[str, str]
+) -> StepRequest:
+    kept = StepRequest.__dataclass_fields__.keys()
+    given: dict[str, Any] = {key.replace("-", "_"): value for key, value in words.items()}
+    given = {key: value for key, value in given.items() if key in kept}
+    given |= {"context_tokens": context, "step_sequences": sequences}
+    given["micro_batch"] = int(given["micro_batch"])
+    return StepRequest(**({"model": model, "cluster": cluster} | given))
 
 
 def _price(
-    model: str, cluster: str, sequences: int, words: dict[str, str], policy: str, slots: int
+    asked: StepRequest, lengths: str | None, policy: str, slots: int, *, knows: bool
 ) -> dict[str, Any]:
-    """A layout's step under the loads, and whether it fits."""
-    given: dict[str, Any] = {key.replace("-", "_"): value for key, value in words.items()}
-    given |= {"context_tokens": TOKENS, "step_sequences": sequences}
-    given["micro_batch"] = int(given["micro_batch"])
-    kept = StepRequest.__dataclass_fields__.keys() & given.keys()
-    request = StepRequest(
-        **({key: given[key] for key in kept} | {"model": model, "cluster": cluster}),
-        expert_loads=LOADS,
-        expert_policy=policy,
-        expert_slots=slots,
+    """A layout's step under the loads, and whether it fits.
+
+    Args:
+        asked: Without loads.
+        lengths: Of documents.
+        policy: What balances.
+        slots: Most copies.
+        knows: Whether packs know the loads.
+    """
+    packed: dict[str, Any] = {} if lengths is None else {"lengths": lengths}
+    if lengths is not None and not knows:
+        layout = read_layout(asked.layout).layout
+        options = StepOptions(asked.context_tokens, asked.step_sequences, asked.micro_batch)
+        packed = {
+            "documents": step_packer(read_model(asked.model), lengths, options)(layout, options)
+        }
+    request = dataclasses.replace(
+        asked, expert_loads=LOADS, expert_policy=policy, expert_slots=slots, **packed
     )
     answer = simulate(request)
     return {
-        "layout": given["layout"],
+        "layout": asked.layout,
         "policy": policy,
         "slots": slots,
-        "skew": answer.options.skew_of(read_layout(given["layout"]).layout),
+        "skew": answer.options.skew_of(read_layout(asked.layout).layout),
         "step_s": answer.step_s,
         "fits": answer.run.price.fits,
     }
 
 
-def measure_run(model: str, cluster: str, sequences: int) -> dict[str, Any]:
+def measure_run(
+    model: str, cluster: str, context: int, sequences: int, lengths: str | None
+) -> dict[str, Any]:
     """Both ways of planning one model."""
-    even = _search(model, cluster, sequences)
-    apart = [_price(model, cluster, sequences, even, *each) for each in BALANCED]
-    joint = []
-    for policy, slots in BALANCED:
-        words = _search(
-            model,
-            cluster,
-            sequences,
+    sizes = model, cluster, context, sequences
+    packed: dict[str, Any] = {} if lengths is None else {"lengths": lengths}
+    even = plan(PlanRequest(*sizes, seconds=SECONDS, **packed)).best.words
+    asked = _request(*sizes, {key: each for key, each in even.items() if key != "lengths"})
+    apart = [_price(asked, lengths, *each, knows=False) for each in BALANCED]
+    whole = plan(
+        PlanRequest(
+            *sizes,
             expert_loads=LOADS,
-            expert_policy=policy,
-            expert_slots=slots,
+            expert_policy="any",
+            expert_slots=SLOTS,
+            seconds=len(BALANCED) * SECONDS,
+            **packed,
         )
-        joint.append(_price(model, cluster, sequences, _plain(words), policy, slots))
-    best = {
-        side: min((each for each in rows if each["fits"]), key=lambda each: each["step_s"])
-        for side, rows in (("separate", apart), ("joint", joint))
+    )
+    words = whole.best.words
+    chosen = words["expert-policy"], int(words.get("expert-slots", 1))
+    plain = {
+        key: each
+        for key, each in words.items()
+        if key != "lengths" and not key.startswith("expert")
     }
-    gain = best["separate"]["step_s"] / best["joint"]["step_s"]
-    return best | {"gain": gain, "all_separate": apart, "all_joint": joint}
-
-
-def _plain(words: dict[str, str]) -> dict[str, str]:
-    """Without what the price is asked with anyway."""
-    return {key: value for key, value in words.items() if not key.startswith("expert")}
+    asked = _request(*sizes, plain)
+    joint = _price(asked, lengths, *chosen, knows=True)
+    best = min((each for each in apart if each["fits"]), key=lambda each: each["step_s"])
+    row = {"separate": best, "joint": joint, "gain": best["step_s"] / joint["step_s"]}
+    if lengths is not None:
+        row["joint but packs"] = _price(asked, lengths, *chosen, knows=False)
+    return row | {"all_separate": apart, "joint_says": list(whole.lock.remarks)}
 
 
 def measure() -> dict[str, Any]:
@@ -89,7 +118,10 @@ def measure() -> dict[str, Any]:
         "kind": "simulated",
         "loads": LOADS,
         "runs": {
-            f"{model} on {cluster}": measure_run(model, cluster, n) for model, cluster, n in RUNS
+            f"{model} on {cluster}, {n} x {context} tokens, {lengths or 'full windows'}": (
+                measure_run(model, cluster, context, n, lengths)
+            )
+            for model, cluster, context, n, lengths in RUNS
         },
     }
 

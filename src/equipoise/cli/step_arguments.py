@@ -32,6 +32,8 @@ def add_step_arguments(
         needs_any: Whether the parser itself requires what a step cannot do without.
     """
     searched = "searched" if is_searched else None
+    several = ", eplb, or any, which searches them all with" if is_searched else " or eplb"
+    several += " 1, 2, 4 and so on slots up to --expert-slots" if is_searched else ""
     parser.add_argument(
         "--model",
         required=needs_any and not is_searched,
@@ -134,7 +136,7 @@ def add_step_arguments(
         "--expert-policy",
         default="fixed",
         metavar="NAME",
-        help="what balances those loads: fixed, exact, hecate or eplb (default: fixed)",
+        help=f"what balances those loads: fixed, exact, hecate{several} (default: fixed)",
     )
     parser.add_argument(
         "--expert-slots",

@@ -28,7 +28,7 @@ import numpy.typing as npt
 from equipoise.base.arrays import Ints
 from equipoise.base.errors import SpecError
 from equipoise.base.shown import shown
-from equipoise.cost.work import causal_pairs, pair_flop, windowed_pairs
+from equipoise.cost.work import causal_pairs, pair_flop, token_weights, windowed_pairs
 from equipoise.spec.model.presets import ModelSpec, WindowSpec
 from equipoise.spec.pack import Pieces, lengths_of
 
@@ -234,23 +234,33 @@ class WindowedCurve(LoadCurve):
         return pairs + self.window.share * (windowed_pairs(self.window, lengths) - pairs)
 
 
-def counted_curve(model: ModelSpec, *, flop_per_s: float = 1e12) -> LoadCurve:
+def counted_curve(
+    model: ModelSpec, *, flop_per_s: float = 1e12, expert_skew: float = 1.0
+) -> LoadCurve:
     """The curve of a machine on which every useful FLOP costs the same.
 
-    It needs no measurement; ``equipoise pack`` uses it. ``flop_per_s`` only scales all loads.
+    It needs no measurement; ``equipoise pack`` uses it.
+
+    Args:
+        model: Sizes.
+        flop_per_s: Only scales all loads.
+        expert_skew: Rows of the fullest of the ranks that share experts, over the mean [ratio]:
+            all of them wait for it, so a token's experts cost this many times their FLOP.
 
     Raises:
-        SpecError: the model is none, or the rate is not above 0.
+        SpecError: the model is none, the rate is not above 0, or the skew below 1.
     """
     if not isinstance(model, ModelSpec):
         raise SpecError(f'model is {shown(model)}. Give a ModelSpec, such as preset("llama3-8b").')
     is_number = isinstance(flop_per_s, int | float | np.number) and not isinstance(flop_per_s, bool)
     if not is_number or not 0 < flop_per_s < np.inf:
         raise SpecError(f"flop_per_s is {shown(flop_per_s)}. Give a number above 0.")
+    if not 1.0 <= expert_skew < np.inf:
+        raise SpecError(f"expert_skew is {shown(expert_skew)}. Give a ratio from 1 (balanced).")
     per_flop_ns = 1e9 / flop_per_s
     curve = LoadCurve(
         fixed_ns=0.0,
-        ns_per_token=6 * model.matmul_params * per_flop_ns,
+        ns_per_token=6 * token_weights(model, expert_skew=expert_skew) * per_flop_ns,
         doc_tokens=(1.0,),
         doc_ns=(3 * pair_flop(model) * per_flop_ns,),
         peak_flop_per_s=flop_per_s,

@@ -118,6 +118,27 @@ def pair_flop(model: ModelSpec) -> int:
     return 2 * model.layers * model.heads * (model.score_width + model.head_width)
 
 
+def token_weights(model: ModelSpec, *, expert_skew: float = 1.0) -> float:
+    """Weights that multiply a token, where the fullest rank decides how long experts take.
+
+    Args:
+        model: Sizes.
+        expert_skew: Rows of the fullest expert rank over the mean [ratio].
+
+    >>> from equipoise.spec.model.presets import preset
+    >>> dense, sparse = preset("2m"), preset("moe-3m")
+    >>> token_weights(dense, expert_skew=2.0) == dense.matmul_params
+    True
+    >>> more = token_weights(sparse, expert_skew=2.0) - sparse.matmul_params
+    >>> more == sparse.layers * sparse.top_k * sparse.expert_params
+    True
+    """
+    if not model.experts or expert_skew == 1.0:
+        return model.matmul_params
+    rows = model.sparse_layers * model.mean_top_k
+    return model.matmul_params + (expert_skew - 1.0) * rows * model.expert_params
+
+
 def useful_flop(model: ModelSpec, tokens: int, pairs: int) -> int:
     """Useful FLOP of one forward and backward."""
     return 6 * model.matmul_params * tokens + 3 * pair_flop(model) * pairs

@@ -25,6 +25,7 @@ from equipoise.plan.answer.explain import find_flip, loses_by
 from equipoise.plan.answer.final import Finalist, price_choice, smallest_cluster
 from equipoise.plan.answer.remarks import gap_remark
 from equipoise.plan.answer.run_stages import run_stages
+from equipoise.plan.balanced import ANY, search_policies
 from equipoise.plan.described import ClusterInputs, PlanRequest, read_inputs
 from equipoise.plan.export.settings import EXPORTS
 from equipoise.plan.kept import keep_priced
@@ -149,6 +150,10 @@ def plan(
     if not seconds > 0:
         raise SpecError(f"seconds is {seconds:g}. Give a time above 0.")
     progress = progress or SilentProgress()
+    if isinstance(request, PlanRequest) and request.expert_policy == ANY:
+        one = partial(plan, progress=progress, say=say)
+        answer, lock = search_policies(request, one, lambda each: each.lock)
+        return dataclasses.replace(answer, lock=lock)
     due = Deadline.after(seconds)
     inputs: Inputs
     if isinstance(request, PlanRequest):

@@ -3,6 +3,8 @@
 What it decides
     Which step of a policy stands for all: the first, and under ``delayed``, where documents wait
     for later steps, one of median work among the first that no longer wait for the run to begin.
+    A policy that weighs documents prices their tokens with the experts of the fullest rank that
+    shares them in this layout, for which all others wait.
 
 Kept true (tests/unit/cli/plan/test_policy.py, tests/unit/sim/test_request.py)
     The same lengths and seed give the same packs for any order of layouts.
@@ -67,7 +69,7 @@ def step_packer(model: ModelSpec, lengths: str | ArrayLike, options: StepOptions
     Args:
         model: What a document's work is counted for.
         lengths: A distribution's name, a file, or lengths [tokens], also as text: 3000,40,900.
-        options: Window, sequences, policy and seed, which no choice changes.
+        options: Window, sequences, policy, seed and loads of experts, which no choice changes.
 
     Raises:
         SpecError: there is no such policy.
@@ -81,7 +83,6 @@ def step_packer(model: ModelSpec, lengths: str | ArrayLike, options: StepOptions
     step_tokens = options.context_tokens * options.step_sequences
     doc_tokens = read_documents(lengths, options.context_tokens, step_tokens, seed=options.seed)
     stream = DocumentStream(doc_tokens, seed=options.seed, context_tokens=options.context_tokens)
-    curve = counted_curve(model)
 
     def pieces_of(step: int) -> Pieces:
         return stream.step(step * step_tokens, step_tokens)
@@ -96,6 +97,7 @@ def step_packer(model: ModelSpec, lengths: str | ArrayLike, options: StepOptions
             context_tokens=options.context_tokens * options.micro_batch,
             step_tokens=step_tokens,
         )
+        curve = counted_curve(model, expert_skew=options.skew_of(layout) if layout.ep > 1 else 1.0)
         packer = make_packer(spec, layout.dp, curve, meets_each_turn=layout.meets_each_turn)
         if traits.lets_wait:  # as soon as the longest waiting document has been through
             steps = [packer.step(pieces_of(at)) for at in range(spec.max_delay_steps + STEPS)]

@@ -76,6 +76,21 @@ def test_a_slice_costs_what_a_document_of_as_many_pairs_costs_plus_its_tokens() 
     assert curve.attention_ns(0) == 0
 
 
+def test_tokens_cost_the_experts_of_the_fullest_rank() -> None:
+    model = preset("moe-3m")
+    even, skewed = (counted_curve(model, expert_skew=skew) for skew in (1.0, 3.0))
+    more = 6 * 2 * model.sparse_layers * model.top_k * model.expert_params / 1e12 * 1e9
+    assert skewed.ns_per_token - even.ns_per_token == pytest.approx(more)
+    assert skewed.doc_ns == even.doc_ns
+    for dense in ("2m", "7m"):
+        assert counted_curve(preset(dense), expert_skew=3.0) == counted_curve(preset(dense))
+    for skew in (0.5, float("nan"), float("inf")):
+        with pytest.raises(SpecError) as caught:
+            counted_curve(model, expert_skew=skew)
+        said = f"expert_skew is {skew}. Give a ratio from 1 (balanced)."
+        assert str(caught.value) == said
+
+
 @given(st.lists(st.integers(1, 1 << 17), min_size=1, max_size=12))
 def test_a_counted_curve_is_flop(lengths: list[int]) -> None:
     curve = counted_curve(preset("7m"), flop_per_s=1e9)  # so that a FLOP is a nanosecond

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from equipoise.base.arrays import Floats, Ints
-from equipoise.cost.work import useful_flop, windowed_pairs
+from equipoise.cost.work import token_weights, useful_flop, windowed_pairs
 from equipoise.plan.space.choice import Choice
 from equipoise.sim.divided import DividedStep, SlicedBatch, typical_slices
 from equipoise.sim.step import Documents, typical
@@ -136,14 +136,21 @@ Packer = Callable[[Choice], Documents | DividedStep]
 """Documents of one step, as the choice's policy packs them for its layout."""
 
 
-PackKey = tuple[int, int, str, bool]
-"""What a packer's answer depends on: ranks, windows of a micro-batch, policy, where ranks meet."""
+PackKey = tuple[int, int, str, bool, float]
+"""What a packer's answer depends on: ranks, windows of a micro-batch, policy, where ranks meet, and
+the skew of experts."""
 
 
 def pack_key(choice: Choice) -> PackKey:
     """The key of a choice."""
     layout, options = choice.layout, choice.options
-    return layout.dp, options.micro_batch, options.policy, layout.meets_each_turn
+    apart = layout.dp, options.micro_batch, options.policy, layout.meets_each_turn
+    return *apart, expert_skew(choice)
+
+
+def expert_skew(choice: Choice) -> float:
+    """Rows of the fullest of the ranks that share experts over the mean, as packs price them."""
+    return choice.options.skew_of(choice.layout) if choice.layout.ep > 1 else 1.0
 
 
 class Packs:
@@ -173,9 +180,10 @@ class Packs:
         if key not in self._packed:
             packed = self._packer(choice)
             if isinstance(packed, DividedStep):
-                self._packed[key] = packed.ranks(self._by_work(packed))
+                self._packed[key] = packed.ranks(self._by_work(packed, expert_skew(choice)))
             else:
-                self._packed[key] = [packed[at] for at in _by_work(self._model, packed)]
+                order = _by_work(self._model, packed, expert_skew(choice))
+                self._packed[key] = [packed[at] for at in order]
         return self._packed[key]
 
     def deciding(self, choice: Choice, count: int) -> Documents | DividedStep:
@@ -200,9 +208,10 @@ class Packs:
             self._paced[key] = slowest_turns(self._model, choice.layout, documents)[:1]
         return self._paced[key]
 
-    def _by_work(self, step: DividedStep) -> list[int]:
+    def _by_work(self, step: DividedStep, skew: float) -> list[int]:
         """Ranks by their work; where all run documents together, the one with most first."""
-        one = useful_flop(self._model, 1, 0), useful_flop(self._model, 0, 1)
+        token = 6 * token_weights(self._model, expert_skew=skew)
+        one = token, useful_flop(self._model, 0, 1)
         work = [
             sum(one[0] * each.tokens + one[1] * each.all_pairs for each in row)
             for row in step.rank_slices
@@ -215,7 +224,8 @@ class Packs:
             return None
         documents = self.heaviest(choice)
         if isinstance(documents, DividedStep):
-            sizes = [each.tokens for each in documents.rank_slices[self._by_work(documents)[0]]]
+            fullest = self._by_work(documents, expert_skew(choice))[0]
+            sizes = [each.tokens for each in documents.rank_slices[fullest]]
             return np.array(sizes, dtype=np.int64)
         return np.array([sum(batch) for batch in documents[0]], dtype=np.int64)
 
@@ -226,17 +236,19 @@ class Packs:
             grain = max(1, options.micro_batch * options.context_tokens // _GRAINS)
             documents = self.heaviest(choice)
             if isinstance(documents, DividedStep):
-                row = documents.rank_slices[self._by_work(documents)[0]]
+                fullest = self._by_work(documents, expert_skew(choice))[0]
+                row = documents.rank_slices[fullest]
                 self._bins[key] = sort_slices(row, grain)
             else:
                 self._bins[key] = sort_batches(documents[0], grain)
         return self._bins[key]
 
 
-def _by_work(model: ModelSpec, packed: Documents) -> list[int]:
+def _by_work(model: ModelSpec, packed: Documents, skew: float) -> list[int]:
     lengths = np.array([x for rank in packed for batch in rank for x in batch], np.float64)
     rank = np.repeat(np.arange(len(packed)), [sum(map(len, batches)) for batches in packed])
-    each, pairs = useful_flop(model, 1, 0) * lengths, lengths * (lengths + 1.0) / 2.0
+    each = 6 * token_weights(model, expert_skew=skew) * lengths
+    pairs = lengths * (lengths + 1.0) / 2.0
     if model.window is not None:
         pairs += model.window.share * (windowed_pairs(model.window, lengths) - pairs)
     each += useful_flop(model, 0, 1) * pairs
