@@ -112,6 +112,18 @@ class Mesh:
             raise LayoutError(f"No group runs along {' x '.join(axes)}. Groups run along {made}.")
         return self._peers[axes]
 
+    def turned(self, axis: str, turn: int) -> Peers:
+        """The peers along an axis, numbered from another one; all ranks call it at the same time.
+
+        Args:
+            axis: Of attention or of experts.
+            turn: Which of the peers is number 0.
+
+        Cost: a process group for each turn that was not asked for before.
+        """
+        rows = np.roll(self.layout.groups(axis), -turn, axis=1)
+        return _join_groups(self.ranks, rows.tolist())
+
 
 def _join_groups(ranks: Ranks, rows: list[list[int]]) -> Peers:
     """Make disjoint groups of all ranks, unless made before; return this rank's."""

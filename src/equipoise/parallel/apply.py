@@ -26,6 +26,7 @@ Kept true (tests/multi/check/test_layout.py, tests/multi/parallel/test_pipeline_
 
 from pathlib import Path
 
+from equipoise.balance.expert.policies import SPECULATIVE
 from equipoise.balance.expert.routes import RouteTable
 from equipoise.base.errors import LayoutError
 from equipoise.comm.group import Ranks
@@ -86,7 +87,9 @@ def apply_axes(
     if mesh is not None:
         policy, wish = mixed_precision(precision), experts or ExpertsSpec()
         tiers = make_tiers(decoder, mesh, wish, policy=policy, folder=folder)
-        spread_experts(decoder, mesh, policy=policy, tiers=tiers)
+        if isinstance(decoder, Decoder):  # no other has experts on several ranks
+            turns = wish.policy != SPECULATIVE  # a table knows one rank for a token
+            spread_experts(decoder, mesh, policy=policy, tiers=tiers, turns=turns)
         balance_experts(decoder, wish, parts=parts)
         if mesh.layout.tp > 1 and isinstance(decoder, Decoder):  # ZeRO refuses any other
             split_weights(decoder, mesh, parts=parts)

@@ -5,8 +5,9 @@ Why
     goes follows from what its module declares, the layout, and the rank's coordinates.
 
 What it decides
-    Nothing: it repeats in numbers what ``parallel.apply`` does to modules. Experts are split over
-    ep, etp and edp; other weights over tp, as declared, and then over dp x cp, by rows; a rank of
+    Nothing: it repeats in numbers what ``parallel.apply`` does to modules, of a run whose experts
+    are neither in a file nor speculated on: those do not turn by layer. Experts are split over ep,
+    etp and edp; other weights over tp, as declared, and then over dp x cp, by rows; a rank of
     a pipeline has the weights of its stages.
 
 Kept true (tests/multi/checkpoint/test_reshape.py)
@@ -27,6 +28,7 @@ from equipoise.nn.tensor import part_of
 from equipoise.parallel.pipeline.part import DecoderPart
 from equipoise.schedule.block import Box
 from equipoise.spec.layout import Layout
+from equipoise.spec.model.experts import turn_of
 from equipoise.spec.plan import Stages
 
 
@@ -60,7 +62,7 @@ def held_weights(decoder: Decoder, layout: Layout, stages: Stages | None, rank: 
     boxes: dict[str, Box] = {}
     for name, weight in part.named_parameters():
         if name in experts:
-            boxes[name] = _expert_box(weight, experts[name], layout, places)
+            boxes[name] = _expert_box(weight, *experts[name], layout, places)
         else:
             boxes[name] = _box(weight, placements[name], layout.tp, places["tp"], shard)
     buffers = part.state_dict().keys() - boxes.keys()
@@ -87,20 +89,24 @@ def _box(
     return box
 
 
-def _expert_dims(part: nn.Module) -> dict[str, int]:
-    """The dim of each expert weight that ranks of etp share."""
-    dims = {}
+def _expert_dims(part: nn.Module) -> dict[str, tuple[int, int]]:
+    """The dim of each expert weight that ranks of etp share, and its sparse layer's number."""
+    dims, layers = {}, 0
     for prefix, module in part.named_modules():
         if isinstance(module, MixtureOfExperts):
             for matrix, dim in (("gate", 1), ("up", 1), ("down", 2)):
-                dims[f"{prefix}.experts.{matrix}.weight"] = dim
+                dims[f"{prefix}.experts.{matrix}.weight"] = dim, layers
+            layers += 1
     return dims
 
 
-def _expert_box(weight: torch.Tensor, dim: int, layout: Layout, places: Mapping[str, int]) -> Box:
+def _expert_box(
+    weight: torch.Tensor, dim: int, layer: int, layout: Layout, places: Mapping[str, int]
+) -> Box:
     box = [(0, length) for length in weight.shape]
+    turn = turn_of(layer, experts=weight.shape[0], ranks=layout.ep)
     box[dim] = _narrow(box[dim], layout.etp, places["etp"])
-    box[0] = _narrow(box[0], layout.ep, places["ep"])
+    box[0] = _narrow(box[0], layout.ep, (places["ep"] - turn) % layout.ep)
     if layout.zero:
         box[0] = _narrow(box[0], layout.edp, places["edp"])
     return box

@@ -125,10 +125,22 @@ def test_the_bytes_sent_are_those_of_the_schedule() -> None:
     ranks = run_ranks(3, expert_ranks.compare, cases)
     for recompute, outcomes in zip(forwards, zip(*ranks, strict=True), strict=True):
         for layer in range(MODEL.layers):
-            schedule = schedule_experts([each.loads[layer] for each in outcomes])
+            # Every layer numbers ranks from the one that has its first run.
+            numbered = [outcomes[(rank + layer) % 3] for rank in range(3)]
+            schedule = schedule_experts([each.loads[layer] for each in numbered])
             expected = schedule.bytes(MODEL.hidden, element_bytes=8, forwards=forwards[recompute])
-            assert [each.sent[layer] for each in outcomes] == expected.tolist(), recompute
+            assert [each.sent[layer] for each in numbered] == expected.tolist(), recompute
             assert expected.sum() > 0
+
+
+def test_each_layer_gives_its_shorter_run_of_experts_to_another_rank() -> None:
+    deep = dataclasses.replace(MODEL, layers=4)
+    layout = Layout(dp=4, ep=4)
+    assert run_ranks(4, expert_ranks.owned, deep, layout) == [
+        *([2, 1, 2, 2], [2, 2, 1, 2], [2, 2, 2, 1], [1, 2, 2, 2]),
+    ]
+    eight = dataclasses.replace(deep, experts=8)
+    assert run_ranks(4, expert_ranks.owned, eight, layout) == [[2] * 4] * 4
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4])

@@ -14,7 +14,7 @@ from equipoise.comm.mesh import Mesh
 from equipoise.nn.decoder import Decoder, initialize
 from equipoise.nn.moe.balance import balances, collect_loads, set_loss_scale
 from equipoise.optim.adamw import global_norm
-from equipoise.parallel.expert.exchange import ExpertExchange, spread_experts
+from equipoise.parallel.expert.exchange import ExpertExchange, sparse_layers, spread_experts
 from equipoise.parallel.expert.split import ExpertSplit
 from equipoise.parallel.zero.shard import ShardedDecoder
 from equipoise.spec.layout import Layout
@@ -196,3 +196,10 @@ def gather_and_sum(ranks: Ranks, tables: list[list[int]]) -> list[float]:
 
 def refuse(ranks: Ranks, model: ModelSpec, layout: Layout) -> None:
     spread_experts(Decoder(model), Mesh.join(ranks, layout), policy=MixedPrecisionPolicy())
+
+
+def owned(ranks: Ranks, model: ModelSpec, layout: Layout) -> list[int]:
+    """Experts of this rank in each layer."""
+    decoder = Decoder(model)
+    spread_experts(decoder, Mesh.join(ranks, layout), policy=MixedPrecisionPolicy())
+    return [len(each.experts.gate.local) for each in sparse_layers(decoder)]

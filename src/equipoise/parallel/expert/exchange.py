@@ -17,6 +17,10 @@ What it decides
     go, uneven and unpadded. Ranks may send nothing, and receive nothing; they take part in every
     exchange all the same, so all ranks of a group must run the same number of micro-batches.
 
+    Where ranks do not divide the experts, each layer gives its shorter run to another rank
+    (``spec.model.experts.turn_of``): all of a layer's exchanges number ranks from the one that has
+    its first run.
+
     The weights of each expert are on one rank of every group along ep, and split by ZeRO along
     edp. Their gradients are sums over the tokens of all ranks: over ep because the tokens came,
     over edp by ``fully_shard``; nobody divides by a number of ranks.
@@ -33,6 +37,7 @@ Sources
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -43,13 +48,14 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from equipoise.base.axes import EXPERT_AXIS, EXPERT_TENSOR_AXIS, REPLICATE_AXIS, SHARD_AXIS
 from equipoise.comm.mail import Ledger
 from equipoise.comm.mesh import Mesh, Peers, join_alone
+from equipoise.nn.decoder import Decoder
 from equipoise.nn.moe.layer import ExchangeSteps, Experts, MixtureOfExperts, run_steps
 from equipoise.nn.shuffle import permute_rows
 from equipoise.nn.tensor import part_of
 from equipoise.parallel.expert.split import ExpertSplit
 from equipoise.parallel.expert.tiers import ExpertTiers
 from equipoise.parallel.overlap.travel import RowsTravel
-from equipoise.spec.model.experts import require_units, split_experts
+from equipoise.spec.model.experts import require_units, split_experts, turn_of
 
 
 @dataclass(slots=True)
@@ -173,11 +179,12 @@ def sort_arrivals(here_NX: Tensor, rows: int) -> Tensor:
 
 
 def spread_experts(
-    module: nn.Module,
+    module: Decoder,
     mesh: Mesh,
     *,
     policy: MixedPrecisionPolicy,
     tiers: ExpertTiers | None = None,
+    turns: bool = True,
 ) -> list[Ledger]:
     """Keep of every layer's experts this rank's alone, and let tokens travel to the others.
 
@@ -190,10 +197,11 @@ def spread_experts(
             splits what a rank has of them over ``edp``.
         policy: Of mixed precision.
         tiers: Takes what a rank has of them, instead of ZeRO.
+        turns: Whether layers whose runs of experts differ give the shorter one to a rank in turn.
 
     Returns:
-        What this rank will send over ep, one ledger for each layer; none where ranks share no
-        experts.
+        What this rank will send over ep, one ledger for each layer, in the layer's own numbers of
+        ranks; none where ranks share no experts.
 
     Raises:
         LayoutError: a rank would have no expert, or no hidden unit of its experts.
@@ -201,14 +209,22 @@ def spread_experts(
     layout = mesh.layout
     if layout.ep * layout.etp == 1 and tiers is None:
         return []
-    layers = sparse_layers(module)
-    peers, sharers, weights = mesh.peers("ep"), mesh.peers("etp"), _experts_mesh(mesh)
+    layers, sharers, experts = sparse_layers(module), mesh.peers("etp"), module.model.experts
     split = ExpertSplit(sharers) if sharers.count > 1 else None
-    is_copied = REPLICATE_AXIS in (weights.mesh_dim_names or ())
-    dims = DataParallelMeshDims(shard=SHARD_AXIS, replicate=REPLICATE_AXIS if is_copied else None)
+    dims = DataParallelMeshDims(
+        shard=SHARD_AXIS, replicate=REPLICATE_AXIS if layout.zero == 0 else None
+    )
+    turned = turns and tiers is None
+    # Every rank makes all groups, whatever layers its stages have.
+    places = [
+        (mesh.turned("ep", turn), _experts_mesh(mesh, turn))
+        for turn in range(layout.ep)
+        if not turn or (turned and turn_of(turn, experts=experts, ranks=layout.ep))
+    ]
     ledgers = []
-    for layer in layers:
-        shares = split_experts(layer.experts.gate.weight.shape[0], ranks=peers.count)
+    for at, layer in enumerate(layers):
+        peers, weights = places[at % len(places)]
+        shares = split_experts(experts, ranks=peers.count)
         first = sum(shares[: peers.rank])
         parts = layer.experts
         for matrix, dim in ((parts.gate, 1), (parts.up, 1), (parts.down, 2)):
@@ -267,10 +283,14 @@ def _place(
     return parameter
 
 
-def _experts_mesh(mesh: Mesh) -> DeviceMesh:
-    """The mesh of experts' weights: ZeRO innermost, so that it splits what a rank has of them."""
+def _experts_mesh(mesh: Mesh, turn: int) -> DeviceMesh:
+    """The mesh of experts' weights: ZeRO innermost, so that it splits what a rank has of them.
+
+    Ranks along ep are numbered as ``Mesh.turned`` does.
+    """
     layout = mesh.layout
     grid = layout.grid("pp", "ep", "etp", "edp")[mesh.coordinates["pp"]]
+    grid = np.roll(grid, -turn, axis=0)
     alone = join_alone(mesh.ranks)
     # No axis of one rank: torch plans a sum of gradients in time that is exponential in axes.
     both = ((EXPERT_AXIS, "ep"), (EXPERT_TENSOR_AXIS, "etp"))
@@ -279,9 +299,14 @@ def _experts_mesh(mesh: Mesh) -> DeviceMesh:
         [(REPLICATE_AXIS, "edp"), (SHARD_AXIS, None)] if layout.zero == 0 else [(SHARD_AXIS, "edp")]
     )
     shape = [1 if axis is None else layout.size(axis) for _, axis in axes]
-    groups = [(axis and mesh.peers(axis).group) or alone for _, axis in axes]
+    groups = [(axis and _group_of(mesh, axis, turn)) or alone for _, axis in axes]
     names = [name for name, _ in axes]
     ranks = torch.from_numpy(grid.copy()).reshape(shape)
     return DeviceMesh.from_group(
         groups, mesh.ranks.device.type, mesh=ranks, mesh_dim_names=tuple(names)
     )
+
+
+def _group_of(mesh: Mesh, axis: str, turn: int) -> dist.ProcessGroup | None:
+    peers = mesh.turned(axis, turn) if axis == "ep" else mesh.peers(axis)
+    return peers.group

@@ -2,13 +2,43 @@
 
 What it decides
     Runs of ``ceil(n / ranks)``, the last one shorter, as torch splits a dim. A rank without any
-    would hold nothing and wait for all, so such a layout is refused.
+    would hold nothing and wait for all, so such a layout is refused. Which rank has which run may
+    differ by layer: where runs differ, each layer gives the shorter one to another rank, so that
+    over the layers all have nearly as many experts::
+
+        7 experts on 4 ranks    rank 0   rank 1   rank 2   rank 3
+        layer 0                 0 1      2 3      4 5      6
+        layer 1                 6        0 1      2 3      4 5
+        layer 2                 4 5      6        0 1      2 3
 
 Kept true (tests/unit/schedule/expert/test_schedule.py)
-    Every expert is on one rank, and no rank is without any.
+    Every expert is on one rank, and no rank is without any; over as many layers as ranks, every
+    rank has equally many.
+
+Sources
+    Owners that differ by layer: heterogeneous sharding of Hecate, arXiv:2502.02581.
 """
 
 from equipoise.base.errors import LayoutError
+
+MOST_TURNED = 8
+"""Ranks over which runs turn by layer: each turn is a communicator of its own."""
+
+
+def turn_of(layer: int, *, experts: int, ranks: int) -> int:
+    """By how many ranks the runs of a layer move on: run ``v`` is on rank ``(v + turn) % ranks``.
+
+    Args:
+        layer: Its number among the sparse layers of a rank.
+        experts: Of a layer.
+        ranks: That share them.
+
+    >>> [turn_of(layer, experts=7, ranks=4) for layer in range(6)]
+    [0, 1, 2, 3, 0, 1]
+    >>> turn_of(1, experts=8, ranks=4)
+    0
+    """
+    return layer % ranks if experts % ranks and ranks <= MOST_TURNED else 0
 
 
 def shares_experts(experts: int, ranks: int) -> bool:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from equipoise.base.errors import LayoutError
 from equipoise.schedule.expert.schedule import schedule_experts
 from equipoise.schedule.expert.skew import layer_skews, load_skew
-from equipoise.spec.model.experts import split_experts
+from equipoise.spec.model.experts import split_experts, turn_of
 
 
 @given(st.integers(1, 12), st.integers(1, 60))
@@ -97,6 +97,17 @@ def test_bytes_go_there_and_back_in_both_passes(
                 rows_bytes = (forwards + 1) * 2 * width * there_and_back
                 assert found[one, other] == rows_bytes + counts
                 assert planned[one, other] == rows_bytes + forwards * 8 * (experts + 1)
+
+
+@given(st.integers(2, 8), st.integers(1, 20))
+def test_over_as_many_layers_as_ranks_all_have_equally_many_experts(ranks: int, run: int) -> None:
+    for experts in range((ranks - 1) * run + 1, ranks * run + 1):
+        shares = split_experts(experts, ranks=ranks)
+        held = np.zeros(ranks, dtype=np.int64)
+        for layer in range(ranks):
+            turn = turn_of(layer, experts=experts, ranks=ranks)
+            held += np.roll(shares, turn)
+        assert (held == experts).all()
 
 
 def test_skew_is_the_largest_over_the_mean() -> None:
