@@ -19,8 +19,10 @@ from equipoise.balance.expert.loops import share
 from equipoise.balance.expert.price import RowPrices
 from equipoise.base.arrays import Ints
 from equipoise.base.errors import LayoutError
+from equipoise.base.fields import is_whole
+from equipoise.base.shown import shown
 from equipoise.schedule.compiled import run_loop
-from equipoise.schedule.expert.schedule import ExpertSchedule, add_by, owners_of
+from equipoise.schedule.expert.schedule import ExpertSchedule, add_by, owners_of, require_rows
 
 _TOLERANCES = (0.015, 0.0095)
 """By how much the fullest rank may exceed the mean before a copy is made to lower it, with one
@@ -47,24 +49,21 @@ class ExpertRequest:
     """Rows that a rank could compute while one row travels there and back, twice."""
 
     def __post_init__(self) -> None:
-        if self.rows.ndim != 2 or self.rows.dtype.kind != "i":
-            raise LayoutError(
-                f"Rows of experts must be int64 [ranks, experts]; these are {self.rows.dtype} of "
-                f"shape {list(self.rows.shape)}."
-            )
-        ranks, experts = self.rows.shape
-        if len(self.rows) == 0 or (self.rows < 0).any():
-            raise LayoutError(
-                f"Rows of {experts} experts on {ranks} ranks must be counts of at least 0, of at "
-                f"least one rank."
-            )
-        if self.slots < 0:
+        object.__setattr__(self, "rows", require_rows(self.rows))
+        experts = self.rows.shape[1]
+        if is_whole(self.slots) and self.slots < 0:
             raise LayoutError(f"{self.slots} slots for copies cannot be. Give 0 or more.")
+        for name, whole in (("slots", self.slots), ("least_rows", self.least_rows)):
+            if not is_whole(whole) or whole < 0:
+                raise LayoutError(f"{name} is {shown(whole)}. Give a whole number of at least 0.")
         for name, value in (("tolerance", self.allowed), ("row_cost", self.row_cost)):
+            if not isinstance(value, int | float | np.number):
+                raise LayoutError(f"{name} is {shown(value)}. Give a finite number of at least 0.")
             if not 0 <= value < math.inf:
                 raise LayoutError(f"{name} is {value:g}. Give a finite number of at least 0.")
         if self.seen is None:
             return
+        object.__setattr__(self, "seen", np.asarray(self.seen))
         if self.seen.shape != (experts,):
             raise LayoutError(
                 f"Earlier loads of {self.seen.size} experts do not match {experts} experts. Give "

@@ -27,6 +27,8 @@ def check_experts(schedule: ExpertSchedule, *, slots: int | None = None) -> None
     Raises:
         LayoutError: the first thing that is wrong.
     """
+    if fault := _form_fault(schedule):
+        raise LayoutError(f"The {schedule.policy} schedule of experts {fault} {_FIX}")
     ranks, experts = schedule.rows.shape
     if fault := _shape_fault(schedule, ranks, experts) or _row_fault(schedule, ranks, experts):
         raise LayoutError(f"The {schedule.policy} schedule of experts {fault} {_FIX}")
@@ -37,6 +39,21 @@ def check_experts(schedule: ExpertSchedule, *, slots: int | None = None) -> None
             f"The {schedule.policy} schedule of experts gives rank {rank} {copies[rank]} copies, "
             f"and it has {slots} slots. {_FIX}"
         )
+
+
+def _form_fault(schedule: ExpertSchedule) -> str:
+    """What is not whole numbers in as many dims as they should have."""
+    forms = {"rows": (2, -1), "owners": (1, -1), "places": (2, 2), "quotas": (2, -1)}
+    for name, (dims, width) in forms.items():
+        table = getattr(schedule, name)
+        is_table = isinstance(table, np.ndarray) and table.dtype.kind == "i"
+        if not is_table or table.ndim != dims or width not in (-1, table.shape[-1]):
+            kind = table.dtype if isinstance(table, np.ndarray) else type(table).__name__
+            shape = f" of shape {list(table.shape)}" if isinstance(table, np.ndarray) else ""
+            meant = {"rows": "[ranks, experts]", "owners": "[experts]", "places": "[places, 2]"}
+            wanted = meant.get(name, "[ranks, places]")
+            return f"has {name} that are {kind}{shape}; they must be int64 {wanted}."
+    return ""
 
 
 def _shape_fault(schedule: ExpertSchedule, ranks: int, experts: int) -> str:

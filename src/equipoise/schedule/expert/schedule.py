@@ -34,6 +34,7 @@ import numpy as np
 
 from equipoise.base.arrays import Flags, Ints
 from equipoise.base.digest import digest
+from equipoise.base.errors import LayoutError
 from equipoise.schedule.expert.skew import load_skew
 from equipoise.spec.model.experts import split_experts
 
@@ -202,16 +203,55 @@ def owners_of(experts: int, *, ranks: int) -> Ints:
     return np.repeat(np.arange(ranks, dtype=np.int64), split_experts(experts, ranks=ranks))
 
 
+MOST_ROWS = 1 << 48
+"""Rows of all ranks together; sums of them times ranks are int64."""
+
+
+def require_rows(rows: Sequence[Sequence[int]] | Ints) -> Ints:
+    """Rows of each rank for each expert, int64 [ranks, X], whatever holds them.
+
+    Raises:
+        LayoutError: they are not a table of counts of at least one rank, or too many.
+
+    >>> require_rows([[3, 0], [1, 2]]).sum(axis=0).tolist()
+    [4, 2]
+    """
+    try:
+        table = np.asarray(rows)
+    except ValueError:
+        raise LayoutError(
+            "Rows of experts must be int64 [ranks, experts]; these ranks have rows for different "
+            "numbers of experts. Give every rank a count for each expert, 0 where it has none."
+        ) from None
+    if table.ndim != 2 or table.dtype.kind != "i":
+        raise LayoutError(
+            f"Rows of experts must be int64 [ranks, experts]; these are {table.dtype} of "
+            f"shape {list(table.shape)}."
+        )
+    ranks, experts = table.shape
+    if ranks == 0 or (table < 0).any():
+        raise LayoutError(
+            f"Rows of {experts} experts on {ranks} ranks must be counts of at least 0, of at "
+            f"least one rank."
+        )
+    if table.sum(dtype=np.float64) > MOST_ROWS:
+        raise LayoutError(
+            f"Rows of experts sum to {sum(map(int, table.reshape(-1))):,}, and plans are exact for "
+            f"{MOST_ROWS:,} at most. Give the rows of one micro-batch."
+        )
+    return table.astype(np.int64, copy=False)
+
+
 def schedule_experts(rows: Sequence[Sequence[int]] | Ints) -> ExpertSchedule:
     """Every expert is computed by its owner, given each rank's rows for each expert.
 
     Raises:
-        LayoutError: a rank would have no expert.
+        LayoutError: a rank would have no expert, or rows are not counts.
 
     >>> schedule_experts([[3, 0, 1, 1], [0, 2, 0, 5]]).sent.tolist()
     [[3, 2], [2, 5]]
     """
-    rows = np.asarray(rows, dtype=np.int64)
+    rows = require_rows(rows)
     owners = owners_of(rows.shape[1], ranks=len(rows))
     places = np.stack((np.arange(len(owners)), owners), axis=1)
     return ExpertSchedule("fixed", rows, owners, places, rows, remakes=False)

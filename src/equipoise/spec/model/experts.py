@@ -68,7 +68,8 @@ def split_experts(experts: int, *, ranks: int) -> list[int]:
     busy = -(-experts // most)
     if busy < ranks:
         raise LayoutError(
-            f"{experts} experts in runs of {most} leave {ranks - busy} of {ranks} ranks without "
+            f"{experts} expert{'s' * (experts > 1)} in runs of {most} "
+            f"leave{'s' * (experts == 1)} {ranks - busy} of {ranks} ranks without "
             f"any. Set ep (layout.ep) to {busy}."
         )
     return [min(most, experts - rank * most) for rank in range(ranks)]

@@ -145,8 +145,62 @@ def test_what_cannot_be_is_refused() -> None:
             lambda: ExpertRequest(rows, tolerance=float("nan")),
             "tolerance is nan. Give a finite number of at least 0.",
         ),
+        (
+            LayoutError,
+            lambda: ExpertRequest(rows, row_cost="1"),  # type: ignore[arg-type]
+            'row_cost is "1". Give a finite number of at least 0.',
+        ),
+        (
+            LayoutError,
+            lambda: ExpertRequest(rows, slots=1.5),  # type: ignore[arg-type]
+            "slots is 1.5. Give a whole number of at least 0.",
+        ),
+        (
+            LayoutError,
+            lambda: ExpertRequest(rows, least_rows=-4),
+            "least_rows is -4. Give a whole number of at least 0.",
+        ),
+        (
+            LayoutError,
+            lambda: ExpertRequest(rows << 60),
+            "Rows of experts sum to 6,917,529,027,641,081,856, and plans are exact for "
+            "281,474,976,710,656 at most. Give the rows of one micro-batch.",
+        ),
+        (
+            LayoutError,
+            lambda: ExpertRequest([[1, 2], [3]]),  # type: ignore[arg-type]
+            "Rows of experts must be int64 [ranks, experts]; these ranks have rows for different "
+            "numbers of experts. Give every rank a count for each expert, 0 where it has none.",
+        ),
+        (
+            LayoutError,
+            lambda: ExpertRequest([]),  # type: ignore[arg-type]
+            "Rows of experts must be int64 [ranks, experts]; these are float64 of shape [0].",
+        ),
+        (
+            LayoutError,
+            lambda: plan_experts("exact", ExpertRequest(rows[:, :0])),
+            "The model has no experts that 2 ranks could share. Set ep (layout.ep) = 1 and etp "
+            "(layout.etp) = 1, or give the model experts.",
+        ),
+        (
+            LayoutError,
+            lambda: plan_experts("exact", ExpertRequest(rows[:, :1])),
+            "1 expert in runs of 1 leaves 1 of 2 ranks without any. Set ep (layout.ep) to 1.",
+        ),
     )
     for kind, call, message in cases:
         with pytest.raises(kind) as caught:
             call()
         assert str(caught.value) == message
+
+
+def test_lists_and_loads_of_nothing_or_of_very_much_are_planned_exactly() -> None:
+    most = 1 << 44
+    tables = [[[0, 0, 0, 0]] * 2, [[0, 0, 0, 5], [0] * 4], [[most, 1, 1, most]] * 2, [[7]]]
+    for rows in tables:
+        for policy in EXPERT_POLICIES:
+            request = ExpertRequest(rows, seen=[0] * len(rows[0]))  # type: ignore[arg-type]
+            schedule = plan_experts(policy, request)
+            check_experts(schedule)
+            assert schedule.computed.sum() == np.array(rows).sum()

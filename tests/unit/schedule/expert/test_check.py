@@ -74,4 +74,24 @@ def test_each_fault_has_a_sentence() -> None:
     assert message({"places": twice}) == (
         f"{begin}has the place of expert 0 on rank 0 twice, or out of order.{FIX}"
     )
+    for changed, said in (
+        (
+            {"rows": ROWS[0]},
+            "rows that are int64 of shape [4]; they must be int64 [ranks, experts].",
+        ),
+        ({"rows": ROWS.tolist()}, "rows that are list; they must be int64 [ranks, experts]."),
+        (
+            {"owners": one.owners * 1.0},
+            "owners that are float64 of shape [4]; they must be int64 [experts].",
+        ),
+        (
+            {"places": one.places[:, :1]},
+            "places that are int64 of shape [5, 1]; they must be int64 [places, 2].",
+        ),
+        (
+            {"quotas": one.quotas * np.nan},
+            "quotas that are float64 of shape [2, 5]; they must be int64 [ranks, places].",
+        ),
+    ):
+        assert message(changed) == f"{begin}has {said}{FIX}"
     assert message({}, slots=0) == f"{begin}gives rank 1 1 copies, and it has 0 slots.{FIX}"
