@@ -68,16 +68,21 @@ class Attention(nn.Module):
 
     def heads(self, x_tD: Tensor, table: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of this rank's heads, as the attention core takes them."""
-        x_TD = self.tensor.enter(x_tD, table.shape[1])
         parts = [self.query, self.key, self.value]
         weights = [self._rows(part.weight, part) for part in parts]
-        projected = self.products.project(x_TD, *weights)
         adapters = [adapter_of(part) for part in parts]
-        if any(adapters):
-            projected = tuple(
-                x if adapter is None else x + adapter(x_TD, partial(self._rows, part=part))
+
+        def project(x_RD: Tensor) -> tuple[Tensor, ...]:
+            projected = self.products.project(x_RD, *weights)
+            if not any(adapters):
+                return projected
+            return tuple(
+                x if adapter is None else x + adapter(x_RD, partial(self._rows, part=part))
                 for x, adapter, part in zip(projected, adapters, parts, strict=True)
             )
+
+        columns = sum(map(len, weights))
+        projected = self.tensor.enter_through(x_tD, table.shape[1], project, columns)
         if self.query.bias is not None:
             biases = [self._rows(part.bias, part) for part in parts]
             projected = tuple(x + bias for x, bias in zip(projected, biases, strict=True))
@@ -93,10 +98,13 @@ class Attention(nn.Module):
         if self.tensor.ranks == 1:
             out_TD = self.products.add_project(residual_tD, o_TD, self.output.weight)
             return out_TD if adapter is None else out_TD + adapter(o_TD)
-        (partial_TD,) = self.products.project(o_TD, local(self.output.weight))
-        if adapter is not None:
-            partial_TD = partial_TD + adapter(o_TD)
-        return residual_tD + self.tensor.leave(partial_TD)
+        weight = local(self.output.weight)
+
+        def project(o_RD: Tensor) -> Tensor:
+            (partial_RD,) = self.products.project(o_RD, weight)
+            return partial_RD if adapter is None else partial_RD + adapter(o_RD)
+
+        return residual_tD + self.tensor.leave_through(o_TD, project, len(weight))
 
     def _rows(self, weight: Tensor, part: nn.Linear) -> Tensor:
         """This rank's heads of a weight or bias; if copied, the heads that its queries read."""

@@ -59,6 +59,27 @@ class TensorRanks(Protocol):
             f: From rows [R, D] to this rank's part of their outputs [R, D].
         """
 
+    def enter_through(
+        self, x_tD: Tensor, tokens: int, f: Callable[[Tensor], tuple[Tensor, ...]], columns: int
+    ) -> tuple[Tensor, ...]:
+        """``f(enter(x))`` for an ``f`` that treats every row for itself, in parts or whole.
+
+        Args:
+            x_tD: This rank's rows.
+            tokens: T, the rows of all ranks together.
+            f: From rows [R, D] to tensors of R rows.
+            columns: Of all of them.
+        """
+
+    def leave_through(self, x_TC: Tensor, f: Callable[[Tensor], Tensor], columns: int) -> Tensor:
+        """``leave(f(x))`` for an ``f`` that treats every row for itself, in parts or whole.
+
+        Args:
+            x_TC: Rows of all ranks.
+            f: From rows [R, C] to this rank's part of their outputs.
+            columns: Of these.
+        """
+
     def max_(self, x: Tensor) -> Tensor:
         """The largest over ranks, elementwise, in place; not differentiable."""
 
@@ -88,6 +109,18 @@ class Alone:
         """The function of the rows."""
         del tokens
         return f(x_tD)
+
+    def enter_through(
+        self, x_tD: Tensor, tokens: int, f: Callable[[Tensor], tuple[Tensor, ...]], columns: int
+    ) -> tuple[Tensor, ...]:
+        """The function of the rows."""
+        del tokens, columns
+        return f(x_tD)
+
+    def leave_through(self, x_TC: Tensor, f: Callable[[Tensor], Tensor], columns: int) -> Tensor:
+        """The function of the rows."""
+        del columns
+        return f(x_TC)
 
     def max_(self, x: Tensor) -> Tensor:
         """The largest of one."""

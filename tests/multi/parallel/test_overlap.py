@@ -36,7 +36,7 @@ OPEN = PartMachine(flop_per_s=1e9, start_s=2e-6, bytes_per_s=1e8, shared=0.0)
 BATCHES = [[37, 5, 1, 20], [3, 2], [1], []]
 
 
-def test_feed_forwards_in_parts_equal_one_rank() -> None:
+def test_blocks_in_parts_equal_one_rank() -> None:
     settings = [
         Setting(Layout(tp=2, zero=zero), parts=parts, recompute=recompute)
         for zero, parts, recompute in ((0, 3, "none"), (1, 2, "none"), (3, 4, "full"))
@@ -46,11 +46,14 @@ def test_feed_forwards_in_parts_equal_one_rank() -> None:
     for outcomes in run_ranks(2, tensor_ranks.step, MODEL, BATCHES, settings):
         # As many parts as are cheapest for the rows of each batch that has some.
         rows = [sum(batch) for batch in BATCHES if batch]
-        chosen = [
-            parts_on(OPEN, flop=6.0 * n * 16 * 13, moved_bytes=2 * n * 16 * 8 / 2) for n in rows
-        ]
-        # Every part has a row of each rank.
-        chosen = [max(1, min(parts, n // 2)) for parts, n in zip(chosen, rows, strict=True)]
+        chosen = []
+        for n in rows:
+            one_way = n * 16 * 8 / 2  # queries of one head, and the key and value that it reads
+            feed = parts_on(OPEN, flop=6.0 * n * 16 * 13, moved_bytes=2 * one_way)
+            heads = parts_on(OPEN, flop=2.0 * n * 16 * 24, moved_bytes=one_way, ways=1)
+            output = parts_on(OPEN, flop=2.0 * n * 16 * 8, moved_bytes=one_way, ways=1)
+            # Every part has a row of each rank.
+            chosen += [max(1, min(parts, n // 2)) for parts in (feed, heads, output)]
         assert outcomes[-1].parted == dict(sorted(Counter(chosen).items()))
         assert len(outcomes[-1].parted) > 1
         for found in outcomes:

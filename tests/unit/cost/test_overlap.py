@@ -22,6 +22,23 @@ def test_the_choice_is_the_best_and_never_slower_than_one_part(
     assert least * (1 + 1e-12) >= max(compute_s + min(part_s, move_s), bytes_s)
 
 
+@given(seconds, seconds, st.floats(0.0, 0.1), st.floats(0.0, 1.0))
+def test_one_way_is_never_slower_in_the_best_parts_than_in_one(
+    compute_s: float, move_s: float, part_s: float, shared: float
+) -> None:
+    known = {"compute_s": compute_s, "move_s": move_s, "part_s": part_s, "shared": shared}
+    times = {parts: parts_s(parts, ways=1, **known) for parts in PARTS}
+    best = best_parts(ways=1, **known)
+    assert times[best] == min(times.values()) <= times[1] * (1 + 1e-12)
+    assert times[1] == approx(compute_s + move_s)
+    assert times[best] * (1 + 1e-12) >= max(compute_s, move_s - min(part_s, move_s))
+
+
+def test_half_of_what_travels_one_way_hides_in_two_parts() -> None:
+    assert parts_s(2, compute_s=1.0, move_s=1.0, part_s=0.0, ways=1) == approx(1.5)
+    assert parts_s(4, compute_s=2.0, move_s=1.0, part_s=0.0, ways=1) == approx(2.25)
+
+
 def test_cores_that_send_hide_nothing() -> None:
     assert best_parts(compute_s=1.0, move_s=1.0, part_s=1e-9, shared=1.0) == 1
     assert best_parts(compute_s=1.0, move_s=1.0, part_s=1e-9) == 16

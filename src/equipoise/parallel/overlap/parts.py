@@ -30,17 +30,20 @@ class PartedSites:
     ran: Counter[int] = field(default_factory=Counter)
     """Forward passes with rows by their number of parts, since this was last taken."""
 
-    def choose(self, *, flop: float, moved_bytes: float, most: int | None = None) -> int:
+    def choose(
+        self, *, flop: float, moved_bytes: float, most: int | None = None, ways: int = 2
+    ) -> int:
         """Parts of the next forward pass, which is counted.
 
         Args:
             flop: As for ``parts_on``.
             moved_bytes: Likewise.
             most: Rows of the rank with the fewest, where every part needs one of each rank.
+            ways: As for ``parts_on``.
         """
         parts = self.parts
         if isinstance(parts, PartMachine):
-            parts = parts_on(parts, flop=flop, moved_bytes=moved_bytes)
+            parts = parts_on(parts, flop=flop, moved_bytes=moved_bytes, ways=ways)
         if most is not None:
             parts = max(1, min(parts, most))
         if flop:  # ZeRO sums gradients in a pass without rows

@@ -32,7 +32,7 @@ from equipoise.comm.mesh import Mesh, Peers
 from equipoise.nn.declare import Placement, Split, declared
 from equipoise.nn.decoder import Attention, Decoder, DecoderLayer
 from equipoise.nn.tensor import part_of
-from equipoise.parallel.overlap.feed import feed_in_parts
+from equipoise.parallel.overlap.feed import feed_in_parts, gather_in_parts, sum_in_parts
 from equipoise.parallel.overlap.parts import PartedSites, Parts
 from equipoise.parallel.tensor.rows import enter, leave
 
@@ -43,7 +43,7 @@ class TensorGroup:
 
     peers: Peers
     sites: PartedSites = field(default_factory=lambda: PartedSites(1))
-    """In how many parts rows of a feed-forward travel, each while the one before is computed."""
+    """In how many parts rows of a block travel, each while the one before is computed."""
     ffn: int = 0
     """Hidden units of a feed-forward that this rank has."""
 
@@ -75,6 +75,28 @@ class TensorGroup:
             return self.leave(f(self.enter(x_tD, tokens)))
         return feed_in_parts(x_tD, tokens, f, self.peers, parts)
 
+    def enter_through(
+        self, x_tD: Tensor, tokens: int, f: Callable[[Tensor], tuple[Tensor, ...]], columns: int
+    ) -> tuple[Tensor, ...]:
+        """``f`` of every rank's rows."""
+        parts = self._choose(x_tD, tokens, x_tD.shape[1], columns)
+        if parts == 1:
+            return f(self.enter(x_tD, tokens))
+        return gather_in_parts(x_tD, tokens, f, self.peers, parts)
+
+    def leave_through(self, x_TC: Tensor, f: Callable[[Tensor], Tensor], columns: int) -> Tensor:
+        """This rank's rows of the sum of every rank's ``f``."""
+        parts = self._choose(x_TC, len(x_TC), columns, x_TC.shape[1])
+        if parts == 1:
+            return self.leave(f(x_TC))
+        return sum_in_parts(x_TC, f, self.peers, parts)
+
+    def _choose(self, x: Tensor, tokens: int, hidden: int, columns: int) -> int:
+        """Parts of rows of a hidden width that travel one way, beside a product to columns."""
+        sent = tokens * hidden * x.element_size() * (self.ranks - 1) / self.ranks
+        flop = 2.0 * tokens * hidden * columns
+        return self.sites.choose(flop=flop, moved_bytes=sent, most=tokens // self.ranks, ways=1)
+
     def max_(self, x: Tensor) -> Tensor:
         """The largest over ranks."""
         dist.all_reduce(x, dist.ReduceOp.MAX, group=self.peers.group)
@@ -103,7 +125,7 @@ def split_weights(decoder: Decoder, mesh: Mesh, *, parts: Parts = 1) -> None:
     Args:
         decoder: Whole, and the same on every rank.
         mesh: Of a layout whose tp is more than one rank.
-        parts: In how many rows of a feed-forward travel.
+        parts: In how many rows of a block travel.
 
     Raises:
         LayoutError: the model does not divide over tp, or a weight is declared by no module.

@@ -176,8 +176,8 @@ class LayoutSpec:
     parts: Annotated[
         Annotated[int, Field(ge=1, le=64)] | Literal["auto"],
         Field(
-            description="parts in which rows travel between ranks that share a feed-forward or "
-            "experts, each while the part before it is computed; "
+            description="parts in which rows travel between ranks that share blocks or experts, "
+            "each while the part before it is computed; "
             '"auto" chooses for each number of rows by the price of this machine',
         ),
     ] = 1
@@ -266,19 +266,18 @@ class LayoutSpec:
         return cores
 
 
-def idle_parts(layout: LayoutSpec, policy: ExpertPolicyName, *, has_dense: bool) -> str | None:
+def idle_parts(layout: LayoutSpec, policy: ExpertPolicyName) -> str | None:
     """Why ``layout.parts`` would have no effect; None where rows travel.
 
     Args:
         layout: With its parts.
         policy: Of experts.
-        has_dense: Whether the model has feed-forwards without experts.
     """
     travel = layout.ep > 1 and (layout.etp == 1 or policy == "tutel")
-    if layout.parts == 1 or (layout.tp > 1 and has_dense) or travel:
+    if layout.parts == 1 or layout.tp > 1 or travel:
         return None
     return (
-        "cuts rows of feed-forwards with layout.tp > 1, and of experts with layout.ep > 1 and "
+        "cuts rows of blocks with layout.tp > 1, and of experts with layout.ep > 1 and "
         f'layout.etp = 1 or experts.policy = "tutel"; here are none (tp = {layout.tp}, '
         f'ep = {layout.ep}, etp = {layout.etp}, policy = "{policy}"). Set layout.parts = 1.'
     )

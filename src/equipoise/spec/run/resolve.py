@@ -86,8 +86,7 @@ def resolve(
     judge_modality(wish)
     spec = build({name: each.value for name, each in wish.given.items()})
     if not wish.faults and not wish.faulty:
-        has_dense = model.sparse_layers < model.layers
-        idle = idle_parts(spec.layout, spec.experts.policy, has_dense=has_dense)
+        idle = idle_parts(spec.layout, spec.experts.policy)
         if idle is not None:
             wish.tell("layout.parts", f"{toml(spec.layout.parts)} {idle}")
     run = ResolvedRun(

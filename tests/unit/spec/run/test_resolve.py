@@ -164,12 +164,12 @@ def test_held_out_conversations_have_rows() -> None:
     [
         ({"layout.dp": "2"}, 'tp = 1, ep = 1, etp = 1, policy = "fixed"'),
         (
-            {"model.preset": "moe-3m", "layout.ep": "2", "experts.policy": "exact"},
-            'tp = 1, ep = 2, etp = 1, policy = "exact"',
+            {"model.preset": "moe-3m", "layout.dp": "2", "layout.etp": "2"},
+            'tp = 1, ep = 1, etp = 2, policy = "fixed"',
         ),
         (
-            {"model.preset": "moe-3m", "layout.tp": "2", "layout.etp": "2"},
-            'tp = 2, ep = 1, etp = 2, policy = "fixed"',
+            {"model.preset": "moe-3m", "layout.dp": "4", "layout.ep": "2", "layout.etp": "2"},
+            'tp = 1, ep = 2, etp = 2, policy = "fixed"',
         ),
         ({"layout.tp": "2"}, None),
         ({"model.preset": "moe-3m", "layout.ep": "2"}, None),
@@ -187,7 +187,6 @@ def test_held_out_conversations_have_rows() -> None:
         (
             {
                 "model.preset": "moe-3m",
-                "model.dense_layers": "1",
                 "layout.tp": "2",
                 "layout.etp": "2",
             },
@@ -205,7 +204,7 @@ def test_parts_of_rows_that_do_not_travel_are_refused(
     with pytest.raises(SpecError) as caught:
         read_run(None, given)
     assert str(caught.value) == (
-        "--layout.parts: 4 cuts rows of feed-forwards with layout.tp > 1, and of experts with "
+        "--layout.parts: 4 cuts rows of blocks with layout.tp > 1, and of experts with "
         'layout.ep > 1 and layout.etp = 1 or experts.policy = "tutel"; here are none '
         f"({said}). Set layout.parts = 1."
     )
