@@ -256,7 +256,7 @@ def counted_curve(
     if not is_number or not 0 < flop_per_s < np.inf:
         raise SpecError(f"flop_per_s is {shown(flop_per_s)}. Give a number above 0.")
     if not 1.0 <= expert_skew < np.inf:
-        raise SpecError(f"expert_skew is {shown(expert_skew)}. Give a ratio from 1 (balanced).")
+        raise SpecError(f"expert_skew is {expert_skew:g}. Give a ratio from 1 (balanced).")
     per_flop_ns = 1e9 / flop_per_s
     curve = LoadCurve(
         fixed_ns=0.0,
