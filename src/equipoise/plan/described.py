@@ -103,7 +103,6 @@ class PlanRequest:
     expert_loads: str | None = None
     """What routers choose: ``W0`` to ``W7``, or a run's folder; instead of ``expert_skew``."""
     expert_policy: str = "fixed"
-    """``any`` searches all, each with few slots and with more."""
     expert_slots: int = 1
     """Most copies of experts that the policy makes on a rank."""
     lengths: str | None = None

@@ -224,7 +224,8 @@ class BalancedExchange:
             sizes = [int(part.quotas[rank].sum()) for part in each]
             return run_parts(permute_rows(rows, order).split(sizes), out, back, part)
 
-        return experts(x_RD, slots[0].ends_P, products)
+        y_RD: Tensor = experts(x_RD, slots[0].ends_P, products)
+        return y_RD
 
     def _traffic(self, schedule: ExpertSchedule, widen: Widen | None) -> WeightTraffic | None:
         """How weights come that this rank computes with and does not keep; None if none travel."""

@@ -93,7 +93,7 @@ class SwitchedExchange(BalancedExchange):
             yield
             return y_RD
         out, back = self._ways(owned)
-        arrival = _Arrival.of(sharing, every, owned.owners == self.base.peers.rank, x_RD.device)
+        arrival = _ArrivedRows.of(sharing, every, owned.owners == self.base.peers.rank, x_RD.device)
         left = out.start(x_RD)
         yield
         rows = sharing.gather(out.finish(left), arrival.sizes)
@@ -123,7 +123,7 @@ class SwitchedExchange(BalancedExchange):
         here = choice.schedule.owners == self.base.peers.rank
         tables = part_rows(every, parts)
         owned = [schedule_experts(table[self.split.peers.rank]) for table in tables]
-        arrivals = [_Arrival.of(sharing, table, here, x_RD.device) for table in tables]
+        arrivals = [_ArrivedRows.of(sharing, table, here, x_RD.device) for table in tables]
         out, back = zip(*map(self._ways, owned), strict=True)
         leaving = tables[:, self.split.peers.rank, self.base.peers.rank]
         order = torch.from_numpy(deal_parts(leaving)).to(x_RD.device)
@@ -163,19 +163,19 @@ class SwitchedExchange(BalancedExchange):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Arrival:
+class _ArrivedRows:
     """Rows of a run of ranks at one of them."""
 
     sizes: list[int]
-    """Of each member of the run."""
+    """Rows of each member of the run."""
     order: Tensor
     """By expert, from the order by member, source and expert."""
     ends_X: Tensor
     """Where the rows of each expert here end, int32."""
 
     @classmethod
-    def of(cls, sharing: Sharing, every: Ints, here: Flags, device: torch.device) -> "_Arrival":
-        """Of each rank's rows for each expert, int64 [etp, ep, X], those of the experts here."""
+    def of(cls, sharing: Sharing, every: Ints, here: Flags, device: torch.device) -> "_ArrivedRows":
+        """Rows for the experts here, of each rank's rows for each expert, int64 [etp, ep, X]."""
         table = every[sharing.members.start : sharing.members.stop, :, here]
         sizes = table.sum(axis=(1, 2)).tolist()
         here_NX = torch.from_numpy(np.ascontiguousarray(table.reshape(-1, table.shape[2])))

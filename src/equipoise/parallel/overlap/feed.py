@@ -116,7 +116,7 @@ class _Gathering:
     """Parts of all ranks' rows, the next one always on its way."""
 
     rows: tuple[Tensor, ...]
-    """Of this rank, by part."""
+    """This rank's rows, by part."""
     ways: list[RowsTravel]
     started: list[Tensor]
     ranks: int
