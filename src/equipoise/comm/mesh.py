@@ -94,7 +94,7 @@ class Mesh:
             for axes in _MESSAGING:
                 links = _link(ranks, layout.groups(*axes).tolist())
                 peers[axes] = dataclasses.replace(peers[axes], links=links)
-        weights = _weights_mesh(ranks, layout)
+        weights = join_weights(ranks, layout)
         coordinates = MappingProxyType(layout.coordinates(ranks.rank))
         return cls(ranks, layout, coordinates, weights, MappingProxyType(peers))
 
@@ -174,7 +174,13 @@ def join_alone(ranks: Ranks) -> dist.ProcessGroup:
     return group
 
 
-def _weights_mesh(ranks: Ranks, layout: Layout) -> DeviceMesh:
+def join_weights(ranks: Ranks, layout: Layout) -> DeviceMesh:
+    """The mesh on which a stage's weights are placed, made once; every rank calls it.
+
+    Args:
+        ranks: All of them.
+        layout: Degrees, ZeRO stage and replicas.
+    """
     copies = layout.zero_ranks if layout.zero == 0 else layout.replicas
     shape = (layout.pp, layout.tp, copies, layout.zero_ranks // copies)
     grid = layout.grid("pp", "tp", "dp", "cp").reshape(shape)

@@ -7,11 +7,14 @@ What it decides
     counted number of bytes and is launched, one attention for each size of items.
 
     What a rank keeps until the backward is what ``nn.modality.encoder`` saves for it, counted. It
-    keeps that for the whole step, since the decoder's micro-batches lie between.
+    keeps that for the whole step, since the decoder's micro-batches lie between. Weights are held
+    and moved as ``parallel.modality.shard`` does it: each is split by rows, the same number on
+    every rank, so the last one's may be padded.
 
-Kept true (tests/unit/cost/test_modality.py, tests/unit/nn/modality/test_encoder.py)
+Kept true (tests/unit/cost/test_modality.py, tests/unit/nn/modality/test_encoder.py,
+tests/multi/check/test_modality.py)
     More patches, layers or width never cost less; one large item costs more than small ones of as
-    many patches; bytes equal those that autograd saves.
+    many patches; bytes equal those that autograd saves, and those that ranks send.
 """
 
 from collections.abc import Sequence
@@ -20,15 +23,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from equipoise.base.arrays import Ints
+from equipoise.cost.memory.weights import SMALL_BYTES, WeightGroup, count_held, is_kept_whole
 from equipoise.cost.step.layer import LAUNCH_S, Rates
 from equipoise.spec.device.parts import EncoderPoint
+from equipoise.spec.layout import Layout
 from equipoise.spec.modality.encoder import EncoderSpec
 
 ELEMENT_BYTES = 4
 """Encoders keep and compute fp32, whatever the decoder's precision."""
-
-_STATE_BYTES = 16
-"""A weight, its gradient and two moments."""
 
 _MOVED = 24
 """Numbers for each of a patch's ``hidden`` that a layer reads or writes between its products in a
@@ -118,26 +120,116 @@ def encoder_params(spec: EncoderSpec, width: int) -> int:
         spec: Sizes.
         width: Hidden width of the decoder.
     """
+    return sum(group.params for group in encoder_groups(spec, width, Layout()))
+
+
+def encoder_groups(spec: EncoderSpec, width: int, layout: Layout) -> list[WeightGroup]:
+    """Weights that move together: those outside of layers first, then each layer's.
+
+    Args:
+        spec: Sizes.
+        width: Hidden width of the decoder.
+        layout: The encoders' own (``Layout.of_encoders``).
+    """
     hidden, joined = spec.hidden, spec.merged * spec.hidden
-    layer = 4 * hidden * hidden + 2 * hidden * spec.ffn + spec.ffn + 9 * hidden
-    ends = (spec.values + 1) * hidden + 2 * hidden + (joined + 1) * (joined + width)
-    return spec.layers * layer + ends
+    embed, norm = [(hidden, spec.values), (hidden, 1)], [(hidden, 1)] * 2
+    join, project = [(joined, joined), (joined, 1)], [(width, joined), (width, 1)]
+    attention = [(3 * hidden, hidden), (3 * hidden, 1), (hidden, hidden), (hidden, 1)]
+    feed_forward = [(spec.ffn, hidden), (spec.ffn, 1), (hidden, spec.ffn), (hidden, 1)]
+    ends, layer = (
+        WeightGroup(
+            sum(rows * columns for rows, columns in shapes),
+            sum(-(-rows // layout.shards) * columns for rows, columns in shapes),
+        )
+        for shapes in (embed + norm + join + project, 2 * norm + attention + feed_forward)
+    )
+    return [ends, *[layer] * spec.layers]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightTraffic:
+    """What all ranks send of encoders' weights and gradients in a step, sums over copies apart."""
+
+    sent_bytes: int
+    messages: int
+
+
+def count_weight_traffic(
+    encoders: Sequence[EncoderSpec],
+    width: int,
+    layout: Layout,
+    *,
+    element_bytes: int = ELEMENT_BYTES,
+    small_bytes: int = SMALL_BYTES,
+) -> WeightTraffic:
+    """Bytes and messages in which weights are gathered and gradients split.
+
+    Args:
+        encoders: Each of another kind.
+        width: Hidden width of the decoder.
+        layout: The encoders' own (``Layout.of_encoders``).
+        element_bytes: Of a weight.
+        small_bytes: The most that a group has, gathered, which ZeRO 3 keeps for the step [bytes].
+
+    >>> one = EncoderSpec("audio", layers=1, hidden=8, heads=1, values=160, merge=(2, 1))
+    >>> traffic = [
+    ...     count_weight_traffic([one], 16, Layout(dp=2, zero=zero), small_bytes=0)
+    ...     for zero in (0, 1, 3)
+    ... ]
+    >>> [each.messages for each in traffic]
+    [0, 8, 12]
+    >>> traffic[1].sent_bytes == 2 * 4 * encoder_params(one, 16)
+    True
+    """
+    sent_bytes = messages = 0
+    for spec in encoders:
+        for group in encoder_groups(spec, width, layout):
+            sends = count_moves(group, layout, small_bytes=small_bytes) * (layout.shards - 1)
+            sent_bytes += layout.world * sends * group.owned * element_bytes
+            messages += layout.world * sends
+    return WeightTraffic(sent_bytes, messages)
+
+
+def count_moves(group: WeightGroup, layout: Layout, *, small_bytes: int = SMALL_BYTES) -> int:
+    """How often a group of encoders' weights is gathered, or its gradients split, in a step.
+
+    Args:
+        group: Of ``encoder_groups``.
+        layout: As there.
+        small_bytes: As for ``count_weight_traffic``.
+    """
+    if layout.shards == 1:
+        return 0
+    is_small = is_kept_whole(
+        group, width=ELEMENT_BYTES, zero=layout.zero, pp=layout.pp, small_bytes=small_bytes
+    )
+    return 3 if layout.zero == 3 and not is_small else 2
 
 
 def held_bytes(
-    shares: Sequence[tuple[EncoderSpec, Ints]], width: int, *, sent_rows: int, read_rows: int
+    shares: Sequence[tuple[EncoderSpec, Ints]],
+    width: int,
+    layout: Layout,
+    *,
+    sent_rows: int,
+    read_rows: int,
 ) -> int:
-    """What a rank holds beside its decoder through a step [bytes].
+    """What a rank holds beside its decoder at the fullest moment of a step [bytes].
 
     Args:
         shares: Each encoder, and the patches of each item that the rank encodes with it.
         width: Hidden width of the decoder.
+        layout: The encoders' own (``Layout.of_encoders``).
         sent_rows: Rows that it encodes for any reader, once for each.
         read_rows: Rows that it reads, whose gradients it keeps, too.
     """
-    weights = sum(encoder_params(spec, width) for spec, _ in shares)
-    rows = (sent_rows + 2 * read_rows) * width * ELEMENT_BYTES
-    return _STATE_BYTES * weights + rows + sum(kept_bytes(*each) for each in shares)
+    groups = [encoder_groups(spec, width, layout) for spec, _ in shares]
+    ends, layers = [each[0] for each in groups], [layer for each in groups for layer in each[1:]]
+    held = count_held(ends, layers, layout, width=ELEMENT_BYTES)
+    # A weight and its two moments; it in its gathered form, and its gradient.
+    states = 3 * held.owned + held.gathered + held.gradients
+    rows = (sent_rows + 2 * read_rows) * width
+    return ELEMENT_BYTES * (states + rows) + sum(kept_bytes(*each) for each in shares)
 
 
 def kept_bytes(spec: EncoderSpec, patches: Ints) -> int:

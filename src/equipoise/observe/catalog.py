@@ -95,7 +95,7 @@ EVENTS: tuple[EventKind, ...] = (
         "scalar",
         "encoders",
         _fields(
-            "step items patches rows gap bridge_bytes bridge_messages",
+            "step items patches rows gap bridge_bytes bridge_messages weight_bytes weight_messages",
             lists="work work_in_turn encode_s encode_core_s bridge_s",
         ),
         is_per_step=True,

@@ -41,14 +41,10 @@ def make_adamw(
         turns: When weights are in memory, if they are not always.
     """
     trained = [p for p in module.parameters() if p.requires_grad]
-    groups: list[dict[str, Any]] = []
-    # One fused call takes tensors that are split, or such that are not: encoders are whole.
-    for is_split in (True, False):
-        some = [p for p in trained if isinstance(p, DTensor) == is_split]
-        groups += [
-            {"params": [p for p in some if p.dim() >= 2], "weight_decay": train.weight_decay},
-            {"params": [p for p in some if p.dim() < 2], "weight_decay": 0.0},
-        ]
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in trained if p.dim() >= 2], "weight_decay": train.weight_decay},
+        {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0},
+    ]
     kind = torch.optim.AdamW if turns is None else TurnsAdamW
     optimizer = kind(
         [group for group in groups if group["params"]] or groups[:1],  # a stage may train nothing
@@ -76,34 +72,37 @@ def global_norm(
     """Euclidean norm of all gradients, over every rank, float64 scalar.
 
     Gradients are grouped by how they are split; a group's squares are summed over exactly
-    the mesh axes that split it, so replicas are counted once and shards all.
+    the mesh axes that split it, so replicas are counted once and shards all. Every rank of a mesh
+    takes part, also where the sum does not count.
 
     Args:
         module: This rank's weights, or those of its stages.
         counted: Whether a weight of this name counts here; it may count on another stage instead.
         stages: The ranks that hold the other stages of a pipeline.
     """
-    groups: dict[tuple[DeviceMesh, tuple[bool, ...]], list[DTensor]] = {}
+    groups: dict[tuple[DeviceMesh, tuple[bool, ...], bool], list[DTensor]] = {}
     total: Tensor | None = None
     plain = []
     for name, parameter in module.named_parameters():
         gradient = parameter.grad
-        if gradient is None or not counted(name):
+        if gradient is None:
             continue
+        counts = counted(name)
         if isinstance(gradient, DTensor):
             split = tuple(isinstance(place, Shard) for place in gradient.placements)
-            groups.setdefault((gradient.device_mesh, split), []).append(gradient)
-        else:
+            groups.setdefault((gradient.device_mesh, split, counts), []).append(gradient)
+        elif counts:
             plain.append(gradient)
     if plain:
         total = _square_sum(plain)
-    for (_, split), gradients in groups.items():
+    for (_, split, counts), gradients in groups.items():
         squares = _square_sum([gradient.to_local() for gradient in gradients])
         mesh = gradients[0].device_mesh
         for dim, is_split in enumerate(split):
             if is_split and mesh.size(dim) > 1:
                 dist.all_reduce(squares, group=mesh.get_group(dim))
-        total = squares if total is None else total + squares
+        if counts:
+            total = squares if total is None else total + squares
     if total is None and stages is not None:  # none of this stage's weights is trained
         total = torch.zeros((), dtype=torch.float64, device=next(module.parameters()).device)
     if total is None:

@@ -112,6 +112,25 @@ class Layout:
         return self.dp * self.cp
 
     @property
+    def shards(self) -> int:
+        """Ranks over which ZeRO shards a weight outside experts.
+
+        >>> Layout(dp=8, replicas=2).shards, Layout(dp=8, zero=0).shards
+        (4, 1)
+        """
+        return self.zero_ranks // self.replicas if self.zero else 1
+
+    @property
+    def of_encoders(self) -> "Layout":
+        """The layout of encoders beside this one's decoder: all ranks share the data alone.
+
+        >>> encoders = Layout(dp=2, tp=2, pp=2, zero=3).of_encoders
+        >>> encoders.dp, encoders.tp, encoders.pp, encoders.zero
+        (8, 1, 1, 3)
+        """
+        return Layout(dp=self.world, zero=self.zero, replicas=self.replicas)
+
+    @property
     def edp(self) -> int:
         """Ranks of a stage that hold the same share of the same experts."""
         return self.stage_ranks // (self.ep * self.etp)

@@ -23,6 +23,7 @@ from equipoise.nn.packed import PackedModel
 from equipoise.observe.journal import EventSink
 from equipoise.optim.adamw import make_adamw
 from equipoise.parallel.apply import apply_axes
+from equipoise.parallel.modality.shard import ShardedEncoders
 from equipoise.parallel.overlap.parts import Parts
 from equipoise.sim.rank_loads import ContextPlanner
 from equipoise.sim.settle.sharding import run_price
@@ -144,8 +145,14 @@ def build_runner(
                 f'pack.policy = "{resolved.spec.pack.policy}" divides documents over ranks, which '
                 f"is not proven with images or sound. Use by-work."
             )
-        sharded.decoder.add_module(ENCODERS, encoders.to(ranks.device))
-        modality = ModalityRunner.of(encoders, store, ranks, sharing, journal)
+        beside = ShardedEncoders(
+            encoders.to(ranks.device),
+            ranks,
+            layout.of_ranks(ranks.world).of_encoders,
+            small_bytes=small_bytes,
+        )
+        sharded.attach(ENCODERS, encoders)
+        modality = ModalityRunner.of(beside, store, ranks, sharing, journal)
     if stages is not None:
         pipeline = PipelineRunner.join(
             sharded, *stages, store, ranks, journal, precision=train.precision

@@ -247,6 +247,8 @@ class RunRecorder:
             bridge_s=encoders.bridge_s,
             bridge_bytes=encoders.bytes,
             bridge_messages=encoders.messages,
+            weight_bytes=encoders.weight_bytes,
+            weight_messages=encoders.weight_messages,
         )
 
     def _write_experts(self, experts: ExpertLoads, step: int, step_s: float) -> None:

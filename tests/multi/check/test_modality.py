@@ -21,10 +21,22 @@ def _of(ranks: int) -> list[Case]:
     cases = modal_cases(ranks, MODEL)
     if ranks < 4:
         return cases
-    degrees = [(each.layout.cp, each.layout.tp, each.layout.pp) for each in cases]
-    joint = [each for each, own in zip(cases, degrees, strict=True) if sorted(own) == [1, 2, 2]]
     piped = [each for each in cases if each.router and each.layout.pp == 2]
-    return [each for each in cases if each.layout.zero == 3][:1] + joint[:2] + piped
+    halves = [
+        each
+        for each in cases
+        if not each.router and 4 not in (each.layout.cp, each.layout.tp, each.layout.pp)
+    ]
+    return halves + piped
+
+
+def test_every_axis_is_beside_every_stage_of_encoders() -> None:
+    for ranks in (2, 4):
+        layouts = [each.layout for each in modal_cases(ranks, MODEL) if not each.router]
+        for axis in ("dp", "cp", "tp", "pp"):
+            stages = {each.zero for each in layouts if getattr(each, axis) > 1}
+            assert stages == {0, 1, 2, 3}, (ranks, axis)
+    assert {each.zero for each in layouts if each.replicas == 2} == {2, 3}
 
 
 def test_every_axis_is_beside_encoders_and_experts() -> None:
@@ -50,7 +62,7 @@ def test_they_do_over_gloo() -> None:
     dense = [each for each in modal_cases(2, MODEL) if not each.router]
     cases = [each for each in dense if each.layout.zero == 3 or each.layout.pp == 2]
     verdicts = run_ranks(2, check_cases, cases[:-1])[0]  # what zb-v sends is what 1f1b sends
-    assert len(verdicts) == 4
+    assert len(verdicts) == 7
     assert [verdict for verdict in verdicts if not verdict.is_exact] == []
 
 

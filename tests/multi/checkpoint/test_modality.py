@@ -13,11 +13,13 @@ from PIL import Image
 
 from equipoise.base.errors import CheckpointError
 from equipoise.comm.local import run_ranks
+from equipoise.cost.modality import count_weight_traffic
 from equipoise.data.cache.store import TokenStore, prepare
 from equipoise.data.modality.rules import ItemRules
 from equipoise.data.progress import SilentProgress
 from equipoise.observe.reader import read_run
 from equipoise.serve.source import open_model
+from equipoise.spec.layout import Layout
 from equipoise.spec.modality.sections import AudioSpec, VisionSpec
 from equipoise.spec.run.resolved import ResolvedFile
 from equipoise.spec.run.spec import DataSpec
@@ -76,10 +78,16 @@ def test_a_resume_on_other_axes_trains_as_one_rank(tmp_path: Path, rows: TokenSt
     assert any(name.startswith("encoders.audio.") for name in alone.weights)
     assert any(name.startswith("encoders.image.") for name in alone.weights)
     folder = tmp_path / "resumed"
-    runs = {"zero 3": {"steps": 2, "dp": 2, "zero": 3}, "tp": {"steps": 4, "dp": 1, "tp": 2}}
-    first, second = (_train(folder, _make(rows, **keys)) for keys in runs.values())
-    assert first.losses + second.losses == pytest.approx(alone.losses, rel=1e-5)
-    assert_close(dataclasses.replace(second, losses=alone.losses), alone)
+    sessions = [
+        {"steps": 1, "dp": 2, "zero": 3},
+        {"steps": 2, "dp": 1, "tp": 2},
+        {"steps": 3, "dp": 3, "zero": 2},
+        {"steps": 4, "dp": 2, "zero": 0},
+    ]
+    ended = [_train(folder, _make(rows, **keys)) for keys in sessions]
+    losses = [loss for each in ended for loss in each.losses]
+    assert losses == pytest.approx(alone.losses, rel=1e-5)
+    assert_close(dataclasses.replace(ended[-1], losses=alone.losses), alone)
 
     record = read_run(folder)
     encoders = record.encoders
@@ -90,6 +98,11 @@ def test_a_resume_on_other_axes_trains_as_one_rank(tmp_path: Path, rows: TokenSt
         assert sum(event["work"]) == sum(event["work_in_turn"])
         assert event["bridge_bytes"] % (4 * MODEL.hidden) == 0
         assert 0 < event["bridge_bytes"] <= 2 * event["rows"] * 4 * MODEL.hidden
+    specs = VISION.encoder, AUDIO.encoder
+    for event, keys in zip(events(folder, "encoders"), sessions, strict=True):
+        layout = Layout(dp=len(event["work"]), zero=keys.get("zero", 1))
+        counted = count_weight_traffic(specs, MODEL.hidden, layout)
+        assert (event["weight_bytes"], event["weight_messages"]) == dataclasses.astuple(counted)
     names = {event["name"] for event in events(folder) if event["kind"] == "span"}
     assert {"encode", "encode-backward"} <= names
 

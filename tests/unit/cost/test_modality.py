@@ -1,18 +1,24 @@
 """Encoders priced: nothing costs nothing, more never costs less, and pairs cost by each item."""
 
+import dataclasses
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.cost.modality import (
     EncodePasses,
+    WeightTraffic,
+    count_weight_traffic,
     encode_passes,
+    encoder_groups,
     encoder_params,
     held_bytes,
     kept_bytes,
 )
 from equipoise.sim.machine import Machine
 from equipoise.spec.cluster.spec import find_cluster
+from equipoise.spec.layout import Layout
 from equipoise.spec.modality.encoder import EncoderSpec
 
 SPEC = EncoderSpec("image", layers=4, hidden=256, heads=4, values=588, merge=(2, 2))
@@ -37,7 +43,7 @@ def test_more_patches_never_cost_less(quarters: list[int], which: int) -> None:
 
 def test_nothing_costs_nothing_and_pairs_cost_by_the_item() -> None:
     assert _whole([]) == EncodePasses(0.0, 0.0)
-    assert held_bytes([], 512, sent_rows=0, read_rows=0) == 0
+    assert held_bytes([], 512, Layout(), sent_rows=0, read_rows=0) == 0
     one, eight = _whole([32_768]), _whole([4096] * 8)
     assert one.forward_s > 1.5 * eight.forward_s
     assert one.backward_s > 1.5 * eight.backward_s
@@ -56,7 +62,35 @@ def test_work_in_the_limit_is_the_counted_one() -> None:
 
 def test_rows_and_states_are_held() -> None:
     patches = np.array([64], dtype=np.int64)
-    whole = held_bytes([(SPEC, patches)], 512, sent_rows=16, read_rows=10)
-    without = held_bytes([(SPEC, patches)], 512, sent_rows=0, read_rows=0)
+    whole = held_bytes([(SPEC, patches)], 512, Layout(), sent_rows=16, read_rows=10)
+    without = held_bytes([(SPEC, patches)], 512, Layout(), sent_rows=0, read_rows=0)
     assert whole - without == (16 + 2 * 10) * 512 * 4
-    assert without - kept_bytes(SPEC, patches) == 16 * encoder_params(SPEC, 512)
+    assert without - kept_bytes(SPEC, patches) == 20 * encoder_params(SPEC, 512)
+
+
+def test_states_are_held_by_the_stage_of_zero() -> None:
+    params, nothing = encoder_params(SPEC, 512), np.zeros(0, dtype=np.int64)
+
+    def held(layout: Layout) -> int:
+        return held_bytes([(SPEC, nothing)], 512, layout, sent_rows=0, read_rows=0)
+
+    eighth = params // 8
+    assert 8 * eighth == params
+    assert held(Layout(dp=8, zero=0)) == 20 * params
+    assert held(Layout(dp=8, zero=1)) == 8 * params + 12 * eighth
+    assert held(Layout(dp=8, zero=2)) == 4 * params + 16 * eighth
+    assert held(Layout(dp=8, zero=2, replicas=2)) == 4 * params + 32 * eighth
+    ends, *layers = encoder_groups(SPEC, 512, Layout(dp=8))
+    assert sum(each.params for each in (ends, *layers)) == params
+    assert held(Layout(dp=8, zero=3)) == 16 * eighth + 4 * (ends.params + layers[0].params)
+
+
+def test_rows_that_ranks_do_not_divide_are_padded() -> None:
+    spec = dataclasses.replace(SPEC, layers=1)
+    ends, layer = encoder_groups(spec, 510, Layout(dp=4))
+    assert layer.owned * 4 == layer.params
+    assert ends.owned * 4 - ends.params == 2 * (
+        4 * SPEC.hidden + 1
+    )  # project's 510 rows and biases
+    traffic = count_weight_traffic([spec], 510, Layout(dp=4))
+    assert traffic == WeightTraffic(4 * 2 * 3 * 4 * (ends.owned + layer.owned), 4 * 2 * 3 * 2)

@@ -41,7 +41,7 @@ from dataclasses import dataclass
 from equipoise.cost.memory.layer import LayerBytes, token_bytes
 from equipoise.cost.memory.overhead import CPU_OVERHEAD, DeviceOverhead
 from equipoise.cost.memory.share import StageShare, whole_model
-from equipoise.cost.memory.weights import WeightGroup, held_groups, is_kept_whole
+from equipoise.cost.memory.weights import WeightGroup, count_held, held_groups
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.recompute import LayerRecompute, layer_recompute
@@ -123,24 +123,10 @@ def forecast_memory(
     stage = whole_model(model) if stage is None else stage
     width = 4 if precision == "fp32" else 2
     tables, layers = held_groups(model, layout, stage.layers, stage.embeds, stage.has_head)
-    groups = [tables, *layers]
     largest = max(layers, key=lambda group: group.params, default=WeightGroup(0, 0))
-    owned = sum(group.owned for group in groups)
-    params = sum(group.params for group in groups)
+    held = count_held([tables], layers, layout, width=width)
     sums_at_end = layout.zero <= 1
-    small = [
-        group
-        for group in groups
-        if is_kept_whole(group, width=width, zero=layout.zero, pp=layout.pp)
-    ]
-    gathered = params
-    if layout.zero == 3:
-        moved = [group.params for group in layers if group not in small]
-        stays = [group.params for group in layers if group in small]
-        gathered = tables.params + sum(stays) + max(moved, default=0)
-    gradients = 4 * (params if sums_at_end else owned)
-    gradients += 4 * sum(group.params - group.owned for group in small)
-    gradients = int(trained * gradients)
+    gradients = int(trained * 4 * held.gradients)
     new = 0 if sums_at_end else width  # of what has a gradient of its own until it is reduced
     ahead = width * largest.params if layout.zero == 3 else 0
     head = model.hidden * -(-model.vocab // layout.tp) if stage.has_head else 0
@@ -174,16 +160,16 @@ def forecast_memory(
         passing = terms["loss"] + terms["working space"] + terms["communication"]
         return overhead.taken_bytes(
             kept=terms["activations"] if micro_batches > 1 else 0.0,
-            passing=passing + (width * gathered if layout.zero == 3 else 0),
+            passing=passing + (width * held.gathered if layout.zero == 3 else 0),
             narrow_sizes=0 if precision == "fp32" else sizes,
         )
 
     fullest = max(moments, key=lambda terms: sum(terms.values()) + taken(terms))
     return MemoryForecast(
         {
-            "parameters": 4 * owned,
-            "gathered parameters": width * gathered,
-            "optimizer": int(trained * 8 * owned),
+            "parameters": 4 * held.owned,
+            "gathered parameters": width * held.gathered,
+            "optimizer": int(trained * 8 * held.owned),
             **{name: int(value) for name, value in fullest.items()},
             "device": int(taken(fullest)),
         }

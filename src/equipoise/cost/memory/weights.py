@@ -99,9 +99,52 @@ def is_kept_whole(
     return zero == 3 and pp == 1 and is_small and not group.are_spread
 
 
+@dataclass(frozen=True, slots=True)
+class HeldNumbers:
+    """Numbers of one rank's weights at the fullest moment of its passes."""
+
+    owned: int
+    """Weights that it keeps and updates."""
+    gathered: int
+    """Weights in their gathered form."""
+    gradients: int
+
+
+def count_held(
+    ends: Sequence[WeightGroup], layers: Sequence[WeightGroup], layout: Layout, *, width: int
+) -> HeldNumbers:
+    """What a rank holds of groups of weights beside activations.
+
+    Args:
+        ends: What is outside of layers, gathered through all passes.
+        layers: Those of each layer.
+        layout: Degrees and ZeRO stage.
+        width: Of a gathered weight [bytes].
+
+    >>> ends, layers = [WeightGroup(1 << 20, 1 << 19)], [WeightGroup(1 << 22, 1 << 21)] * 8
+    >>> held = [count_held(ends, layers, Layout(dp=2, zero=zero), width=4) for zero in (1, 2, 3)]
+    >>> [each.gathered >> 20 for each in held], [each.gradients >> 19 for each in held]
+    ([33, 33, 5], [66, 33, 33])
+    """
+    groups = [*ends, *layers]
+    owned, params = sum(each.owned for each in groups), sum(each.params for each in groups)
+    if layout.zero <= 1:
+        return HeldNumbers(owned, params, params)
+    small = [
+        group
+        for group in groups
+        if is_kept_whole(group, width=width, zero=layout.zero, pp=layout.pp)
+    ]
+    gathered = params
+    if layout.zero == 3:
+        moved = [group.params for group in layers if group not in small]
+        stays = [group.params for group in layers if group in small]
+        gathered = sum(each.params for each in ends) + sum(stays) + max(moved, default=0)
+    return HeldNumbers(owned, gathered, owned + sum(each.params - each.owned for each in small))
+
+
 def _group(params: int, layout: Layout) -> WeightGroup:
-    sharers = 1 if layout.zero == 0 else layout.zero_ranks // layout.replicas
-    return WeightGroup(params, -(-params // sharers))
+    return WeightGroup(params, -(-params // layout.shards))
 
 
 def _layer_params(model: ModelSpec, layout: Layout, *, sparse: bool) -> int:

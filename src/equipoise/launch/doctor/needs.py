@@ -55,7 +55,7 @@ def needs_of(
     ]
     fullest = max(forecasts, key=lambda each: each.total_bytes)
     encoded = [(each, np.zeros(0, dtype=np.int64)) for each in spec.encoders]
-    encoders = held_bytes(encoded, model.hidden, sent_rows=0, read_rows=0)
+    encoders = held_bytes(encoded, model.hidden, layout.of_encoders, sent_rows=0, read_rows=0)
     # fp32 weights and the optimizer's two moments of each.
     encoder_weights = sum(encoder_params(each, model.hidden) for each in spec.encoders)
     checkpoint_bytes = 12 * (model.params + encoder_weights)

@@ -2,8 +2,9 @@
 
 What it decides
     A checkpoint, an optimizer and a report know weights by names: encoders are ``encoders.image``
-    and ``encoders.audio`` of the decoder, whatever its layout, and stay whole on every rank. They
-    join the decoder when it has been divided over its ranks, so that no axis divides them too.
+    and ``encoders.audio`` of the decoder, whatever its layout. They join the decoder when it has
+    been divided over its ranks, so that none of its axes divides them: they have a mesh of their
+    own (``parallel.modality.shard``).
 
 Kept true (tests/multi/checkpoint/test_modality.py)
     A run that resumes on another layout has the same encoders.

@@ -33,6 +33,7 @@ width of the encoder, B items of a run, H heads, E head width.
 from collections.abc import Sequence
 from itertools import groupby
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, scaled_dot_product_attention
@@ -73,7 +74,7 @@ class EncoderLayer(nn.Module):
             three_BHNE = (x.unflatten(0, run).transpose(1, 2) for x in qkv)
             o_BHNE = scaled_dot_product_attention(*three_BHNE)
             parts.append(o_BHNE.transpose(1, 2).flatten(2).flatten(0, 1))
-        o_PD = torch.cat(parts)
+        o_PD = torch.cat(parts) if parts else v_PHE.flatten(1)
         x_PD = x_PD + self.output(o_PD)
         normed_PD = self.feed_forward_norm(x_PD)
         out_PD: Tensor = x_PD + self.down(gelu(self.up(normed_PD), approximate="tanh"))
@@ -104,11 +105,10 @@ class ItemEncoder(nn.Module):
 
         Args:
             patches_PC: All patches, each item's in blocks of those that are merged.
-            grids: Rows and columns of each item's patches.
+            grids: Rows and columns of each item's patches; without any, the backward of the result
+                gives every weight a gradient of 0.
         """
         x_PD: Tensor = self.embed(patches_PC)
-        if not grids:
-            return x_PD.new_zeros(0, self.width)
         table = self._table(grids, x_PD)
         runs = runs_of([rows * columns for rows, columns in grids])
         for layer in self.layers:
@@ -122,8 +122,8 @@ class ItemEncoder(nn.Module):
         quarter = self.spec.hidden // self.spec.heads // 4
         steps = torch.arange(quarter, dtype=torch.float64, device=like.device)
         frequency = _THETA ** (-steps / quarter)
-        places = [torch.from_numpy(places_of(grid, self.spec.merge)) for grid in grids]
-        at_P2 = torch.cat(places).to(like.device, torch.float64)
+        places = [places_of(grid, self.spec.merge) for grid in grids]
+        at_P2 = torch.from_numpy(np.concatenate([np.zeros((0, 2)), *places])).to(like.device)
         angles = (at_P2[:, :, None] * frequency).flatten(1)
         return torch.stack((angles.cos(), angles.sin()))[:, :, None].to(like.dtype)
 

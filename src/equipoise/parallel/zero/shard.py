@@ -32,10 +32,12 @@ Sources
     sum reduction.
 """
 
+from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
     DataParallelMeshDims,
     FSDPModule,
@@ -54,11 +56,105 @@ from equipoise.nn.decoder import Decoder
 from equipoise.nn.moe.layer import MixtureOfExperts
 from equipoise.nn.packed import PackedModel
 from equipoise.parallel.expert.tiers import ExpertTiers
-from equipoise.parallel.zero.exchange import ExchangeGather, ExchangeReduce
+from equipoise.parallel.zero.exchange import ExchangeGather, ExchangeReduce, NotePart
 from equipoise.spec.layout import Layout
 
 
-class ShardedDecoder:
+class ShardedParts:
+    """Parts of a model that are gathered and reduced each by itself, and their switches."""
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        *,
+        zero: int,
+        policy: MixedPrecisionPolicy,
+        small_bytes: int,
+        meter: WaitMeter | None = None,
+        note: NotePart = lambda *_: None,
+    ) -> None:
+        """Begin with none.
+
+        Args:
+            ranks: All of them.
+            zero: ZeRO stage.
+            policy: In which dtypes weights are gathered and gradients summed.
+            small_bytes: The most that a group of weights has, gathered, which ZeRO 3 keeps for the
+                step.
+            meter: Of what this rank waits in gathers and sums of weights, on a CPU.
+            note: Counts what it sends in them, on a CPU.
+        """
+        self.zero, self.small_bytes = zero, small_bytes
+        self.meter = meter or WaitMeter()
+        """What this rank waits in gathers and sums of weights, on a CPU."""
+        self._device, self._policy, self._note = ranks.device, policy, note
+        self._small: set[nn.Module] = set()
+        self._parts: list[FSDPModule] = []
+
+    @property
+    def sums_at_end(self) -> bool:
+        """Gradients meet once, after all micro-batches."""
+        return self.zero <= 1
+
+    def prepare_micro_batch(self, *, last: bool) -> None:
+        """Set what the next backward does with gradients and gathered parameters."""
+        for part in self._parts:
+            at_end = self.sums_at_end or part in self._small
+            part.set_requires_gradient_sync(last or not at_end, recurse=False)
+            frees = self.zero == 3 and part not in self._small
+            part.set_reshard_after_backward(last or frees, recurse=False)
+
+    def free_gathered(self) -> None:
+        """Keep only this rank's shards, after forwards that no backward followed."""
+        for part in self._parts:
+            part.reshard()
+
+    def _shard(
+        self,
+        module: nn.Module,
+        mesh: DeviceMesh,
+        *,
+        stays: bool = False,
+        pp: int = 1,
+        data_axes: DataParallelMeshDims | None = None,
+        elsewhere: Collection[nn.Parameter] = (),
+    ) -> None:
+        """Shard what no part of the module has been given before.
+
+        Args:
+            module: Gathered and reduced by itself.
+            mesh: Of the ranks that hold these weights alike.
+            stays: Whether its backward begins with what its forward has just ended with.
+            pp: Degree of pipeline parallelism.
+            data_axes: Which axes of the mesh ZeRO may use; all unless given.
+            elsewhere: Weights that others hold.
+        """
+        own = WeightGroup(_count_own(module, elsewhere), 0)
+        width = 4 if self._policy.param_dtype is None else self._policy.param_dtype.itemsize
+        if is_kept_whole(own, width=width, zero=self.zero, pp=pp, small_bytes=self.small_bytes):
+            self._small.add(module)
+        fully_shard(
+            module,
+            mesh=mesh,
+            reshard_after_forward=self.zero == 3 and not stays and module not in self._small,
+            mp_policy=self._policy,
+            dp_mesh_dims=data_axes,
+            ignored_params=set(elsewhere),
+        )
+
+    def _switch(self, root: nn.Module) -> None:
+        """Take over the collectives of a module's parts: sums instead of means, counted waits."""
+        parts = [part for part in root.modules() if isinstance(part, FSDPModule)]
+        for part in parts:
+            part.set_gradient_divide_factor(1.0)
+            part.set_force_sum_reduction_for_comms(True)
+            if self._device.type == "cpu":
+                part.set_custom_all_gather(ExchangeGather(self.meter, self._note))
+                part.set_custom_reduce_scatter(ExchangeReduce(self.meter, self._note))
+        self._parts += parts
+
+
+class ShardedDecoder(ShardedParts):
     """A decoder on its data-parallel mesh, and the switches of its collectives."""
 
     def __init__(
@@ -88,61 +184,39 @@ class ShardedDecoder:
         """
         if mesh is not None:
             _require_divided(decoder, mesh.layout)
+        policy = mixed_precision(precision)
+        super().__init__(ranks, zero=zero, policy=policy, small_bytes=small_bytes)
         self.decoder = decoder
         self.mesh = mesh
-        self._device = ranks.device
-        self.zero = zero
-        self._small: set[nn.Module] = set()
-        self.meter = WaitMeter()
-        """What this rank waits in gathers and sums of weights, on a CPU."""
         self.tiers: ExpertTiers | None = None
         """Experts that have no memory, if there are any."""
-        policy = mixed_precision(precision)
         weights, data_axes = ranks.data_mesh(zero) if mesh is None else mesh.weights, None
         if mesh is not None and mesh.layout.tp > 1:
             copied = REPLICATE_AXIS if REPLICATE_AXIS in (weights.mesh_dim_names or ()) else None
             data_axes = DataParallelMeshDims(shard=SHARD_AXIS, replicate=copied)
         pp = 1 if mesh is None else mesh.layout.pp
-        width = 4 if policy.param_dtype is None else policy.param_dtype.itemsize
         elsewhere = _elsewhere(decoder)
         for module in (*decoder.stack, decoder):
-            own = WeightGroup(_count_own(module, elsewhere), 0)
-            if is_kept_whole(own, width=width, zero=zero, pp=pp, small_bytes=small_bytes):
-                self._small.add(module)
-            stays = _turns_back(decoder, module, pp) or module in self._small
-            fully_shard(
+            self._shard(
                 module,
-                mesh=weights,
-                reshard_after_forward=zero == 3 and not stays,
-                mp_policy=policy,
-                dp_mesh_dims=data_axes,
-                ignored_params=elsewhere,
+                weights,
+                stays=_turns_back(decoder, module, pp),
+                pp=pp,
+                data_axes=data_axes,
+                elsewhere=elsewhere,
             )
-        self._parts = [part for part in decoder.modules() if isinstance(part, FSDPModule)]
-        for part in self._parts:
-            part.set_gradient_divide_factor(1.0)
-            part.set_force_sum_reduction_for_comms(True)
-            if ranks.device.type == "cpu":
-                part.set_custom_all_gather(ExchangeGather(self.meter))
-                part.set_custom_reduce_scatter(ExchangeReduce(self.meter))
+        self._switch(decoder)
 
-    @property
-    def sums_at_end(self) -> bool:
-        """Gradients meet once, after all micro-batches."""
-        return self.zero <= 1
+    def attach(self, name: str, module: nn.Module) -> None:
+        """Add a module that runs, and is sharded, by itself; before anything has run.
 
-    def prepare_micro_batch(self, *, last: bool) -> None:
-        """Set what the next backward does with gradients and gathered parameters."""
-        for part in self._parts:
-            at_end = self.sums_at_end or part in self._small
-            part.set_requires_gradient_sync(last or not at_end, recurse=False)
-            frees = self.zero == 3 and part not in self._small
-            part.set_reshard_after_backward(last or frees, recurse=False)
-
-    def free_gathered(self) -> None:
-        """Keep only this rank's shards, after forwards that no backward followed."""
-        for part in self._parts:
-            part.reshard()
+        Its weights are then among the decoder's to optimizers and checkpoints. ``fully_shard``
+        finds the parts of a model when that first runs, so the decoder's are found here: this
+        module's among them would be freed and reduced in the decoder's backwards.
+        """
+        if isinstance(self.decoder, FSDPModule):
+            self.decoder._get_fsdp_state()._lazy_init()
+        self.decoder.add_module(name, module)
 
     def loading(self, optimizer: torch.optim.Optimizer) -> AbstractContextManager[None]:
         """A block in which all weights and moments are in memory, to be filled."""
@@ -187,10 +261,10 @@ def _elsewhere(decoder: nn.Module) -> set[nn.Parameter]:
     return {weight for experts in held for weight in experts.parameters()}
 
 
-def _count_own(module: nn.Module, elsewhere: set[nn.Parameter]) -> int:
+def _count_own(module: nn.Module, elsewhere: Collection[nn.Parameter]) -> int:
     """Weights of this rank that no part of the module has been given before."""
     parts = [part for part in module.modules() if isinstance(part, FSDPModule)]
-    given = {weight for part in parts for weight in part.parameters()} | elsewhere
+    given = {weight for part in parts for weight in part.parameters()} | set(elsewhere)
     own = [weight for weight in module.parameters() if weight not in given]
     return sum((w.to_local() if isinstance(w, DTensor) else w).numel() for w in own)
 

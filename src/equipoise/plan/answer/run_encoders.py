@@ -1,8 +1,9 @@
 """What a run's encoders add to each choice: the items of the step that stands for all.
 
 Why
-    Encoders run on all ranks whatever the layout, so they hardly decide between layouts; but a
-    plan that leaves them out promises a step that no run has, and memory that is taken.
+    Encoders run on all ranks whatever the layout, so only its stage of ZeRO and the way of rows
+    decide between layouts; but a plan that leaves them out promises a step that no run has, and
+    memory that is taken.
 
 What it decides
     Nothing: items are dealt, and their rows carried, by the functions that do it in the run, from
@@ -65,7 +66,10 @@ class RunEncoders:
         """What they add under a choice."""
         step, residuals = self.plan(choice), choice.options.residuals
         width = self.model.hidden
-        return price_encoders(step, self.items, self.encoders, width, self.machine, residuals)
+        layout = choice.layout.of_encoders
+        return price_encoders(
+            step, self.items, self.encoders, width, self.machine, residuals, layout
+        )
 
     def plan(self, choice: Choice) -> ModalityStep:
         """Who encodes the items of the step that stands for all, and who reads them."""

@@ -1,4 +1,4 @@
-"""What encoders add to a step: the slowest rank's items, the bridge both ways, sums and updates.
+"""What encoders add to a step: the slowest rank's items, bridge, weights on their way, updates.
 
 Why
     A layout is chosen by seconds of a step and by what fits. Encoders run on every rank whatever
@@ -7,8 +7,11 @@ Why
 What it decides
     The phases of ``parallel.modality``, which meet between each other, one after the other::
 
-        encode | rows cross | decoder's step | gradients cross | encoders' backward | sum | update
-        max     bridge                          bridge            max                  all ranks
+        gather | encode | rows cross | decoder's step | gradients cross | backward | sum | update
+        weights  max      bridge                        bridge            max       weights
+
+    Weights are gathered and gradients summed over all ranks by the layout's stage of ZeRO, group by
+    group (``cost.modality.encoder_groups``); under 3 they are gathered a second time.
 
     Nothing hides any of them. Where ``equipoise calibrate RUN.toml`` timed an encoder on as many
     ranks of this machine, its times answer, with the reading of files; else the kernels do. The
@@ -32,8 +35,9 @@ from equipoise.cost.curves.parts import encoder_points
 from equipoise.cost.modality import (
     ELEMENT_BYTES,
     EncodePasses,
+    count_moves,
     encode_passes,
-    encoder_params,
+    encoder_groups,
     held_bytes,
     timed_passes,
 )
@@ -42,6 +46,7 @@ from equipoise.cost.step.request import Residuals, StepPrice
 from equipoise.schedule.modality.bridge import BridgePlan
 from equipoise.sim.machine import Machine
 from equipoise.spec.device.parts import encoder_name
+from equipoise.spec.layout import Layout
 from equipoise.spec.modality.encoder import KINDS, EncoderSpec
 from equipoise.spec.modality.items import Items
 
@@ -57,8 +62,8 @@ class EncoderPrice:
     """Seconds of each rank's items."""
     bridge_s: float
     """Rows to their readers, and gradients back."""
-    sum_s: float
-    """The sum of the encoders' gradients over all ranks."""
+    weights_s: float
+    """Encoders' weights and gradients between ranks."""
     update_s: float
     held_bytes: Ints
     """What each rank holds beside its decoder through the step, int64 [ranks]."""
@@ -75,7 +80,7 @@ class EncoderPrice:
         backward = max(each.backward_s for each in self.passes)
         return {
             ENCODERS: forward + backward,
-            "encoder traffic": self.bridge_s + self.sum_s,
+            "encoder traffic": self.bridge_s + self.weights_s,
             "optimizer": self.update_s,
         }
 
@@ -86,8 +91,8 @@ class EncoderPrice:
 
     @property
     def least_s(self) -> float:
-        """The same without the bridge, which alone depends on the decoder's layout."""
-        return self.step_s - self.bridge_s
+        """The same without what the layout decides: traffic and updates."""
+        return self.terms[ENCODERS]
 
     def added_to(self, price: StepPrice) -> StepPrice:
         """A decoder's step with its encoders, and the memory of the fullest of both."""
@@ -111,6 +116,7 @@ def price_encoders(
     width: int,
     machine: Machine,
     residuals: Residuals,
+    layout: Layout,
 ) -> EncoderPrice:
     """Price the items of a step.
 
@@ -121,6 +127,7 @@ def price_encoders(
         width: Hidden width of the decoder.
         machine: Its devices compute fp32 here, as encoders do.
         residuals: Of kernels in whole steps.
+        layout: The encoders' own (``Layout.of_encoders``).
     """
     machine, ranks, sent = machine.at("fp32"), step.plan.ranks, step.plan.sent
     timed, passes, held = encoder_points(machine.device, ranks), [], []
@@ -137,18 +144,39 @@ def price_encoders(
         shares = [(each, patches[kind == KINDS.index(each.kind)]) for each in encoders]
         passes.append(sum((passes_of(*each) for each in shares), EncodePasses(0.0, 0.0)))
         rows = {"sent_rows": int(sent[rank].sum()), "read_rows": int(sent[:, rank].sum())}
-        held.append(held_bytes(shares, width, **rows))
-    params = sum(encoder_params(each, width) for each in encoders)
-    sum_s = 0.0
-    if ranks > 1:
-        sum_s = machine.collective(tuple(range(ranks)))("all_reduce", params * ELEMENT_BYTES)
+        held.append(held_bytes(shares, width, layout, **rows))
+    owned = sum(group.owned for each in encoders for group in encoder_groups(each, width, layout))
     return EncoderPrice(
         tuple(passes),
         residuals.traffic * bridge_s(step.plan, width, machine),
-        residuals.traffic * sum_s,
-        params * ADAM_BYTES / machine.bytes_per_s * residuals.moves,
+        residuals.traffic * weights_s(encoders, width, layout, machine),
+        owned * ADAM_BYTES / machine.bytes_per_s * residuals.moves,
         np.array(held, dtype=np.int64),
     )
+
+
+def weights_s(
+    encoders: Sequence[EncoderSpec], width: int, layout: Layout, machine: Machine
+) -> float:
+    """Seconds of encoders' weights that are gathered, and of gradients that are summed.
+
+    Args:
+        encoders: Each of another kind.
+        width: Hidden width of the decoder.
+        layout: The encoders' own (``Layout.of_encoders``).
+        machine: Links between the ranks.
+    """
+    sharers, copies = range(layout.shards), range(0, layout.world, layout.shards)
+    seconds = 0.0
+    for group in (each for spec in encoders for each in encoder_groups(spec, width, layout)):
+        if layout.shards > 1:
+            exchange, whole = machine.collective(tuple(sharers)), group.params * ELEMENT_BYTES
+            gathers = count_moves(group, layout) - 1
+            seconds += gathers * exchange("all_gather", whole) + exchange("reduce_scatter", whole)
+        if len(copies) > 1:
+            share = group.owned * ELEMENT_BYTES
+            seconds += machine.collective(tuple(copies))("all_reduce", share)
+    return seconds
 
 
 def bridge_s(plan: BridgePlan, width: int, machine: Machine) -> float:

@@ -144,6 +144,7 @@ class Case:
         degrees = {"tp": layout.tp, "ep": layout.ep, "etp": layout.etp}
         parts += [f"{axis} = {ranks}" for axis, ranks in degrees.items() if ranks > 1]
         parts += [f"pp = {layout.pp}, {layout.schedule}"] if layout.pp > 1 else []
+        parts += [f"replicas = {layout.replicas}"] if layout.replicas > 1 else []
         parts += [f"{self.experts.policy} experts, {self.router}"] if self.router else []
         parts += ["shortcut"] if self.model.shortcut else []
         parts += ["masked labels"] if self.masks else []

@@ -1,13 +1,14 @@
 """Cases with images and sound: encoders on all ranks beside a decoder in every layout.
 
 What it decides
-    Every ZeRO stage, windows that cut items, and every other axis that may share the decoder,
-    alone and with others. Policies that divide documents over ranks are refused and have none.
-    Then the same encoders beside a decoder with experts, which ranks share: as they lie, balanced
-    by copies, and cut by hidden units, beside every axis.
+    Every ZeRO stage, which shards encoders over all ranks, beside every other axis that may share
+    the decoder; copies of shards; windows that cut items; axes together. Policies that divide
+    documents over ranks are refused and have none. Then the same encoders beside a decoder with
+    experts, which ranks share: as they lie, balanced by copies, and cut by hidden units, beside
+    every axis.
 
 Kept true (tests/multi/check/test_modality.py)
-    Every axis is beside encoders, and beside encoders and experts.
+    Every axis is beside encoders at every stage, and beside encoders and experts.
 """
 
 import dataclasses
@@ -35,14 +36,17 @@ def modal_cases(ranks: int, model: ModelSpec) -> list[Case]:
         make(policy="in-order", context_tokens=64, zero=2, recompute="full"),
     ]
     for degree in divisors(ranks):
-        cases += [make(cp=degree), make(cp=degree, policy="in-order", context_tokens=96, zero=3)]
+        cases += [make(cp=degree, zero=zero) for zero in (0, 1, 2)]
+        cases += [make(cp=degree, policy="in-order", context_tokens=96, zero=3)]
         if model.heads % degree == 0:
-            cases += [make(tp=degree), make(tp=degree, zero=3, recompute="full")]
+            cases += [make(tp=degree, zero=zero) for zero in (0, 1, 2)]
+            cases += [make(tp=degree, zero=3, recompute="full")]
         piped = partial(make, pp=degree, policy="in-order", context_tokens=64)
-        cases += [piped(), piped(schedule="zb-v")]
+        cases += [*(piped(zero=zero) for zero in STAGES), piped(schedule="zb-v")]
     if ranks == 4:
         pipelined = partial(make, pp=2, policy="in-order", context_tokens=64)
         cases += [make(cp=2, tp=2), pipelined(cp=2, schedule="zb-h1"), pipelined(tp=2)]
+        cases += [make(zero=zero, replicas=2) for zero in (2, 3)]
     cases = [dataclasses.replace(case, repeats=at == 0) for at, case in enumerate(cases)]
     return cases + _beside_experts(ranks, with_experts(model))
 

@@ -51,7 +51,7 @@ from equipoise.train.check.sample import (
     loss_error,
     relative_error,
 )
-from equipoise.train.check.traffic import scheduled_traffic, with_bridge
+from equipoise.train.check.traffic import scheduled_traffic, with_encoders
 from equipoise.train.context import ContextGroup
 from equipoise.train.step import StepRunner
 from equipoise.train.together import Partners
@@ -98,8 +98,8 @@ def prove_case(
         (None, None) if case.theirs else scheduled_traffic(case, packed, sharing.planner, stages)
     )
     if runner.modality is not None:
-        ledgers.append(runner.modality.modality.ledger)
-    scheduled = with_bridge(scheduled, made.encoders)
+        ledgers.append(runner.modality.modality.sharded.ledger)
+    scheduled = with_encoders(scheduled, made.encoders)
     gradient_error, worst = reference.gradient_error(decoder)
     mine = Verdict(
         case=case,

@@ -3,7 +3,8 @@
 What it decides
     Nothing: the schedules are those that the step runs, of ``ContextPlanner``, ``plan_turn`` and
     ``StagePlanner``. Counted are attention's messages, forward and backward in every layer; in a
-    pipeline hidden states and their gradients between stages, and a tied table's gradient.
+    pipeline hidden states and their gradients between stages, and a tied table's gradient; of
+    encoders rows, weights that are gathered, and gradients that are split.
 
 Kept true (tests/multi/check/test_check.py, tests/multi/check/test_pipeline.py)
     Ranks send exactly that; a byte more fails the case.
@@ -46,13 +47,14 @@ def scheduled_traffic(
     return sent_bytes, messages
 
 
-def with_bridge(
+def with_encoders(
     scheduled: tuple[None, None] | Traffic, encoders: EncoderLoads | None
 ) -> tuple[None, None] | Traffic:
-    """The same, and what crosses between encoders and decoder, if there are any."""
+    """The same, and what crosses between encoders and decoder, and of encoders' weights, if any."""
     if encoders is None or scheduled[0] is None:
         return scheduled
-    return scheduled[0] + encoders.bytes, scheduled[1] + encoders.messages
+    sent_bytes = encoders.bytes + encoders.weight_bytes
+    return scheduled[0] + sent_bytes, scheduled[1] + encoders.messages + encoders.weight_messages
 
 
 def _plans(case: Case, packed: PackedStep, planner: ContextPlanner) -> list[ContextPlan]:

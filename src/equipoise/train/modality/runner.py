@@ -11,16 +11,15 @@ Kept true (tests/multi/checkpoint/test_modality.py, tests/multi/check/test_modal
 from dataclasses import dataclass, replace
 
 import numpy as np
-from torch import nn
 
 from equipoise.base.arrays import Floats
 from equipoise.comm.group import Ranks
-from equipoise.comm.mail import Ledger
-from equipoise.cost.modality import held_bytes
+from equipoise.cost.modality import count_weight_traffic, held_bytes
 from equipoise.data.cache.store import TokenStore
 from equipoise.nn.modality.insert import Inserted
 from equipoise.observe.journal import EventSink
 from equipoise.parallel.modality.api import EncodedStep, Modality
+from equipoise.parallel.modality.shard import ShardedEncoders
 from equipoise.spec.modality.encoder import KINDS
 from equipoise.spec.pack import PackedStep
 from equipoise.train.context import ContextGroup
@@ -45,12 +44,16 @@ class EncoderLoads:
     """Sent over the bridge by all ranks, both ways."""
     messages: int
     """The messages that these were in."""
+    weight_bytes: int
+    """Of encoders' weights that all ranks sent to be gathered, and of gradients to be split."""
+    weight_messages: int
+    """The messages that these were in."""
     encode_s: list[float]
     """Seconds of each rank's encoders, forward and backward."""
     encode_core_s: list[float]
     """Those of them in which the rank had its core."""
     bridge_s: list[float]
-    """Seconds of each rank in the bridge, waits included."""
+    """Seconds of each rank in the bridge and in gathering weights, waits included."""
     held_bytes: int
     """What this rank held of encoders and items, counted [bytes]."""
 
@@ -67,15 +70,15 @@ class ModalityRunner:
     @classmethod
     def of(
         cls,
-        encoders: nn.ModuleDict,
+        encoders: ShardedEncoders,
         store: TokenStore,
         ranks: Ranks,
         sharing: ContextGroup,
         journal: EventSink,
     ) -> "ModalityRunner":
         """Beside a decoder whose ranks share as ``sharing`` says."""
-        items, ledger = store.require_items(), Ledger(ranks.world)
-        return cls(Modality(encoders, items, store.documents, ranks, ledger), sharing, journal)
+        modality = Modality(encoders, store.require_items(), store.documents, ranks)
+        return cls(modality, sharing, journal)
 
     def begin(self, packed: PackedStep, step: int, store: TokenStore) -> None:
         """Encode the items of a step; every rank calls it.
@@ -107,8 +110,7 @@ class ModalityRunner:
         with self.journal.span("encode-backward", step=step):
             self.modality.return_gradients(encoded)
         self.encoded = None
-        own = [encoded.encode_s, encoded.core_s, encoded.bridge_s]
-        took = self.modality.ranks.gather_floats(own)
+        took = self.modality.ranks.gather_floats(encoded.took_s.tolist())
         return _loads(self.modality, encoded, took.numpy())
 
 
@@ -117,7 +119,15 @@ def _loads(modality: Modality, encoded: EncodedStep, took_s: Floats) -> EncoderL
     own = planned.own(rank)
     kind, patches = items.kind[own], items.patches[own]
     shares = [(each, patches[kind == KINDS.index(each.kind)]) for each in modality.specs]
-    sent = planned.plan.bytes(encoded.sent_MD.shape[1], element_bytes=encoded.sent_MD.itemsize)
+    width, sharded = encoded.sent_MD.shape[1], modality.sharded
+    sent = planned.plan.bytes(width, element_bytes=modality.element_bytes)
+    weights = count_weight_traffic(
+        modality.specs,
+        width,
+        sharded.layout,
+        element_bytes=modality.element_bytes,
+        small_bytes=sharded.small_bytes,
+    )
     return EncoderLoads(
         items=len(planned.items),
         patches=int(items.patches[planned.items].sum()),
@@ -127,12 +137,15 @@ def _loads(modality: Modality, encoded: EncodedStep, took_s: Floats) -> EncoderL
         gap=planned.dealt.gap,
         bytes=int(np.sum(sent)),
         messages=planned.plan.messages,
+        weight_bytes=weights.sent_bytes,
+        weight_messages=weights.messages,
         encode_s=took_s[:, 0].tolist(),
         encode_core_s=took_s[:, 1].tolist(),
         bridge_s=took_s[:, 2].tolist(),
         held_bytes=held_bytes(
             shares,
-            encoded.sent_MD.shape[1],
+            width,
+            sharded.layout,
             sent_rows=len(encoded.sent_MD),
             read_rows=encoded.arrived,
         ),

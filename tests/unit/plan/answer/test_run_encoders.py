@@ -63,6 +63,14 @@ def test_every_choice_is_longer_by_its_encoders(
     assert price.least_s == pytest.approx(encoders.price(Choice(Layout(dp=2), BASE)).least_s)
 
 
+def test_encoders_follow_the_stage_over_all_ranks(encoders: RunEncoders) -> None:
+    prices = [encoders.price(Choice(Layout(tp=2, zero=zero), BASE)) for zero in (0, 1, 2)]
+    held = [int(each.held_bytes.max()) for each in prices]
+    assert held[0] > held[1] > held[2]  # though the decoder has nobody to shard with
+    assert prices[0].update_s == pytest.approx(2 * prices[1].update_s)
+    assert prices[0].encode_s.tolist() == prices[2].encode_s.tolist()
+
+
 def _stand_ins(encoders: RunEncoders, layout: Layout) -> int:
     """Tokens of the step that stand in for rows."""
     stands = 0

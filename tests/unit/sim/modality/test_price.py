@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 
 from equipoise.balance.modality.step import ModalityStep, plan_step
-from equipoise.cost.modality import encode_passes, encoder_params
+from equipoise.cost.modality import encode_passes, encoder_groups, encoder_params
 from equipoise.cost.step.request import Residuals, StepOptions
 from equipoise.schedule.modality.readers import embedding_places
 from equipoise.sim.machine import Machine
-from equipoise.sim.modality.price import bridge_s, price_encoders
+from equipoise.sim.modality.price import EncoderPrice, bridge_s, price_encoders
 from equipoise.sim.step import price_step
 from equipoise.spec.cluster.spec import find_cluster
 from equipoise.spec.layout import Layout
+from equipoise.spec.modality.encoder import EncoderSpec
 from equipoise.spec.modality.items import Items
 from equipoise.spec.modality.sections import AudioSpec, VisionSpec
 from equipoise.spec.model.presets import preset
@@ -36,8 +37,16 @@ def _step(items: Items = ITEMS, documents: tuple[int, ...] = (0, 1, 2, 3)) -> Mo
     return plan_step(packed, items, 4, embeds, ENCODERS, ranks=4, width=320, element_bytes=4)
 
 
+def _price(
+    step: ModalityStep,
+    specs: tuple[EncoderSpec, ...] = ENCODERS,
+    layout: Layout = Layout(dp=4),  # noqa: B008 - frozen
+) -> EncoderPrice:
+    return price_encoders(step, ITEMS, specs, 320, MACHINE, Residuals(), layout)
+
+
 def test_terms_add_up_to_what_the_step_takes_longer() -> None:
-    encoders = price_encoders(_step(), ITEMS, ENCODERS, 320, MACHINE, Residuals())
+    encoders = _price(_step())
     options = StepOptions(1024, 4, precision="fp32")
     alone = price_step(MODEL, MACHINE, Layout(dp=4), options)
     both = encoders.added_to(alone)
@@ -45,12 +54,12 @@ def test_terms_add_up_to_what_the_step_takes_longer() -> None:
     assert sum(both.terms.values()) == pytest.approx(both.step_s)
     assert both.memory["encoders"] == encoders.held_bytes.max()
     assert (both.memory_bytes - alone.memory_bytes == encoders.held_bytes.max()).all()
-    assert encoders.least_s == pytest.approx(encoders.step_s - encoders.bridge_s)
+    assert encoders.least_s == pytest.approx(encoders.terms["encoders"])
 
 
 def test_the_slowest_rank_sets_the_pace_and_held_bytes_are_by_rank() -> None:
     step = _step()
-    encoders = price_encoders(step, ITEMS, ENCODERS, 320, MACHINE, Residuals())
+    encoders = _price(step)
     (largest,) = (rank for rank in range(4) if 0 in step.own(rank))
     assert encoders.encode_s.argmax() == largest
     patches = ITEMS.patches[[0]]
@@ -60,11 +69,47 @@ def test_the_slowest_rank_sets_the_pace_and_held_bytes_are_by_rank() -> None:
 
 
 def test_a_step_without_items_pays_for_sums_and_updates_alone() -> None:
-    empty = price_encoders(_step(documents=(3,) * 4), ITEMS, ENCODERS, 320, MACHINE, Residuals())
+    empty = _price(_step(documents=(3,) * 4))
     assert (empty.terms["encoders"], empty.bridge_s) == (0.0, 0.0)
-    assert empty.step_s == pytest.approx(empty.sum_s + empty.update_s)
+    assert empty.step_s == pytest.approx(empty.weights_s + empty.update_s)
     weights = sum(encoder_params(each, 320) for each in ENCODERS)
-    assert empty.held_bytes.tolist() == [16 * weights] * 4
+    assert empty.held_bytes.tolist() == [8 * weights + 12 * weights // 4] * 4
+
+
+def test_weights_travel_and_stay_by_the_stage() -> None:
+    step, large = _step(documents=(3,) * 4), (VisionSpec(layers=3, hidden=512).encoder,)
+
+    def prices(specs: tuple[EncoderSpec, ...], **keys: int) -> list[EncoderPrice]:
+        layouts = [Layout(dp=4, zero=zero, **keys) for zero in (0, 1, 2, 3)]
+        return [_price(step, specs, layout) for layout in layouts]
+
+    whole, split, early, gathered = prices(large)
+    assert whole.update_s == pytest.approx(4 * split.update_s)
+    assert split.weights_s == early.weights_s < gathered.weights_s
+    held = [int(each.held_bytes[0]) for each in (whole, split, early, gathered)]
+    assert held == sorted(held, reverse=True) and held[0] > 3 * held[3]
+    exchange, groups = MACHINE.collective((0, 1, 2, 3)), encoder_groups(large[0], 320, Layout())
+    gather_s = sum(exchange("all_gather", 4 * each.params) for each in groups)
+    assert gathered.weights_s - split.weights_s == pytest.approx(gather_s)
+    assert whole.weights_s == pytest.approx(
+        sum(exchange("all_reduce", 4 * each.params) for each in groups)
+    )
+    # Groups of at most 1 MiB are kept for the step.
+    small = prices(ENCODERS)
+    assert small[1].weights_s == small[3].weights_s
+    assert small[1].held_bytes.tolist() == small[3].held_bytes.tolist()
+    copied = prices(large, replicas=2)
+    assert copied[0].weights_s == pytest.approx(whole.weights_s)
+    assert copied[1].update_s == pytest.approx(2 * split.update_s)
+    alone = MACHINE.collective((0, 1)), MACHINE.collective((0, 2))
+    assert copied[1].weights_s == pytest.approx(
+        sum(
+            alone[0]("all_gather", 4 * each.params)
+            + alone[0]("reduce_scatter", 4 * each.params)
+            + alone[1]("all_reduce", 2 * each.params)
+            for each in groups
+        )
+    )
 
 
 def test_the_bridge_is_priced_by_its_busiest_rank_both_ways() -> None:

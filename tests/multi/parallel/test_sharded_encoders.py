@@ -1,0 +1,164 @@
+"""Encoders sharded over all ranks: gradients of one rank, shares that are kept, bytes counted."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from equipoise.comm.group import Ranks
+from equipoise.comm.turns import play_ranks
+from equipoise.cost.modality import count_weight_traffic, encoder_groups
+from equipoise.nn.modality.attach import make_encoders
+from equipoise.parallel.modality.api import Modality
+from equipoise.parallel.modality.shard import ShardedEncoders
+from equipoise.schedule.modality.readers import embedding_places
+from equipoise.spec.layout import Layout
+from equipoise.spec.modality.sections import AudioSpec, VisionSpec
+from equipoise.spec.pack import MicroBatch, PackedStep
+from equipoise.train.check.items import draw_items, encode_alone
+
+SPECS = VisionSpec(layers=2, hidden=16, heads=2, patch=2).encoder, AudioSpec(layers=1).encoder
+WIDTH, DOC_TOKENS = 10, (90, 40, 30, 64, 7, 20)
+ITEMS = draw_items(DOC_TOKENS, SPECS)
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a rank found in one step of encoders alone."""
+
+    gradients: dict[str, Tensor | None]
+    """Whole."""
+    kept: int
+    """Numbers of weights that the rank keeps."""
+    gathered: list[int]
+    """Numbers of weights that are whole before the step, after the forward, and at the end."""
+    sent_bytes: int
+    """Without those of the bridge."""
+    messages: int
+    """With those of the bridge."""
+    bridge_messages: int
+    """Of all ranks."""
+
+
+def _encoders(frozen: str) -> nn.ModuleDict:
+    encoders = make_encoders(SPECS, WIDTH, 0).double()
+    for name, weight in encoders.named_parameters():
+        weight.requires_grad_(not frozen or not name.startswith(frozen))
+    return encoders
+
+
+def _whole(encoders: nn.ModuleDict) -> int:
+    return sum(w.numel() for w in encoders.parameters() if not isinstance(w, DTensor))
+
+
+def _step(
+    ranks: Ranks, layout: Layout, small_bytes: int, documents: tuple[int, ...], frozen: str
+) -> Step:
+    """Half the square of every row is its loss; an evaluation comes before."""
+    encoders = _encoders(frozen)
+    sharded = ShardedEncoders(encoders, ranks, layout, small_bytes=small_bytes)
+    modality = Modality(sharded, ITEMS, len(DOC_TOKENS), ranks)
+    rows = [
+        [(at, 0, DOC_TOKENS[at]) for at in documents[n :: ranks.world]] for n in range(ranks.world)
+    ]
+    batches = [MicroBatch(np.array(each, dtype=np.int64).reshape(-1, 3)) for each in rows]
+    packed = PackedStep("by-work", tuple((each,) for each in batches))
+
+    def embeds(data_rank: int, turn: int) -> tuple[np.ndarray, np.ndarray]:
+        shares = [np.arange(packed.ranks[data_rank][turn].tokens)]
+        return embedding_places(Layout(dp=ranks.world), data_rank, shares)
+
+    planned = modality.plan(packed, 1, embeds)
+    with torch.no_grad():
+        modality.encode(planned)
+    gathered = [_whole(encoders)]
+    for counted in (sharded.ledger.sent_bytes, sharded.ledger.sent_messages):
+        counted[:] = 0
+    encoded = modality.encode(planned)
+    gathered.append(_whole(encoders))
+    for inserted in encoded.inserted.values():
+        (inserted.rows_ND.square().sum() / 2).backward()
+    modality.return_gradients(encoded)
+    modality.sum_gradients()
+    gathered.append(_whole(encoders))
+    bridge_bytes = planned.plan.bytes(WIDTH, element_bytes=8)[ranks.rank].sum()
+    named = [(name, weight.grad) for name, weight in encoders.named_parameters()]
+    return Step(
+        {name: grad.full_tensor() if isinstance(grad, DTensor) else grad for name, grad in named},
+        sum(w.to_local().numel() for w in encoders.parameters() if isinstance(w, DTensor)),
+        gathered,
+        int(sharded.ledger.sent_bytes.sum() - bridge_bytes),
+        int(sharded.ledger.sent_messages.sum()),
+        planned.plan.messages,
+    )
+
+
+def _alone(documents: tuple[int, ...], frozen: str) -> dict[str, Tensor | None]:
+    encoders = _encoders(frozen)
+    for document in documents:
+        inserted = encode_alone(encoders, ITEMS, document, 0, DOC_TOKENS[document])
+        if inserted is not None and inserted.rows_ND.requires_grad:
+            (inserted.rows_ND.square().sum() / 2).backward()
+    return {name: weight.grad for name, weight in encoders.named_parameters()}
+
+
+def _require_equal(found: dict[str, Tensor | None], expected: dict[str, Tensor | None]) -> None:
+    """Without an item a gradient may be missing or 0."""
+    assert found.keys() == expected.keys()
+    for name, grad in expected.items():
+        mine = found[name]
+        if grad is not None and mine is not None:
+            torch.testing.assert_close(mine, grad, rtol=1e-11, atol=1e-13, msg=name)
+        else:
+            assert not any(each is not None and each.any() for each in (mine, grad)), name
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("frozen", ["", "image", "image.layers.0", "audio.embed"])
+def test_gradients_are_one_ranks_with_frozen_weights(ranks: int, zero: int, frozen: str) -> None:
+    layout, documents = Layout(dp=ranks, zero=zero), (0, 1, 3, 4)
+    steps = play_ranks(ranks, _step, layout, 0, documents, frozen)
+    for each in steps:
+        _require_equal(each.gradients, _alone(documents, frozen))
+        assert each.gathered[0] == each.gathered[2] == 0
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+@pytest.mark.parametrize("documents", [(2,), (4,), ()])
+def test_ranks_without_items_take_part(zero: int, documents: tuple[int, ...]) -> None:
+    steps = play_ranks(4, _step, Layout(dp=4, zero=zero), 0, documents, "")
+    for each in steps:
+        _require_equal(each.gradients, _alone(documents, ""))
+
+
+@pytest.mark.parametrize(
+    ("layout", "small_bytes", "between"),
+    [
+        (Layout(dp=4, zero=0), 0, 1),
+        (Layout(dp=4, zero=1), 0, 1),
+        (Layout(dp=4, zero=2), 0, 1),
+        (Layout(dp=4, zero=3), 0, 0),
+        (Layout(dp=4, zero=3), 1 << 20, 1),
+        (Layout(dp=4, zero=3, replicas=2), 0, 0),
+        (Layout(dp=4, zero=2, replicas=2), 0, 1),
+    ],
+)
+def test_a_rank_keeps_its_share_and_sends_what_is_counted(
+    layout: Layout, small_bytes: int, between: int
+) -> None:
+    groups = [group for spec in SPECS for group in encoder_groups(spec, WIDTH, layout)]
+    params, owned = (sum(getattr(each, name) for each in groups) for name in ("params", "owned"))
+    steps = play_ranks(4, _step, layout, small_bytes, (0, 1, 3), "")
+    assert [each.gathered for each in steps] == [[0, between * params, 0]] * 4
+    kept = [each.kept for each in steps]
+    assert max(kept) == owned and sum(kept) == params * 4 // layout.shards
+    counted = count_weight_traffic(SPECS, WIDTH, layout, element_bytes=8, small_bytes=small_bytes)
+    assert sum(each.sent_bytes for each in steps) == counted.sent_bytes
+    messages = sum(each.messages for each in steps) - steps[0].bridge_messages
+    assert messages == counted.messages
+    moves = 0 if layout.shards == 1 else 3 if layout.zero == 3 and not small_bytes else 2
+    assert messages == 4 * len(groups) * moves * (layout.shards - 1)
