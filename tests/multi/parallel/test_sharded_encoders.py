@@ -1,5 +1,6 @@
 """Encoders sharded over all ranks: gradients of one rank, shares that are kept, bytes counted."""
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +20,7 @@ from equipoise.spec.layout import Layout
 from equipoise.spec.modality.sections import AudioSpec, VisionSpec
 from equipoise.spec.pack import MicroBatch, PackedStep
 from equipoise.train.check.items import draw_items, encode_alone
+from equipoise.train.check.sample import held_error
 
 SPECS = VisionSpec(layers=2, hidden=16, heads=2, patch=2).encoder, AudioSpec(layers=1).encoder
 WIDTH, DOC_TOKENS = 10, (90, 40, 30, 64, 7, 20)
@@ -29,8 +31,8 @@ ITEMS = draw_items(DOC_TOKENS, SPECS)
 class Step:
     """What a rank found in one step of encoders alone."""
 
-    gradients: dict[str, Tensor | None]
-    """Whole."""
+    errors: dict[str, float]
+    """Of each gradient's part that the rank holds, relative to the largest of all."""
     kept: int
     """Numbers of weights that the rank keeps."""
     gathered: list[int]
@@ -85,9 +87,8 @@ def _step(
     modality.sum_gradients()
     gathered.append(_whole(encoders))
     bridge_bytes = planned.plan.bytes(WIDTH, element_bytes=8)[ranks.rank].sum()
-    named = [(name, weight.grad) for name, weight in encoders.named_parameters()]
     return Step(
-        {name: grad.full_tensor() if isinstance(grad, DTensor) else grad for name, grad in named},
+        _errors(encoders, _alone(documents, frozen)),
         sum(w.to_local().numel() for w in encoders.parameters() if isinstance(w, DTensor)),
         gathered,
         int(sharded.ledger.sent_bytes.sum() - bridge_bytes),
@@ -105,34 +106,43 @@ def _alone(documents: tuple[int, ...], frozen: str) -> dict[str, Tensor | None]:
     return {name: weight.grad for name, weight in encoders.named_parameters()}
 
 
-def _require_equal(found: dict[str, Tensor | None], expected: dict[str, Tensor | None]) -> None:
-    """Without an item a gradient may be missing or 0."""
-    assert found.keys() == expected.keys()
-    for name, grad in expected.items():
-        mine = found[name]
-        if grad is not None and mine is not None:
-            torch.testing.assert_close(mine, grad, rtol=1e-11, atol=1e-13, msg=name)
-        else:
-            assert not any(each is not None and each.any() for each in (mine, grad)), name
+def _errors(encoders: nn.ModuleDict, expected: dict[str, Tensor | None]) -> dict[str, float]:
+    """Of weights without a gradient on either side, none."""
+    scale = max(
+        (float(each.abs().max()) for each in expected.values() if each is not None), default=1.0
+    )
+    errors = {}
+    for name, weight in encoders.named_parameters():
+        grad, reference = weight.grad, expected[name]
+        if grad is not None:
+            reference = torch.zeros(weight.shape).double() if reference is None else reference
+            errors[name] = held_error(grad, reference, scale)
+        elif reference is not None:
+            errors[name] = math.inf
+    return errors
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-@pytest.mark.parametrize("frozen", ["", "image", "image.layers.0", "audio.embed"])
+@pytest.mark.parametrize(
+    ("ranks", "frozen"),
+    [(1, ""), (2, "image"), (2, "image.layers.0"), (2, "audio.embed"), (4, "")],
+)
 def test_gradients_are_one_ranks_with_frozen_weights(ranks: int, zero: int, frozen: str) -> None:
     layout, documents = Layout(dp=ranks, zero=zero), (0, 1, 3, 4)
     steps = play_ranks(ranks, _step, layout, 0, documents, frozen)
     for each in steps:
-        _require_equal(each.gradients, _alone(documents, frozen))
+        assert max(each.errors.values()) < 1e-12
+        assert not any(name.startswith(frozen) for name in each.errors if frozen)
         assert each.gathered[0] == each.gathered[2] == 0
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
-@pytest.mark.parametrize("documents", [(2,), (4,), ()])
+@pytest.mark.parametrize("documents", [(4,), ()])
 def test_ranks_without_items_take_part(zero: int, documents: tuple[int, ...]) -> None:
     steps = play_ranks(4, _step, Layout(dp=4, zero=zero), 0, documents, "")
     for each in steps:
-        _require_equal(each.gradients, _alone(documents, ""))
+        assert len(each.errors) == len(list(_encoders("").parameters()))
+        assert max(each.errors.values()) < 1e-12
 
 
 @pytest.mark.parametrize(
