@@ -35,7 +35,7 @@ from typing import cast
 
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
+from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from equipoise.comm.group import Ranks
 from equipoise.comm.mail import Ledger
@@ -78,15 +78,9 @@ class ShardedEncoders(ShardedParts):
         )
         mesh = join_weights(ranks, layout)
         for encoder in encoders.values():
-            parts = [*cast(ItemEncoder, encoder).layers, encoder]
-            for part in parts:
+            for part in (*cast(ItemEncoder, encoder).layers, encoder):
                 self._shard(part, mesh)
             self._switch(encoder)
-            # By default a part has the one before it in the order of forwards gathered ahead, and
-            # forwards of an evaluation, which no backward follows, would be in it.
-            backward = [part for part in reversed(parts) if isinstance(part, FSDPModule)]
-            for part, behind in zip(backward, [*backward[1:], backward[-1]], strict=True):
-                part.set_modules_to_backward_prefetch([behind])
 
     def _note_part(self, part: Tensor, group: dist.ProcessGroup) -> None:
         """Count a part that goes to all others of a group, as theirs come."""

@@ -88,7 +88,7 @@ class ShardedParts:
         self.meter = meter or WaitMeter()
         """What this rank waits in gathers and sums of weights, on a CPU."""
         self._device, self._policy, self._note = ranks.device, policy, note
-        self._small: set[nn.Module] = set()
+        self._small: set[nn.Module | FSDPModule] = set()
         self._parts: list[FSDPModule] = []
 
     @property
