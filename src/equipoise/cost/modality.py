@@ -147,7 +147,7 @@ def encoder_groups(spec: EncoderSpec, width: int, layout: Layout) -> list[Weight
 
 
 @dataclass(frozen=True, slots=True)
-class WeightTraffic:
+class EncoderTraffic:
     """What all ranks send of encoders' weights and gradients in a step, sums over copies apart."""
 
     sent_bytes: int
@@ -161,7 +161,7 @@ def count_weight_traffic(
     *,
     element_bytes: int = ELEMENT_BYTES,
     small_bytes: int = SMALL_BYTES,
-) -> WeightTraffic:
+) -> EncoderTraffic:
     """Bytes and messages in which weights are gathered and gradients split.
 
     Args:
@@ -187,7 +187,7 @@ def count_weight_traffic(
             sends = count_moves(group, layout, small_bytes=small_bytes) * (layout.shards - 1)
             sent_bytes += layout.world * sends * group.owned * element_bytes
             messages += layout.world * sends
-    return WeightTraffic(sent_bytes, messages)
+    return EncoderTraffic(sent_bytes, messages)
 
 
 def count_moves(group: WeightGroup, layout: Layout, *, small_bytes: int = SMALL_BYTES) -> int:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from equipoise.cost.modality import (
     EncodePasses,
-    WeightTraffic,
+    EncoderTraffic,
     count_weight_traffic,
     encode_passes,
     encoder_groups,
@@ -93,4 +93,4 @@ def test_rows_that_ranks_do_not_divide_are_padded() -> None:
         4 * SPEC.hidden + 1
     )  # project's 510 rows and biases
     traffic = count_weight_traffic([spec], 510, Layout(dp=4))
-    assert traffic == WeightTraffic(4 * 2 * 3 * 4 * (ends.owned + layer.owned), 4 * 2 * 3 * 2)
+    assert traffic == EncoderTraffic(4 * 2 * 3 * 4 * (ends.owned + layer.owned), 4 * 2 * 3 * 2)

@@ -177,7 +177,7 @@ class Modality:
 
     @property
     def element_bytes(self) -> int:
-        """Of a weight, and of a number of a row."""
+        """Size of a weight, and of a number of a row [bytes]."""
         return next(self.sharded.encoders.parameters()).element_size()
 
     @property

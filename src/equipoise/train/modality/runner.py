@@ -45,7 +45,7 @@ class EncoderLoads:
     messages: int
     """The messages that these were in."""
     weight_bytes: int
-    """Of encoders' weights that all ranks sent to be gathered, and of gradients to be split."""
+    """Encoders' weights that all ranks sent to be gathered, and gradients to be split."""
     weight_messages: int
     """The messages that these were in."""
     encode_s: list[float]
