@@ -1,5 +1,6 @@
 """A corpus as tokens, and a way for tests and ranks to find each other's functions."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from equipoise.data.cache.store import TokenStore, prepare
 from equipoise.data.progress import SilentProgress
 from equipoise.spec.run.spec import DataSpec
 from equipoise.train.request import resolve_run
+
+from support.launch.held import OBEY, Held
 
 # Ranks are other processes: they import by name what the tests hand to ``run_ranks``.
 from support.make_run import MakeRun, write_run
@@ -40,6 +43,21 @@ def priced(texts: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) -
     run = resolve_run(write_run(root, texts, cache, layout="dp = 2"))
     run_ranks(2, obtain, run.spec, run.model, root / "cache", root)
     return root
+
+
+@pytest.fixture(scope="session")
+def obeying(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder from which ranks import what obeys ``Held``."""
+    folder = tmp_path_factory.mktemp("obeying")
+    (folder / "sitecustomize.py").write_text(OBEY)
+    return folder
+
+
+@pytest.fixture
+def held(obeying: Path, monkeypatch: pytest.MonkeyPatch) -> type[Held]:
+    """Gives orders to the ranks of a run, whose launcher is started in this test."""
+    monkeypatch.setenv("PYTHONPATH", str(obeying), prepend=os.pathsep)
+    return Held
 
 
 @pytest.fixture

@@ -71,6 +71,9 @@ rank reads what all have written."""
 _IDLE_S = 0.001
 """A thread that takes less processor time between looks is blocked [s]."""
 
+_LEAVE_S = 3.0
+"""The longest wait for the others' side of a mismatch [s]; an abort is held up for twice as long."""
+
 _STORE_S = 5.0
 """The longest wait for the store, whose host may be dead."""
 
@@ -261,10 +264,16 @@ class Watchdog:
         """End every rank, and say what each called in a collective that does not match."""
         if self._store.add("judges", 1) > 1:
             return
-        time.sleep(2 * self.pause_s)  # by then the others have left where they are
         with self._looker.lock:
             members = self._looker.trail.members[group]
+        until = time.monotonic() + _LEAVE_S
+        time.sleep(2 * self.pause_s)  # by then the others have left where they are
         trails = {each: self._trail(each) for each in members}
+        while any(number not in trail.calls[group] for trail in trails.values()):
+            if time.monotonic() > until:
+                break
+            time.sleep(self.pause_s)  # a busy machine takes longer
+            trails = {each: self._trail(each) for each in members}
         calls = {
             each: trail.calls[group][number]
             for each, trail in trails.items()

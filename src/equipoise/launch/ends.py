@@ -75,7 +75,7 @@ class RankEnds:
         select.select([file], [], [])
         os.close(file)
         number = signal_of(process)
-        if number is None or number == signal.SIGTERM or _has_ended(self._agent.pid):
+        if number is None or number == signal.SIGTERM or has_ended(self._agent.pid):
             return  # SIGTERM is the agent's own, and its ranks end with it
         with self._lock:
             is_first = self.first is None
@@ -103,7 +103,7 @@ def signal_of(process: int) -> int | None:
     return os.WTERMSIG(status)
 
 
-def _has_ended(process: int) -> bool:
+def has_ended(process: int) -> bool:
     """Whether a process has ended, be its status read or not."""
     try:
         *_, after_name = Path(f"/proc/{process}/stat").read_text().rpartition(")")

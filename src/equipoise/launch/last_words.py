@@ -8,13 +8,16 @@ Why
 What it decides
     The message goes through a local socket without a name in any file system, whose address ranks
     find in an environment variable. Ranks under another launcher have none, and write only to
-    their error stream. Only the newest finished step is kept, and a rank never waits to report it.
+    their error stream. Only the newest finished step is kept, in a file in memory that the launcher
+    has open: a rank never waits to report it, and it takes no room from messages, of which the
+    kernel holds ten for a launcher that is busy or stopped.
 
 Kept true (tests/unit/launch/test_last_words.py)
     Messages arrive whole and in order, whatever happens to folders; nobody waits for a listener.
+    The last step is known however long the launcher has not listened.
 
 Sources
-    Autobinding to an abstract address: unix(7).
+    Autobinding to an abstract address: unix(7). Files in memory: memfd_create(2).
 """
 
 import json
@@ -22,11 +25,14 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 VARIABLE = "EQUIPOISE_LAST_WORDS"
+
+_STEP_FILE, _STEP_BYTES = "equipoise-last-step", 8
 
 _MOST_CHARACTERS = 20_000
 """Most bytes of a message, or of a traceback's end: a datagram holds 200 KB."""
@@ -39,12 +45,25 @@ class Heard:
     """What the ranks of one start have said so far."""
 
     errors: list[Words] = field(default_factory=list)
-    step: int | None = None
-    """The last step that they finished; None before any."""
     met: Callable[[int, int], object] = field(default=lambda *_: None)
     """Called with each rank and its process, as soon as that runs."""
     missed: Callable[[list[int]], object] = field(default=lambda _: None)
     """Called once with ranks that never came while all started, as soon as another rank says so."""
+    file: int = -1
+    """Where ranks leave the last step; closed after the end."""
+    said: int | None = None
+    """The last step that came as a message, or was left when the file was closed."""
+
+    @property
+    def step(self) -> int | None:
+        """The last step that they finished; None before any."""
+        left = os.pread(self.file, _STEP_BYTES, 0) if self.file >= 0 else b""
+        return int.from_bytes(left, "little") if len(left) == _STEP_BYTES else self.said
+
+    def close(self) -> None:
+        """Keep the last step, and nothing open."""
+        self.said, file, self.file = self.step, self.file, -1
+        os.close(file)
 
 
 @contextmanager
@@ -53,8 +72,8 @@ def listen(show: Callable[[str], object] = str) -> Iterator[tuple[str, Heard]]:
 
     ``show`` gets sentences for the user at once; nobody does unless given.
     """
-    heard = Heard()
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ear:
+    heard = Heard(file=os.memfd_create(_STEP_FILE))
+    with closing(heard), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ear:
         ear.bind("")
         address = ear.getsockname()[1:].decode()
 
@@ -63,7 +82,7 @@ def listen(show: Callable[[str], object] = str) -> Iterator[tuple[str, Heard]]:
                 with suppress(ValueError):
                     said = json.loads(words)
                     if said["name"] == "step":
-                        heard.step = said["step"]
+                        heard.said = said["step"]
                     elif said["name"] == "process":
                         heard.met(said["rank"], said["process"])
                     elif said["name"] == "late":
@@ -77,7 +96,7 @@ def listen(show: Callable[[str], object] = str) -> Iterator[tuple[str, Heard]]:
         listener = threading.Thread(target=take, daemon=True)
         listener.start()
         try:
-            yield address, heard
+            yield f"{address}:/proc/{os.getpid()}/fd/{heard.file}", heard
         finally:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as mouth:
                 mouth.sendto(b"", b"\0" + address.encode())  # after all other messages
@@ -104,8 +123,24 @@ def say_process(rank: int) -> None:
 
 
 def say_step(step: int) -> None:
-    """Tell the launcher that all ranks have finished a step; never waits, so it may be lost."""
-    _send({"name": "step", "step": step}, most_s=0.0)
+    """Tell the launcher that all ranks have finished a step, without waiting for it."""
+    _, _, path = os.environ.get(VARIABLE, "").partition(":")
+    if not path:
+        return
+    try:
+        _leave_step(path, step)
+    except OSError:  # the launcher keeps its files to itself, or this process may write none
+        _send({"name": "step", "step": step}, most_s=0.0)
+
+
+def _leave_step(path: str, step: int) -> None:
+    file = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        # Another process may have the number of a launcher that is gone.
+        if Path(f"/proc/self/fd/{file}").readlink().name.startswith(f"memfd:{_STEP_FILE}"):
+            os.pwrite(file, step.to_bytes(_STEP_BYTES, "little"), 0)
+    finally:
+        os.close(file)
 
 
 def say_late(message: str) -> None:
@@ -114,7 +149,7 @@ def say_late(message: str) -> None:
 
 
 def _send(words: Words, *, most_s: float) -> None:
-    address = os.environ.get(VARIABLE)
+    address, _, _ = os.environ.get(VARIABLE, "").partition(":")
     if not address:
         return
     with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as mouth:

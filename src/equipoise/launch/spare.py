@@ -37,8 +37,8 @@ VARIABLE = "EQUIPOISE_SPARES"
 IMPORT, READY = b"import", b"ready"
 
 EARLY, WAITING, AT_WORK = "equipoise-early", "equipoise-spare", "equipoise-rank"
-"""Names of the process before its imports are done, until its turn, and from then on, as ``ps -o
-comm`` shows them."""
+"""Names of the process before its launcher knows that all have done their imports, until its turn,
+and from then on, as ``ps -o comm`` shows them."""
 
 _LOWEST_PRIORITY = 19
 _EXPENDABLE = 500
@@ -72,8 +72,10 @@ def main() -> NoReturn:
             line.connect(b"\0" + os.environ[VARIABLE].encode())
         except OSError:  # nobody waits any more
             os._exit(0)
-        while (word := line.recv(64)) == IMPORT:
-            if imports is None:
+        while (word := line.recv(64)) in (IMPORT, READY):
+            if word == READY:  # the launcher has heard of all, and counts on them from now on
+                _call_process(WAITING)
+            elif imports is None:
                 imports = threading.Thread(target=_import, args=(program, line))
                 imports.start()
         if not word or rank >= int(word):  # the launcher is gone; or fewer go on
@@ -93,7 +95,6 @@ def _import(program: str, line: socket.socket) -> None:
     try:
         for name in importlib.import_module(program).AHEAD:
             importlib.import_module(name)
-        _call_process(WAITING)
         with suppress(OSError):
             line.send(READY)
     except BaseException:

@@ -89,6 +89,8 @@ class Spares:
                 if line.recv(64) != READY:  # it has ended
                     return
             self._is_ready.set()
+            for line in self._lines:
+                line.send(READY)
 
     @property
     def state(self) -> SpareState:

@@ -32,11 +32,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from equipoise.launch.ends import has_ended
+
 _LOOK_S, _STILL_S = 0.25, 1.0
 """Between looks, and how long all are stopped before that is said [s]."""
 
-_STACK_S = 2.0
-"""The longest wait for a process to write its stack [s]."""
+_STACK_S, _END_LOOK_S = 30.0, 0.05
+"""The longest wait for a process to write its stack and end, and between looks [s]: it takes a
+tenth of a second, unless the machine is busy."""
 
 _MOST_LINES = 12
 
@@ -199,14 +202,16 @@ def describe_start(
 
 
 def _abort(process: int, read: Callable[[], list[str]]) -> list[str]:
-    """Make a process write its stack and end; the stack, empty if it did not."""
+    """Make a process write its stack and end; the stack, empty if it did not.
+
+    It is read when the process has ended: before, some of its lines may be missing.
+    """
     with suppress(ProcessLookupError):
         os.kill(process, signal.SIGABRT)
-    stack: list[str] = []
     until = time.monotonic() + _STACK_S
-    while not stack and time.monotonic() < until:
-        time.sleep(0.05)
-        stack = read()
+    while not has_ended(process) and time.monotonic() < until:
+        time.sleep(_END_LOOK_S)
+    stack = read()
     if not stack:
         with suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)

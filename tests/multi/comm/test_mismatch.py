@@ -22,10 +22,9 @@ SUM = "all_reduce of float32 \\[1000\\]"
 
 
 def told_of(folder: Path, world: int, function, *args) -> str:
-    began = time.monotonic()
-    with pytest.raises(FaultError):
-        run_ranks(world, function, folder, *args, timeout_s=60.0)
-    assert time.monotonic() - began < 0.5 * mismatch_ranks.DEADLINE_S, "nobody named it"
+    with pytest.raises(FaultError) as caught:
+        run_ranks(world, function, folder, *args, timeout_s=mismatch_ranks.DEADLINE_S / 4)
+    assert " gave no answer within " not in str(caught.value), "nobody named it"
     (text,) = {file.read_text() for file in folder.glob("told-*")}
     return text
 

@@ -4,7 +4,6 @@ import dataclasses
 import json
 import os
 import re
-import socket
 import time
 from pathlib import Path
 
@@ -16,12 +15,16 @@ from equipoise.fault.recover import run_recovering
 from equipoise.launch.gang import Launch
 from equipoise.spec.run.resolved import write_resolved
 from equipoise.spec.run.spec import FaultSpec
+from support.ports import free_port
 from support.ranks import watchdog_ranks
 
-DEADLINE_S = 1.0
+DEADLINE_S = 4.0
+"""No rank of a busy machine is so late by itself."""
+WAITED = r"([4-9]|\d\d+) s"
+"""At least that."""
 FIX = (
     "Run the same command again to resume from the last checkpoint; if a rank was only slow, "
-    "raise layout.deadline_s = 1."
+    "raise layout.deadline_s = 4."
 )
 
 
@@ -48,7 +51,7 @@ def test_a_stopped_rank_is_named_and_ended(tmp_path: Path) -> None:
     waiting = text[len("Rank ")]
     assert waiting in "01"
     assert re.fullmatch(
-        f"Rank {waiting} has waited [1-9] s in all_reduce of ranks 0, 1, 2 \\(reduce of step 7\\), "
+        f"Rank {waiting} has waited {WAITED} in all_reduce of ranks 0, 1, 2 \\(reduce of step 7\\), "
         f"to which rank 2 has not come: it gives no sign of life \\(process {process} on "
         f"{re.escape(HOST)}; last in [a-z 7]*, [a-z_/.]+:\\d+ \\([a-z_]+\\)\\). {re.escape(FIX)}",
         text,
@@ -60,16 +63,16 @@ def test_a_stopped_rank_is_named_and_ended(tmp_path: Path) -> None:
 def test_a_rank_that_sleeps_is_told_with_its_place(tmp_path: Path) -> None:
     told = told_of(tmp_path, 2, watchdog_ranks.hang_in, "asleep", DEADLINE_S)
     assert re.fullmatch(
-        "Rank 0 has waited 1 s in all_reduce of ranks 0, 1 \\(reduce of step 7\\), to which rank 1 "
-        f"has not come: it is busy \\(process {process_of(tmp_path, 1)} on {re.escape(HOST)}; in "
+        f"Rank 0 has waited {WAITED} in all_reduce of ranks 0, 1 \\(reduce of step 7\\), to which "
+        f"rank 1 has not come: it is busy \\(process {process_of(tmp_path, 1)} on {re.escape(HOST)}; in "
         f"reduce of step 7, comm/local.py:\\d+ \\(_call\\)\\). {re.escape(FIX)}",
         told[0],
     )
-    assert told[1] == told[0]
+    assert told[1] in (told[0], "")  # where it was slow to hear of it, it has been ended
 
 
 def test_a_slow_rank_ends_nothing(tmp_path: Path) -> None:
-    assert run_ranks(2, watchdog_ranks.hang_in, tmp_path, "slow", 2.0) == [101, 101]
+    assert run_ranks(2, watchdog_ranks.hang_in, tmp_path, "slow", 12.0) == [101, 101]
     assert not list(tmp_path.glob("told-*"))
 
 
@@ -80,12 +83,12 @@ def test_whom_a_message_waits_for_in_the_end(tmp_path: Path) -> None:
         f"is busy \\(process \\d+ on {re.escape(HOST)}; in backward of step 3, [^)]*\\(_call\\)\\)"
     )
     of_rank_1 = (
-        "Rank 1 has waited 1 s in messages of rank 2 \\(backward of step 3\\), to which rank 2 has "
-        f"not come: it {busy}. {re.escape(FIX)}"
+        f"Rank 1 has waited {WAITED} in messages of rank 2 \\(backward of step 3\\), to which rank 2 "
+        f"has not come: it {busy}. {re.escape(FIX)}"
     )
     of_rank_0 = (
-        "Rank 0 has waited 1 s in messages of rank 1 \\(backward of step 3\\), to which rank 1 has "
-        "not come: it waits in messages of rank 2 \\(backward of step 3, comm/mail.py:\\d+ "
+        f"Rank 0 has waited {WAITED} in messages of rank 1 \\(backward of step 3\\), to which rank 1 "
+        "has not come: it waits in messages of rank 2 \\(backward of step 3, comm/mail.py:\\d+ "
         f"\\(wait\\)\\); rank 2 {busy}. {re.escape(FIX)}"
     )
     assert re.fullmatch(f"{of_rank_0}|{of_rank_1}", text)
@@ -95,7 +98,7 @@ def test_a_rank_that_never_makes_a_group(tmp_path: Path) -> None:
     told = told_of(tmp_path, 3, watchdog_ranks.hang_in_a_group_that_is_made, DEADLINE_S)
     (text,) = {text for text in told if text}
     assert re.fullmatch(
-        "Rank [01] has waited 1 s in new_group \\(start\\), to which rank 2 has not come: it is "
+        f"Rank [01] has waited {WAITED} in new_group \\(start\\), to which rank 2 has not come: it is "
         f"busy \\(process \\d+ on {re.escape(HOST)}; in start, [^)]*\\(_call\\)\\). "
         f"{re.escape(FIX)}",
         text,
@@ -103,15 +106,14 @@ def test_a_rank_that_never_makes_a_group(tmp_path: Path) -> None:
 
 
 def test_a_store_that_has_stopped_with_its_rank(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    port = free_port()
     with pytest.raises(FaultError) as caught:
         run_ranks(2, watchdog_ranks.hang_with_the_store, tmp_path, port, DEADLINE_S, timeout_s=60)
     assert str(caught.value) == (
         "Rank 1 of 2 failed.\nThe process left with code 6 and without an answer."
     )
     assert re.fullmatch(
-        "Rank 1 has waited [1-9] s in all_reduce of ranks 0, 1, and the ranks' store, which would "
+        f"Rank 1 has waited {WAITED} in all_reduce of ranks 0, 1, and the ranks' store, which would "
         "say who is missing, does not answer. Look at the host that MASTER_ADDR names and at "
         "rank 0, and run the same command again to resume from the last checkpoint.",
         (tmp_path / "told-1").read_text(),
@@ -148,10 +150,10 @@ def test_a_run_whose_rank_stops_ends_with_its_sentence(
     began = time.monotonic()
     with pytest.raises(EquipoiseError) as caught:
         run_recovering(Launch(folder, ranks=2, quiet=True, port=0))
-    assert time.monotonic() - began < 60, "the agent waited for the stopped rank"
+    assert time.monotonic() - began < 100, "the agent waited for the stopped rank"
     assert caught.value.exit_code == 6
     assert re.fullmatch(
-        "Rank 0 has waited 6 s in all_to_all of ranks 0, 1 \\(forward of step \\d\\), to which "
+        "Rank 0 has waited ([6-9]|\\d\\d+) s in all_to_all of ranks 0, 1 \\(forward of step \\d\\), to which "
         "rank 1 has not come: it gives no sign of life \\(process \\d+ on "
         f"{re.escape(HOST)}; last in [^)]*\\)\\). Run the same command again to resume from the "
         "last checkpoint; if a rank was only slow, raise layout.deadline_s = 6.",

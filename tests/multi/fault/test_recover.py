@@ -10,8 +10,6 @@ import os
 import re
 import shutil
 import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,11 +17,13 @@ import pytest
 from equipoise.cli.main import main
 from equipoise.launch.still import is_stopped
 from equipoise.observe.reader import read_run
+from support.launch.held import Held
 from support.make_run import share_curve, write_run
 from support.read_run import EXACT, events, ranks_of
 from support.verbs import run, train_while, wait_until
 
-STEPS = 24
+STEPS, LAST = 24, 20
+"""Steps of a run, and the one that it waits at until a test has done its deed."""
 RESUME = "Run the same command again to resume from the last checkpoint."
 
 
@@ -34,6 +34,19 @@ def run_toml(texts: Path, cache: Path, tmp_path: Path) -> Path:
 
 def lines_of(folder: Path, name: str) -> int:
     return len(events(folder, name))
+
+
+def both_ranks_of(folder: Path) -> dict[int, int]:
+    """The process of each of two ranks, once both are there; read once, since either may end."""
+    found = dict[int, int]()
+
+    def have_come() -> bool:
+        found.clear()
+        found.update(ranks_of(folder))
+        return len(found) == 2
+
+    wait_until(have_come)
+    return found
 
 
 def weights(folder: Path) -> str:
@@ -65,23 +78,27 @@ def folder(straight: Path, tmp_path: Path) -> Path:
 
 
 def test_killed_ranks_are_replaced_and_the_weights_are_those_of_an_undisturbed_run(
-    run_toml: Path, straight: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+    run_toml: Path,
+    straight: Path,
+    folder: Path,
+    held: type[Held],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Three starts of two ranks: killed before the first step, and between two saves."""
-    killed = list[tuple[int, int]]()
+    killed, orders = list[tuple[int, int]](), held(folder)
+    orders.hold(LAST)
 
     def kill() -> None:
         for rank, starts, steps in ((0, 0, 0), (1, 1, 8)):
             wait_until(
                 lambda starts=starts, steps=steps: (
-                    lines_of(folder, "start") >= starts
-                    and lines_of(folder, "step") >= steps
-                    and len(ranks_of(folder)) == 2
+                    lines_of(folder, "start") >= starts and lines_of(folder, "step") >= steps
                 )
             )
-            killed.append((rank, ranks_of(folder)[rank]))
+            killed.append((rank, both_ranks_of(folder)[rank]))
             os.kill(killed[-1][1], signal.SIGKILL)
             wait_until(lambda: lines_of(folder, "recovery") == len(killed))
+        orders.go_on()
 
     code = train_while(kill, run_toml, "--out", folder)
     err = capsys.readouterr().err
@@ -107,51 +124,10 @@ def test_killed_ranks_are_replaced_and_the_weights_are_those_of_an_undisturbed_r
     assert ranks_of(folder) == {}
 
 
-DIE_AT_STEP_8 = """
-import sys
-if "equipoise.fault.stem" in sys.orig_argv:
-    import json, os, signal
-    from pathlib import Path
-    from equipoise.train.step import StepRunner
-
-    update = StepRunner.update
-
-    def die(self, made, **more):
-        how = json.loads(Path(__file__).with_name("how.json").read_text())
-        is_due = [int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])] == how["rank_of"]
-        if is_due and more["step"] == 8:
-            if how["says"]:
-                raise ValueError(how["says"])
-            os.kill(os.getpid(), signal.SIGKILL)
-        return update(self, made, **more)
-
-    StepRunner.update = die
-"""
-
-
-@pytest.fixture(scope="module")
-def dying(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of which ranks import how one of them dies; one for all, so that they share."""
-    folder = tmp_path_factory.mktemp("dying")
-    (folder / "sitecustomize.py").write_text(DIE_AT_STEP_8)
-    return folder
-
-
-@pytest.fixture
-def die(dying: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Let a rank die in step 8: by a signal, or of an error that says something."""
-
-    def choose(rank: int, world: int, says: str = "") -> None:
-        monkeypatch.setenv("PYTHONPATH", str(dying), prepend=os.pathsep)
-        (dying / "how.json").write_text(json.dumps({"rank_of": [rank, world], "says": says}))
-
-    return choose
-
-
 def test_a_rank_that_dies_at_the_same_step_again_and_again_ends_the_run(
-    run_toml: Path, folder: Path, die: Callable[..., None], capsys: pytest.CaptureFixture[str]
+    run_toml: Path, folder: Path, held: type[Held], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    die(rank=0, world=1)
+    held(folder).die(0, 1, step=8, saved="step-000006")
     code, _, err = run(capsys, "train", run_toml, "--out", folder, "--layout.dp", 1)
     assert code == 6
     *_, last = err.splitlines()
@@ -168,10 +144,10 @@ def test_where_a_rank_dies_again_and_again_fewer_go_on_with_the_same_batches(
     run_toml: Path,
     straight: Path,
     folder: Path,
-    die: Callable[..., None],
+    held: type[Held],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    die(rank=1, world=2)
+    held(folder).die(1, 2, step=8, saved="step-000006")
     code, _, err = run(capsys, "train", run_toml, "--out", folder, "--fault.least_dp", 1)
     assert code == 0, err
     assert (
@@ -191,9 +167,9 @@ def test_where_a_rank_dies_again_and_again_fewer_go_on_with_the_same_batches(
 
 
 def test_an_exception_is_tried_once_more(
-    run_toml: Path, folder: Path, die: Callable[..., None], capsys: pytest.CaptureFixture[str]
+    run_toml: Path, folder: Path, held: type[Held], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    die(rank=1, world=2, says="a bad card")
+    held(folder).die(1, 2, step=8, saved="step-000006", says="a bad card")
     code, _, err = run(capsys, "train", run_toml, "--out", folder, "--quiet")
     assert code == 6
     first, *stack, last = err.splitlines()
@@ -213,7 +189,7 @@ def test_ctrl_c_between_a_fault_and_its_restart_ends_the_run(
 
     def interrupt() -> None:
         wait_until(lambda: lines_of(folder, "step") >= 8)
-        ranks = ranks_of(folder)
+        ranks = both_ranks_of(folder)
         killed.append(ranks[1])
         os.kill(ranks[0], signal.SIGSTOP)  # so that nothing ends before the signals come
         os.kill(os.getpid(), signal.SIGINT)
@@ -222,7 +198,7 @@ def test_ctrl_c_between_a_fault_and_its_restart_ends_the_run(
         with contextlib.suppress(ProcessLookupError):  # its agent may have ended it already
             os.kill(ranks[0], signal.SIGCONT)
 
-    assert train_while(interrupt, run_toml, "--out", folder, "--train.steps", 5000) == 6
+    assert train_while(interrupt, run_toml, "--out", folder, "--train.steps", 1_000_000) == 6
     assert capsys.readouterr().err.splitlines()[-1] == (
         f"Rank 1 of 2 (pid {killed[0]}) was ended by SIGKILL; it left no traceback. {RESUME}"
     )
@@ -235,23 +211,29 @@ def test_ranks_whose_folder_newer_ones_have_taken_write_nothing_more(
     """The older ranks are stopped, as with their machine, and wake up when others have begun."""
 
     def everything() -> dict[str, bytes]:
+        """But for what their launcher notes once they have been stopped for a second."""
         files = [*(folder / "journal").iterdir(), *(folder / "checkpoint").rglob("*")]
-        return {str(file): file.read_bytes() for file in files if file.is_file()}
+        return {
+            str(file): re.sub(rb".*\"name\":\"(stopped|continued)\".*\n", b"", file.read_bytes())
+            for file in files
+            if file.is_file()
+        }
 
     before = dict[str, bytes]()
 
     def take_over() -> None:
         wait_until(lambda: lines_of(folder, "step") >= 8)
-        for rank in ranks_of(folder).values():
+        ranks = both_ranks_of(folder)
+        for rank in ranks.values():
             os.kill(rank, signal.SIGSTOP)
-        wait_until(lambda: all(map(is_stopped, ranks_of(folder).values())))
+        wait_until(lambda: all(map(is_stopped, ranks.values())))
         (epoch,) = [event["epoch"] for event in events(folder, "start")]
         (folder / ".lock").write_text(f"{epoch + 1:020d}")
         before.update(everything())
-        for rank in ranks_of(folder).values():
+        for rank in ranks.values():
             os.kill(rank, signal.SIGCONT)
 
-    assert train_while(take_over, run_toml, "--out", folder, "--train.steps", 5000) == 6
+    assert train_while(take_over, run_toml, "--out", folder, "--train.steps", 1_000_000) == 6
     assert capsys.readouterr().err.splitlines()[-1] == (
         f"Newer ranks have taken over the run's folder {folder}. The steps since the last "
         "checkpoint are lost. They go on from the newest whole checkpoint."
@@ -272,39 +254,70 @@ def test_the_report_says_what_followed(tmp_path: Path) -> None:
     assert (recovery.fault, recovery.step, recovery.message) == ("killed", 3.0, "Killed.")
 
 
-def test_a_pause_is_named_and_ends_nothing_and_a_hang_starts_the_ranks_again(
-    run_toml: Path, straight: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+def test_a_pause_is_named_and_ends_nothing(
+    run_toml: Path,
+    straight: Path,
+    folder: Path,
+    held: type[Held],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Rank 1 is stopped for 3 s, then for good: some 20 s, most of them waiting."""
+    """Rank 1 is stopped until that is named; no busy machine pauses for as long as the deadline."""
+    orders = held(folder)
+    orders.hold(5)
+    lates, stopped = list[dict](), list[int]()
+
+    def pause() -> None:
+        wait_until(lambda: lines_of(folder, "step") == 4)
+        stopped.append(both_ranks_of(folder)[1])
+        os.kill(stopped[0], signal.SIGSTOP)
+        known, came = lines_of(folder, "late"), lines_of(folder, "came")
+        orders.hold(LAST)  # rank 0 goes on, and waits for rank 1
+        wait_until(lambda: lines_of(folder, "late") > known)
+        lates.append(events(folder, "late")[known])
+        os.kill(stopped[0], signal.SIGCONT)
+        wait_until(lambda: lines_of(folder, "came") > came)
+        wait_until(lambda: lines_of(folder, "step") > 4)
+        assert both_ranks_of(folder)[1] == stopped[0]
+        orders.go_on()
+
+    code = train_while(pause, run_toml, "--out", folder, "--layout.deadline_s", 100)
+    err = capsys.readouterr().err
+    assert code == 0, err
+    (late,) = lates
+    assert (late["culprits"], late["waiting_rank"]) == ([1], 0)
+    assert late["waited_s"] < 100 / 2
+    assert late["stacks"]["1"]
+    said = err.splitlines()
+    named = late["message"]
+    assert named.startswith("Rank 0 has waited ") and "rank 1 has not come: it " in named
+    assert named.endswith(" If this lasts 100 s, the ranks are ended.")
+    assert re.fullmatch(
+        "The wait for rank 1 \\([a-z ]+\\d+\\) has ended, and the run goes on.",
+        said[said.index(named) + 1],
+    )
+    assert not events(folder, "recovery")
+    assert weights(folder) == weights(straight)
+
+
+def test_a_hang_starts_the_ranks_again(
+    run_toml: Path,
+    straight: Path,
+    folder: Path,
+    held: type[Held],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Rank 1 is stopped for good: some 20 s, most of them waiting."""
+    orders = held(folder)
+    orders.hold(LAST)
 
     def stop() -> None:
         wait_until(lambda: lines_of(folder, "step") >= 4)
-        stopped = ranks_of(folder)[1]
-        os.kill(stopped, signal.SIGSTOP)
-        began = time.monotonic()
-        wait_until(lambda: lines_of(folder, "late") == 1)
-        time.sleep(max(0.0, began + 3 - time.monotonic()))
-        os.kill(stopped, signal.SIGCONT)
-        wait_until(lambda: lines_of(folder, "came") == 1)
-        done = lines_of(folder, "step")
-        wait_until(lambda: lines_of(folder, "step") > done)
-        assert ranks_of(folder)[1] == stopped
-        os.kill(stopped, signal.SIGSTOP)
+        os.kill(both_ranks_of(folder)[1], signal.SIGSTOP)
+        orders.go_on()
 
-    code = train_while(stop, run_toml, "--out", folder, "--layout.deadline_s", 8)
+    code = train_while(stop, run_toml, "--out", folder, "--layout.deadline_s", 15)
     err = capsys.readouterr().err
     assert code == 0, err
-    late, *_ = events(folder, "late")
-    assert (late["culprits"], late["waiting_rank"]) == ([1], 0)
-    assert late["waited_s"] < 5
-    assert late["stacks"]["1"]
-    named, came = err.splitlines()[:2]
-    assert named == late["message"]
-    assert named.startswith("Rank 0 has waited ") and "rank 1 has not come: it " in named
-    assert named.endswith(" If this lasts 8 s, the ranks are ended.")
-    assert re.fullmatch(
-        "The wait for rank 1 \\([a-z ]+\\d+\\) has ended, and the run goes on.", came
-    )
     (decided,) = events(folder, "recovery")
     assert (decided["fault"], decided["fault_rank"]) == ("hung", 1)
     assert decided["action"] == "restart"

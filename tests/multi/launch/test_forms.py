@@ -2,18 +2,19 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import yaml
 
 from equipoise.cli.main import main
+from support.launch.held import Held
 from support.make_run import share_curve, write_run
+from support.ports import free_port
 from support.read_run import events
+from support.verbs import wait_until
 
 STEPS = 12
 LIMIT_S = 240
@@ -58,11 +59,6 @@ def run_toml(home: Path, texts: Path, cache: Path) -> Path:
     return write_run(home, texts, cache, steps=STEPS, every_steps=100)
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
-
-
 def form(capsys: pytest.CaptureFixture[str], home: Path, *words: object) -> str:
     shared = ("--cluster", home / "cluster.toml", "--port", free_port(), "--python", sys.executable)
     assert main(["launch", *map(str, (*words, *shared))]) == 0
@@ -98,9 +94,15 @@ def start(*words: str, **env: str) -> "subprocess.Popen[str]":
 
 
 def test_slurm_stops_before_its_limit_and_the_same_script_resumes(
-    home: Path, run_toml: Path, priced: Path, capsys: pytest.CaptureFixture[str]
+    home: Path,
+    run_toml: Path,
+    priced: Path,
+    held: type[Held],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     folder = share_curve(priced, home / "slurm")
+    orders = held(folder)
+    orders.hold(STEPS)
     script = home / "slurm.sh"
     script.write_text(form(capsys, home, run_toml, "--out", folder, "--form", "slurm"))
     job = {
@@ -110,12 +112,11 @@ def test_slurm_stops_before_its_limit_and_the_same_script_resumes(
         "SLURM_NNODES": "2",
     }
     first = start("bash", str(script), **job)
-    deadline = time.monotonic() + LIMIT_S
-    while not events(folder, "step"):
-        assert first.poll() is None, first.communicate()[0]
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: events(folder, "step") or first.poll() is not None)
+    assert first.poll() is None, first.communicate()[0]
     first.send_signal(signal.SIGTERM)
+    wait_until(lambda: (folder / "stop").exists() or first.poll() is not None)
+    orders.go_on()
     require_ended(first)
     assert not (folder / "stop").exists()
     (folder / "stop").touch()  # asked for when nothing ran
@@ -148,19 +149,25 @@ def test_the_command_of_two_pods(
 
 
 def test_two_agents_start_their_ranks_again_when_one_is_killed(
-    home: Path, run_toml: Path, priced: Path, capsys: pytest.CaptureFixture[str]
+    home: Path,
+    run_toml: Path,
+    priced: Path,
+    held: type[Held],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     folder = share_curve(priced, home / "again")
+    orders = held(folder)
+    orders.hold(1)
     prepare(capsys, run_toml, folder)
     script = home / "again.sh"
     script.write_text(form(capsys, home, folder, "--host", "127.0.0.1"))
     agents = [start("bash", str(script)) for _ in range(2)]
-    deadline = time.monotonic() + LIMIT_S
-    while not events(folder, "start"):
-        assert all(agent.poll() is None for agent in agents)
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    wait_until(
+        lambda: events(folder, "start") or any(agent.poll() is not None for agent in agents)
+    )
+    assert all(agent.poll() is None for agent in agents)
     os.kill(process_of(folder, rank=1), signal.SIGKILL)
+    orders.go_on()
     for agent in agents:
         require_ended(agent)
     assert [event["epoch"] for event in events(folder, "start")] == [1, 2]

@@ -16,11 +16,13 @@ import pytest
 from equipoise.checkpoint.manifest import find_checkpoints
 from equipoise.cli.main import main
 from equipoise.observe.event import SCHEMA_VERSION
+from support.launch.held import Held
 from support.make_run import write_run
 from support.read_run import EXACT, events, ranks_of
 from support.verbs import DEADLINE_S, end_of, start, train_while, wait_until
 
-STEPS = 24
+STEPS, LAST = 24, 20
+"""Steps of a run, and the one that it waits at until a test has done its deed."""
 RESUME = "Run the same command again to resume from the last checkpoint."
 
 
@@ -111,13 +113,16 @@ def test_tensorboard_scalars_stand_beside_the_journal(straight: Path) -> None:
 
 
 def test_ctrl_c_saves_at_any_moment_and_the_same_command_goes_on(
-    run_toml, straight, folder, capsys
+    run_toml, straight, folder, held: type[Held], capsys
 ) -> None:
-    words = (run_toml, "--out", folder)
+    words, orders = (run_toml, "--out", folder), held(folder)
 
+    orders.hold(1)
     process = start(*words)  # before the first step, while what ranks need is imported
     wait_until((folder / "logs" / "agent.log").exists)
     process.send_signal(signal.SIGINT)
+    wait_until((folder / "stop").exists)
+    orders.go_on()
     code, out, err = end_of(process)
     assert code == 0, err
     assert "Stopping after this step and saving. Ctrl-C again to end at once.\n" in err
@@ -125,9 +130,12 @@ def test_ctrl_c_saves_at_any_moment_and_the_same_command_goes_on(
     assert [e["reason"] for e in events(folder, "stop")] == ["interrupted"]
     assert not (folder / "stop").exists()
 
+    orders.hold(LAST)
     process = start(*words)  # in the middle
     wait_until(lambda: steps_done(folder) >= 8)
     process.send_signal(signal.SIGINT)
+    wait_until(lambda: (folder / "stop").exists() or process.poll() is not None)
+    orders.go_on()
     code, out, err = end_of(process)
     assert code == 0, err
     assert f"Resuming after step 1 from {folder}/checkpoint/step-000001.\n" in out
@@ -143,14 +151,16 @@ def test_ctrl_c_saves_at_any_moment_and_the_same_command_goes_on(
 
 
 def test_a_killed_rank_is_named_and_other_ranks_go_on_from_the_last_save(
-    run_toml, straight, folder, capsys
+    run_toml, straight, folder, held: type[Held], capsys
 ) -> None:
-    killed = list[int]()
+    killed, orders = list[int](), held(folder)
+    orders.hold(LAST)
 
     def kill() -> None:
         wait_until(lambda: steps_done(folder) >= 8)
         killed.append(ranks_of(folder)[1])
         os.kill(killed[0], signal.SIGKILL)
+        orders.go_on()
 
     assert train_while(kill, run_toml, "--out", folder, "--fault.restarts", 0) == 6
     assert capsys.readouterr().err.splitlines()[-1] == (
@@ -166,13 +176,18 @@ def test_a_killed_rank_is_named_and_other_ranks_go_on_from_the_last_save(
     assert losses(folder) == pytest.approx(losses(straight), rel=EXACT)
 
 
-def test_a_killed_parent_leaves_no_orphan_and_torchrun_goes_on(run_toml, straight, folder) -> None:
+def test_a_killed_parent_leaves_no_orphan_and_torchrun_goes_on(
+    run_toml, straight, folder, held: type[Held]
+) -> None:
+    orders = held(folder)
+    orders.hold(LAST)
     process = start(run_toml, "--out", folder, "--checkpoint.every_steps", 2)
     wait_until(lambda: any(find_checkpoints(folder / "checkpoint")))  # not one being written
     assert set(ranks_of(folder)) == {0, 1}
     process.kill()
     process.communicate(timeout=DEADLINE_S)  # ends when the last rank has closed its output
     wait_until(lambda: not ranks_of(folder))
+    orders.go_on()
 
     torchrun = [str(Path(sys.executable).with_name("torchrun")), "--standalone"]
     done = subprocess.run(
@@ -188,7 +203,7 @@ def test_a_killed_parent_leaves_no_orphan_and_torchrun_goes_on(run_toml, straigh
 
 
 def test_a_second_run_touches_nothing_and_a_second_ctrl_c_ends_at_once(run_toml, folder) -> None:
-    words = (run_toml, "--out", folder, "--train.steps", 5000)
+    words = (run_toml, "--out", folder, "--train.steps", 1_000_000)
     process = start(*words)
     wait_until(lambda: steps_done(folder) >= 1)
     resolved = (folder / "resolved.json").read_text()

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from equipoise.spec.run.resolved import write_resolved
+from support.ports import free_port
 from support.verbs import DEADLINE_S
 
 OTHER_VERSION = """
@@ -16,11 +17,6 @@ if os.environ.get("RANK") == "1":
     import equipoise
     equipoise.__version__ = "9.9"
 """
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def start(folder: Path, rank: int, world: int, port: int, path: Path) -> "subprocess.Popen[str]":

@@ -4,8 +4,7 @@ import dataclasses
 import os
 import re
 import signal
-import threading
-import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,8 @@ from equipoise.fault.recover import run_recovering
 from equipoise.launch.local import Launch
 from equipoise.spec.run.resolved import write_resolved
 from equipoise.spec.run.spec import FaultSpec
+from support.launch.held import Held
+from support.verbs import wait_until
 
 HANG_AT_START = """
 import os, sys
@@ -38,34 +39,30 @@ if "equipoise.fault.stem" in sys.orig_argv:
 """
 
 
-def stop_all(folder: Path, done: threading.Event) -> None:
-    """Stop all ranks once they train, and let them go on when that has been said."""
-    while len(events(folder, "step")) < 2:
-        time.sleep(0.05)
-        if done.is_set():
-            return
-    ranks = processes(folder).values()
-    for process in ranks:
-        os.kill(process, signal.SIGSTOP)
-    until = time.monotonic() + 120
-    while not events(folder, "stopped") and time.monotonic() < until:
-        time.sleep(0.05)
-    for process in ranks:
-        os.kill(process, signal.SIGCONT)
-
-
 def test_ranks_that_are_all_stopped_are_named_and_run_to_their_end(
-    make_run, tmp_path: Path, capfd
+    make_run, tmp_path: Path, held: type[Held], capfd
 ) -> None:
-    folder, done = tmp_path / "run", threading.Event()
+    folder = tmp_path / "run"
     write_resolved(folder, make_run(steps=40))
-    thread = threading.Thread(target=stop_all, args=(folder, done))
-    thread.start()
-    try:
+    orders = held(folder)
+    orders.hold(20)
+
+    def stop_all() -> None:
+        """Stop all ranks once they train, and let them go on when that has been said."""
+        wait_until(lambda: len(events(folder, "step")) >= 2)
+        ranks = processes(folder).values()
+        for process in ranks:
+            os.kill(process, signal.SIGSTOP)
+        wait_until(lambda: events(folder, "stopped"))
+        for process in ranks:
+            os.kill(process, signal.SIGCONT)
+        wait_until(lambda: events(folder, "continued"))
+        orders.go_on()
+
+    with ThreadPoolExecutor(1) as thread:
+        stopped_all = thread.submit(stop_all)
         run_recovering(Launch(folder, ranks=2, quiet=False, port=0))
-    finally:
-        done.set()
-        thread.join()
+        stopped_all.result()
     (stopped,), (continued,) = events(folder, "stopped"), events(folder, "continued")
     said = capfd.readouterr().err
     assert stopped["message"] in said and continued["message"] in said

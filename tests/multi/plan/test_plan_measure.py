@@ -4,16 +4,16 @@ import json
 import os
 import shlex
 import signal
-import time
 from pathlib import Path
 
 import pytest
 
 from equipoise.cli.main import main
 from equipoise.spec.plan import read_plan
+from support.launch.held import Held
 from support.make_run import write_run
 from support.read_run import events
-from support.verbs import DEADLINE_S, run_while, wait_until
+from support.verbs import run_while, wait_until
 
 
 @pytest.fixture
@@ -43,26 +43,36 @@ def ranks_of(trial: Path) -> list[int]:
 
 def kill_a_rank(folder: Path) -> int:
     """Wait for the first trial's steps and kill one of its ranks; the choice that was tried."""
-    end = time.monotonic() + DEADLINE_S
-    while time.monotonic() < end:
-        for trial in sorted((folder / "trials").glob("*")):
-            begun = list(trial.glob("journal/rank-*.jsonl"))
-            pids = ranks_of(trial)
-            if begun and len(pids) == 2:
-                os.kill(pids[1], signal.SIGKILL)
-                return int(trial.name)
-        time.sleep(0.05)
-    raise AssertionError("no trial began")
+    found = list[tuple[Path, list[int]]]()
+
+    def has_begun() -> bool:
+        found[:] = [
+            (trial, ranks_of(trial))
+            for trial in (folder / "trials").glob("*")
+            if list(trial.glob("journal/rank-*.jsonl"))
+        ]
+        return len(found) == 1 and len(found[0][1]) == 2
+
+    wait_until(has_begun)
+    ((trial, pids),) = found
+    os.kill(pids[1], signal.SIGKILL)
+    return int(trial.name)
 
 
 def test_a_killed_rank_fails_its_trial_and_not_the_search(
-    run_toml: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run_toml: Path, tmp_path: Path, held: type[Held], capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "measured"
+    orders, killed = held(folder), list[int]()
+    orders.hold(2)
+
+    def kill() -> None:
+        killed.append(kill_a_rank(folder))
+        orders.go_on()
+
     longer = ["--pack.context_tokens", 2048, "--pack.step_tokens", 4096]  # for context ranks, too
     words = [run_toml, "--measure", "--ranks", 2, "--out", folder, "--json", *longer]
-    killed = list[int]()
-    code = run_while(lambda: killed.append(kill_a_rank(folder)), "plan", *words)
+    code = run_while(kill, "plan", *words)
     caught = capsys.readouterr()
     assert code == 0, caught.err
     found = json.loads(caught.out)
@@ -79,9 +89,11 @@ def test_a_killed_rank_fails_its_trial_and_not_the_search(
 
 
 def test_the_same_command_goes_on(
-    run_toml: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run_toml: Path, tmp_path: Path, held: type[Held], capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "measured"
+    orders = held(folder)
+    orders.hold(2)
     one = ["--pack.policy", "by-work"]  # leaves three choices, and one trial
     words = [str(run_toml), "--measure", "--ranks", "2", "--out", str(folder), *one]
 
@@ -90,6 +102,7 @@ def test_the_same_command_goes_on(
         os.kill(os.getpid(), signal.SIGINT)
 
     code = run_while(interrupt, "plan", *words)
+    orders.go_on()
     err = capsys.readouterr().err
     assert code == 130 and err.endswith("Interrupted.\n"), err
     assert [set(row) for row in rows(folder)] == [{"digest"}, {"begin"}, {"stopped"}]

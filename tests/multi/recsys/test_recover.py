@@ -9,12 +9,14 @@ import pytest
 
 from equipoise.comm.local import run_ranks
 from equipoise.spec.recommend import read_recommend
+from support.launch.held import Held
 from support.read_run import events
 from support.recsys.clicks import train_part, write_clicks
 from support.verbs import train_while, wait_until
 
 FLAGS = {"train.epochs": "12", "layout.deadline_s": "60"}
-STEPS = 12 * 12
+STEPS, LAST = 12 * 12, 120
+"""Steps of a run, and the one that it waits at until a rank has been killed."""
 
 
 def weights(folder: Path) -> str:
@@ -35,20 +37,22 @@ def process_of(folder: Path, rank: int) -> int:
             continue
         if str(folder).encode() in words and f"RANK={rank}".encode() in (*words, *variables):
             return int(entry.name)
-    return 0
+    raise AssertionError(f"rank {rank} does not run")
 
 
 def test_a_killed_rank_is_replaced_and_the_weights_are_those_of_an_undisturbed_run(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, held: type[Held], capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Two starts of two ranks, and a run that nobody disturbs."""
     run_toml, folder = write_clicks(tmp_path), tmp_path / "run"
-    killed = list[int]()
+    killed, orders = list[int](), held(folder)
+    orders.hold(LAST)
 
     def kill() -> None:
         wait_until(lambda: len(events(folder, "recommend", rank=1)) >= 30)
         killed.append(process_of(folder, 1))
         os.kill(killed[0], signal.SIGKILL)
+        orders.go_on()
 
     flags = [f"--{key}={value}" for key, value in FLAGS.items()]
     code = train_while(kill, run_toml, "--out", folder, *flags)

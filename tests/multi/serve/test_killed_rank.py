@@ -19,7 +19,7 @@ from support.serving.http.raw import Reply, ask
 from support.serving.http.served import prompt_reader
 from support.serving.trained import CURVE, trained
 
-LONGEST_S = 60.0
+LONGEST_S = 120.0
 ANSWERS = 4
 
 
@@ -50,11 +50,13 @@ def test_requests_of_a_killed_rank_get_503_and_the_next_ones_their_answers() -> 
             port = server.port
             wanted = [text_of(asked(port, number, 150)) for number in range(ANSWERS + 4)]
             (victim,) = ranks.peers.pids
-            may_run, run = threading.Event(), ranks.run
+            may_begin, may_run, run = threading.Event(), threading.Event(), ranks.run
             iterations = list[int]()
 
             def held(*given: object) -> object:
-                """Iterations until all have tokens on both ranks; the rest after the kill."""
+                """From when all have asked until all have tokens on both ranks; the rest after
+                the kill."""
+                assert may_begin.wait(LONGEST_S)
                 iterations.append(len(given[0]))  # type: ignore[arg-type]
                 if len(iterations) > 20 and iterations[-1] == ANSWERS:
                     assert may_run.wait(LONGEST_S)
@@ -66,6 +68,10 @@ def test_requests_of_a_killed_rank_get_503_and_the_next_ones_their_answers() -> 
                 for number in range(ANSWERS)
             ]
             end_s = time.monotonic() + LONGEST_S
+            while engine.stats().running + engine.stats().waiting < ANSWERS:
+                assert time.monotonic() < end_s
+                time.sleep(0.001)
+            may_begin.set()
             while not (len(iterations) > 20 and iterations[-1] == ANSWERS):
                 assert time.monotonic() < end_s
                 time.sleep(0.001)

@@ -5,7 +5,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -20,7 +19,7 @@ from support.make_run import MakeRun, share_curve, write_run
 from support.ranks import on_ranks
 from support.ranks.on_ranks import Ended
 from support.read_run import EXACT, events
-from support.verbs import train_while
+from support.verbs import train_while, wait_until
 
 Mount = Callable[..., Path]
 
@@ -58,7 +57,7 @@ def checkpoints(folder: Path) -> list[str]:
 def fill(disk: Path, *, leave: int = 0) -> None:
     """Fill a disk up, but for ``leave`` bytes."""
     facts = os.statvfs(disk)
-    with (disk / "filler").open("wb", buffering=0) as file:
+    with (disk / "filler").open("ab", buffering=0) as file:
         left = facts.f_bavail * facts.f_frsize - leave
         try:
             while left > 0:
@@ -69,6 +68,12 @@ def fill(disk: Path, *, leave: int = 0) -> None:
 
 def free(disk: Path) -> None:
     (disk / "filler").unlink()
+
+
+def once_saved(folder: Path, step: int, deed: Callable[[], object]) -> None:
+    """A deed once a checkpoint is there, which is written while the next steps are trained."""
+    wait_until((folder / "checkpoint" / f"step-{step:06}").exists)
+    deed()
 
 
 # A disk that others fill. --------------------------------------------------------------------
@@ -110,7 +115,8 @@ def test_a_disk_that_stays_full_ends_the_run_with_its_last_good_checkpoint(
 ) -> None:
     disk = mount(4000)
     folder = disk / "run"
-    text = fault_of(CheckpointError, folder, resolved, deed_at=6, deed=partial(fill, disk))
+    deed = partial(once_saved, folder, 4, partial(fill, disk))
+    text = fault_of(CheckpointError, folder, resolved, deed_at=6, deed=deed)
     assert text.startswith(
         f"The checkpoint of step 12 could not be written to {folder}/checkpoint ("
     )
@@ -130,7 +136,8 @@ def test_checkpoints_older_than_the_last_good_one_make_room(
 ) -> None:
     disk = mount(4000)
     folder = disk / "run"
-    ended = run(folder, resolved, deed_at=9, deed=partial(fill, disk, leave=100_000))
+    deed = partial(once_saved, folder, 8, partial(fill, disk, leave=100_000))
+    ended = run(folder, resolved, deed_at=9, deed=deed)
     assert ended.losses == pytest.approx(straight, rel=EXACT)
     assert checkpoints(folder) == ["step-000012", "step-000008"]
     assert not [line for line in ended.said if "could not" in line]
@@ -172,7 +179,8 @@ def test_a_disk_that_turns_read_only_ends_the_run_at_its_end_with_every_word(
 ) -> None:
     disk = mount(16_384, breaks=True)
     folder = disk / "run"
-    text = fault_of(CheckpointError, folder, resolved, deed_at=6, deed=partial(break_disk, disk))
+    deed = partial(once_saved, folder, 4, partial(break_disk, disk))
+    text = fault_of(CheckpointError, folder, resolved, deed_at=6, deed=deed)
     assert text.startswith(
         f"The checkpoint of step 12 could not be written to {folder}/checkpoint ("
     )
@@ -187,7 +195,8 @@ def test_a_moved_folder_is_followed_and_the_run_stops_there(
     tmp_path: Path, resolved, straight
 ) -> None:
     folder, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
-    text = fault_of(FaultError, folder, resolved, deed_at=6, deed=partial(folder.rename, elsewhere))
+    deed = partial(once_saved, folder, 4, partial(folder.rename, elsewhere))
+    text = fault_of(FaultError, folder, resolved, deed_at=6, deed=deed)
     assert text == (
         f"The run's folder {folder} was moved to {elsewhere}. Step 7 is saved in "
         f"{elsewhere}/checkpoint; go on from there with --out {elsewhere}."
@@ -235,15 +244,11 @@ def test_another_runs_folder_in_its_place_is_left_alone(tmp_path: Path, resolved
     assert (folder / "journal" / "rank-00000.jsonl").read_text() == "another run's\n"
 
 
-def delete_once_there(folder: Path) -> None:
-    wait_until(folder.exists)
-    delete(folder)
-
-
 def test_a_deleted_checkpoint_is_saved_again_at_once(tmp_path: Path, resolved, straight) -> None:
     folder = tmp_path / "run"
     kept = folder / "checkpoint" / "step-000004"
-    ended = run(folder, resolved, deed_at=5, deed=partial(delete_once_there, kept))
+    deed = partial(once_saved, folder, 4, partial(delete, kept))
+    ended = run(folder, resolved, deed_at=5, deed=deed)
     assert ended.losses == pytest.approx(straight, rel=EXACT)
     assert (
         f"The checkpoint {kept} has vanished: it was deleted or moved away. The run saves anew "
@@ -286,35 +291,48 @@ def start(*words: object) -> "subprocess.Popen[str]":
     )
 
 
-def wait_until(is_so: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 120
-    while not is_so():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
-
-
 def begin(mount: Mount, texts: Path, cache: Path, priced: Path, tmp_path: Path):
-    """A run of a million steps on a small disk, once it has saved."""
+    """A run of a million steps on a small disk, once it has saved, and keeps one checkpoint."""
     disk = mount(6000)
     path = write_run(tmp_path, texts, cache, steps=1_000_000, every_steps=3, layout="dp = 2")
     folder = share_curve(priced, disk / "run")
-    process = start(path, "--out", folder, "--journal.tensorboard", "true")
+    words = ("--journal.tensorboard", "true", "--checkpoint.keep", 1)
+    process = start(path, "--out", folder, *words)
     wait_until(lambda: checkpoints(disk / "run"))
     return disk, process
+
+
+def fill_for_good(disk: Path) -> None:
+    """Fill a disk until no save is under way that could still end, or give way to an older one."""
+
+    def is_full() -> bool:
+        before = names()
+        fill(disk)
+        full = os.statvfs(disk).f_bavail == 0
+        return full and len(before) == 1 and before[0].startswith("step-") and names() == before
+
+    def names() -> list[str]:
+        return os.listdir(disk / "run" / "checkpoint")
+
+    wait_until(is_full)
 
 
 def test_a_full_disk_is_named_and_ctrl_c_still_ends_the_run(
     mount: Mount, texts: Path, cache: Path, priced: Path, tmp_path: Path
 ) -> None:
     disk, process = begin(mount, texts, cache, priced, tmp_path)
-    fill(disk)
-    lines = iter(process.stdout.readline, "")
-    named = next(line for line in lines if "rank-00000.jsonl cannot be written" in line)
-    assert f"(No space left on device; the disk at {disk} has " in named
-    board = next(line for line in lines if line.startswith("TensorBoard"))
-    assert f"cannot be written (No space left on device; the disk at {disk} has " in board
+    fill_for_good(disk)
+    said = dict[str, str]()
+    while len(said) < 2:  # in either order
+        line = process.stdout.readline()
+        assert line, said
+        begin = line.split()[0] if line.strip() else ""
+        if begin == "TensorBoard" or "rank-00000.jsonl cannot be written" in line:
+            said[begin] = line
+    for line in said.values():
+        assert f"cannot be written (No space left on device; the disk at {disk} has " in line
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=240)
     assert process.returncode == 4, err
     assert "Traceback" not in err
     assert "could not be written to" in err and f"the disk at {disk} has " in err
@@ -348,7 +366,7 @@ def test_a_start_on_a_full_disk_names_it(
     path = write_run(tmp_path, texts, cache, steps=2, layout="dp = 2")
     fill(disk)
     process = start(path, "--out", disk / "run")
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=240)
     assert process.returncode == 2
     assert err.splitlines()[-1] == (
         f"The run's folder {disk}/run cannot be written (No space left on device; the disk at "

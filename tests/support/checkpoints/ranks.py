@@ -1,5 +1,6 @@
 """Functions in which ranks save in the background, and die or damage things meanwhile."""
 
+import itertools
 import os
 import resource
 import signal
@@ -38,8 +39,14 @@ Reached = Callable[[str], None]
 class SlowSaver(Saver):
     """Begins to copy late, so that training comes first."""
 
+    may_copy: threading.Event | None = None
+    """Set when it may begin, where training does not wait for it."""
+
     def _stage(self, save: Any) -> None:
-        time.sleep(0.3)
+        if self.may_copy is None:
+            time.sleep(0.3)
+        else:
+            self.may_copy.wait()
         super()._stage(save)
 
 
@@ -58,12 +65,17 @@ def save_then_step(
     with SlowSaver(root, decoder, optimizer, ranks, keep=2) as saver:
         if not is_guarded:
             saver._hook.remove()
+            saver.may_copy = threading.Event()
         for step in (1, 2):
             states.append(state_of(decoder, optimizer))
             saver.begin(_manifest(model, step, ranks.world), {})
             change(decoder, optimizer)
             change(decoder, optimizer)
+            if saver.may_copy is not None:
+                saver.may_copy.set()
             saver.settle()
+            if saver.may_copy is not None:
+                saver.may_copy.clear()
     return states
 
 
@@ -138,7 +150,7 @@ def save_and_die(
 
     decoder, optimizer = _stepped(ranks, model, 1, 0, TrainSpec())
     with Saver(root, decoder, optimizer, ranks, keep=2, reached=reached) as saver:
-        for step in range(1, 60):
+        for step in itertools.count(1):
             state = fingerprint(decoder, optimizer)
             if ranks.rank == 0:
                 note(notes, f"begun-{step}", state)

@@ -17,6 +17,12 @@ for rank in range(40):
     say_step(rank)
 """
 
+SAY_STEPS = """
+from equipoise.launch.last_words import say_step
+for step in range(1, 500):
+    say_step(step)
+"""
+
 
 def test_words_come_whole_and_in_order_from_a_process_that_can_write_nowhere() -> None:
     with listen() as (address, heard):
@@ -30,7 +36,26 @@ def test_words_come_whole_and_in_order_from_a_process_that_can_write_nowhere() -
     assert {(len(words["message"]), len(words["traceback"])) for words in heard.errors} == {
         (20_000, 20_000)
     }
-    assert heard.step is not None and 0 <= heard.step < 40  # those that found no room are lost
+    # As messages, since it may write to no file at all: those that found no room are lost.
+    assert heard.step is not None and 0 <= heard.step < 40
+
+
+def test_the_last_step_is_known_however_many_came_while_nobody_took_them() -> None:
+    with listen() as (address, heard):
+        assert heard.step is None
+        environment = os.environ | {VARIABLE: address}
+        subprocess.run([sys.executable, "-c", SAY_STEPS], env=environment, check=True)
+        assert (heard.step, heard.said) == (499, None)  # no message was needed
+    assert heard.step == 499
+
+
+def test_a_step_is_left_in_no_other_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As where the launcher is gone and another process has its number."""
+    file = tmp_path / "another"
+    file.write_text("another program's")
+    monkeypatch.setenv(VARIABLE, f"gone:{file}")
+    say_step(1)
+    assert file.read_text() == "another program's"
 
 
 def test_nobody_listens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from equipoise.launch.local import (
     require_free_folder,
     require_free_port,
 )
+from support.ports import free_port
 
 RESUME = "Run the same command again to resume from the last checkpoint."
 
@@ -35,8 +36,8 @@ def refused(call, *args) -> str:
 
 
 def test_a_port_that_is_listened_on() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    port = free_port()
+    with socket.create_server(("127.0.0.1", port)):
         assert refused(require_free_port, port) == (
             f"Port {port} cannot be used (Address already in use). Choose another with --port, or "
             "omit --port to take any free one."

@@ -15,6 +15,7 @@ from equipoise.launch.doctor.cgroup import Quota
 from equipoise.launch.gang import KeptReady, Launch
 from equipoise.launch.spare import AT_WORK, EARLY, IMPORT, READY, VARIABLE, WAITING, state_of
 from equipoise.spec.run.spec import FaultSpec
+from support.verbs import wait_until
 
 PROGRAM = """
 import os, sys
@@ -73,10 +74,12 @@ def test_it_imports_when_asked_and_runs_when_it_is_its_turn(waiting: Waiting) ->
     waiting.line.send(IMPORT)
     waiting.line.send(IMPORT)  # by who hurries
     assert waiting.line.recv(64) == READY
-    assert state_of(process) == WAITING
+    assert state_of(process) == EARLY
+    waiting.line.send(READY)  # by the launcher, once all have come
+    wait_until(lambda: state_of(process) == WAITING)
     assert len(list(Path(f"/proc/{process}/task").iterdir())) <= 2  # the thread may still end
     waiting.line.send(b"2")
-    out, _ = waiting.process.communicate(timeout=60)
+    out, _ = waiting.process.communicate(timeout=240)
     assert waiting.process.returncode == 7
     nice = os.getpriority(os.PRIO_PROCESS, 0)
     ran = f"2 2 ['program', 'RUN', '--quiet'] {score_of('self')} {nice}"
@@ -85,7 +88,7 @@ def test_it_imports_when_asked_and_runs_when_it_is_its_turn(waiting: Waiting) ->
 
 def test_it_begins_at_once_where_nobody_let_it_import(waiting: Waiting) -> None:
     waiting.line.send(b"4")
-    out, _ = waiting.process.communicate(timeout=60)
+    out, _ = waiting.process.communicate(timeout=240)
     assert (waiting.process.returncode, out.splitlines()[0]) == (7, "imported")
 
 
@@ -95,7 +98,7 @@ def test_it_ends_without_its_launcher_and_where_fewer_go_on(waiting: Waiting, wo
         waiting.line.send(word)  # ranks 0 to 0, and this is 1
     else:
         waiting.line.close()
-    out, _ = waiting.process.communicate(timeout=60)
+    out, _ = waiting.process.communicate(timeout=240)
     assert (waiting.process.returncode, out) == (0, "")
 
 
@@ -103,7 +106,7 @@ def test_what_cannot_be_imported_ends_it(tmp_path: Path) -> None:
     rank = Waiting(tmp_path, 0, "raise ImportError('no card')")
     rank.line.send(IMPORT)
     assert rank.line.recv(64) == b""
-    assert rank.process.wait(60) == 1
+    assert rank.process.wait(240) == 1
     rank.close()
 
 

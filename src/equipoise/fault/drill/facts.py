@@ -74,6 +74,7 @@ def _processes(folder: Path, state: str) -> dict[int, int]:
         except OSError:  # it ended meanwhile
             continue
         ranks = [word for word in (*words, *environment) if word.startswith(b"RANK=")]
-        if ranks and state_of(int(entry.name)) == state:  # the agent has none
-            alive[int(ranks[0].removeprefix(b"RANK="))] = int(entry.name)
+        number = ranks[0].removeprefix(b"RANK=") if ranks else b""  # the agent has none
+        if number.isdigit() and state_of(int(entry.name)) == state:
+            alive[int(number)] = int(entry.name)
     return alive

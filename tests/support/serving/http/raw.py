@@ -15,7 +15,7 @@ class Reply:
 
 
 def open_socket(port: int) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", port), timeout=60)
+    return socket.create_connection(("127.0.0.1", port), timeout=240)
 
 
 def read_reply(raw: socket.socket) -> Reply:
@@ -45,7 +45,7 @@ def ask(
     data: bytes = b"",
     headers: Mapping[str, str] | None = None,
 ) -> Reply:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=240)
     try:
         given = {"Content-Type": "application/json", **(headers or {})}
         connection.request(method, path, data or None, given)

@@ -19,6 +19,7 @@ from equipoise.spec.cluster.spec import ClusterSpec, find_cluster
 from equipoise.spec.modality.sections import VisionSpec
 from equipoise.spec.model.presets import preset
 from equipoise.spec.run.spec import CheckpointSpec, LayoutSpec, PackSpec, RunSpec
+from support.ports import free_port
 
 
 def doctor(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
@@ -72,8 +73,7 @@ def test_ranks_of_one_machine_have_one_clock(
 
 @pytest.mark.long
 def test_ranks_under_a_launcher_of_ones_own() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = str(server.getsockname()[1])
+    port = str(free_port())
     shared = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     ranks = [
         subprocess.Popen(
@@ -84,7 +84,7 @@ def test_ranks_under_a_launcher_of_ones_own() -> None:
         )
         for rank in range(2)
     ]
-    told = [rank.communicate(timeout=120)[0] for rank in ranks]
+    told = [rank.communicate(timeout=240)[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0]
     assert [line.split()[1:3] for line in told[0].splitlines()][:1] == [["link", "latency"]]
     assert "clock offsets" in told[0]

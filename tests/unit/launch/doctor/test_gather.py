@@ -11,6 +11,7 @@ import pytest
 from equipoise.launch.doctor import gather as doctor_gather
 from equipoise.launch.doctor.cgroup import Quota, read_quota
 from equipoise.launch.doctor.gather import read_folder, read_machine, read_network
+from support.ports import free_port
 
 GIB = 1 << 30
 
@@ -71,8 +72,8 @@ def test_accelerators_that_this_shell_hides(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_port_that_is_taken() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    port = free_port()
+    with socket.create_server(("127.0.0.1", port)):
         assert read_network(port).port_fault == "Address already in use"
     found = read_network(port)
     assert (found.port, found.port_fault) == (port, "")
