@@ -12,7 +12,6 @@ from equipoise.data.cache.store import TokenStore, prepare
 from equipoise.data.progress import SilentProgress
 from equipoise.spec.run.spec import DataSpec
 from equipoise.train.request import resolve_run
-
 from support.launch.held import OBEY, Held
 
 # Ranks are other processes: they import by name what the tests hand to ``run_ranks``.

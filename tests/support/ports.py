@@ -1,8 +1,8 @@
 """Ports that stay free until a test uses them.
 
-The kernel gives out ports of one range: to whoever asks for any, and to each connection that begins.
-A port of that range which is free now may be taken by another test before this one uses it, so these
-lie below it, and each worker of pytest-xdist has its own.
+The kernel gives out ports of one range: to whoever asks for any, and to each connection that
+begins. A port of that range which is free now may be taken by another test before this one uses it,
+so these lie below it, and each worker of pytest-xdist has its own.
 """
 
 import itertools

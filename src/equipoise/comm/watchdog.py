@@ -72,7 +72,7 @@ _IDLE_S = 0.001
 """A thread that takes less processor time between looks is blocked [s]."""
 
 _LEAVE_S = 3.0
-"""The longest wait for the others' side of a mismatch [s]; an abort is held up for twice as long."""
+"""The longest wait for the others' side of a mismatch [s]; aborts are held up for twice as long."""
 
 _STORE_S = 5.0
 """The longest wait for the store, whose host may be dead."""

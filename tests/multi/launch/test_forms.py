@@ -162,9 +162,7 @@ def test_two_agents_start_their_ranks_again_when_one_is_killed(
     script = home / "again.sh"
     script.write_text(form(capsys, home, folder, "--host", "127.0.0.1"))
     agents = [start("bash", str(script)) for _ in range(2)]
-    wait_until(
-        lambda: events(folder, "start") or any(agent.poll() is not None for agent in agents)
-    )
+    wait_until(lambda: events(folder, "start") or any(agent.poll() is not None for agent in agents))
     assert all(agent.poll() is None for agent in agents)
     os.kill(process_of(folder, rank=1), signal.SIGKILL)
     orders.go_on()

@@ -76,7 +76,7 @@ def test_a_rank_that_hangs_while_starting_is_hung_and_its_stack_is_shown(
     make_run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(HANG_AT_START)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     folder = tmp_path / "run"
     resolved = make_run(steps=5, deadline_s=4.0)
     spec = dataclasses.replace(resolved.spec, fault=FaultSpec(restarts=0))

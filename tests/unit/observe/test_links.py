@@ -32,9 +32,10 @@ def send(*, rate: float = 0.0, late_s: float = 0.0) -> tuple[int, float]:
         reader.start()
         one.sendall(bytes(SENT))
         reader.join()
-        time.sleep(0.05)  # the last bytes are acknowledged
         names = {f"{each[0]}:{each[1]}" for each in (one.getsockname(), other.getsockname())}
-        rows = json.loads(json.dumps([row for row in read_connections() if row[0] in names]))
+        rows: list = []
+        while not any(row[2] >= SENT for row in rows):  # until the last bytes are acknowledged
+            rows = json.loads(json.dumps([row for row in read_connections() if row[0] in names]))
     (sender,) = [row for row in rows if row[0].endswith(f":{_port(rows, SENT)}")]
     links = join_links({0: [sender], 1: [row for row in rows if row is not sender]})
     assert links[1, 0].sent_bytes == 0
@@ -48,14 +49,17 @@ def _port(rows: list, least: int) -> str:
 
 def test_a_paced_link_is_busy_and_a_late_reader_is_not_the_links_fault() -> None:
     whole = range(SENT, SENT + 2)  # the opening counts as one
-    sent, fast_s = send()
-    assert sent in whole
     sent, paced_s = send(rate=16e6)
     assert sent in whole
-    assert paced_s > 0.1 > fast_s
-    sent, late_s = send(late_s=0.4)
-    assert sent in whole
-    assert late_s < 0.2  # it had 0.4 s in which the reader had no room
+    assert paced_s > 0.1
+    # A busy machine makes a link look busy for longer, and never for less.
+    for late_s, most_s in ((0.0, 0.1), (0.4, 0.2)):  # the reader had no room for 0.4 s
+        for _ in range(20):
+            sent, busy_s = send(late_s=late_s)
+            assert sent in whole
+            if busy_s < most_s:
+                break
+        assert busy_s < most_s
 
 
 def test_a_connection_whose_other_end_is_no_rank_is_no_link() -> None:

@@ -20,7 +20,9 @@ from equipoise.data.cache.store import TokenStore, open_store, prepare
 from equipoise.data.progress import SilentProgress
 from equipoise.data.source import open_source
 from equipoise.data.text.tokenizer import load_tokenizer
+from equipoise.launch.still import is_stopped
 from equipoise.spec.run.spec import DataSpec
+from support.verbs import wait_until
 
 SILENT = SilentProgress()
 
@@ -51,9 +53,21 @@ def content(store: TokenStore) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in store.folder.iterdir()}
 
 
-def builder(spec: DataSpec, workers: int = 2) -> subprocess.Popen[bytes]:
+STOP_AFTER_A_SHARD = """
+import os, signal, sys
+def stop(event, args):
+    parts = str(args[0]).rpartition("/")[0] if event == "open" else ""
+    if parts.endswith(".parts") and os.path.exists(parts + "/shard-000000"):
+        os.kill(os.getpid(), signal.SIGSTOP)
+sys.addaudithook(stop)
+"""
+"""Stops a process that is about to write its second shard."""
+
+
+def builder(spec: DataSpec, workers: int = 2, begin: str = "") -> subprocess.Popen[bytes]:
     """A process that says when it begins to prepare, and prepares."""
     code = (
+        f"{begin}\n"
         "from pathlib import Path\n"
         "from equipoise.data.progress import SilentProgress\n"
         "from equipoise.data.cache.store import prepare\n"
@@ -254,12 +268,8 @@ print(kill_at)
 
 def test_whole_shards_of_a_killed_build_are_used_again(store: TokenStore, corpus: Path, tmp_path):
     spec = spec_of(corpus, tmp_path / "cache", tokenizer=str(store.tokenizer_file))
-    process = builder(spec, workers=1)
-    deadline_s = time.monotonic() + 120
-    while not list(Path(spec.cache).glob("*.parts/shard-00000[0-9]")):
-        assert time.monotonic() < deadline_s
-        time.sleep(0.001)
-    process.send_signal(signal.SIGSTOP)
+    process = builder(spec, workers=1, begin=STOP_AFTER_A_SHARD)
+    wait_until(lambda: is_stopped(process.pid))
     whole = list(Path(spec.cache).glob("*.parts/shard-00000[0-9]"))
     process.kill()
     process.communicate()

@@ -1,7 +1,5 @@
 """Recipes are rows of the space; a search that is stopped is no slower than those it priced."""
 
-import time
-
 import numpy as np
 import pytest
 
@@ -133,7 +131,7 @@ def test_a_search_that_ends_by_itself_has_no_seeds(packer) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("kind", [Search, ClassSearch])
 def test_an_evaluation_that_never_ends_is_stopped(kind: type[Search]) -> None:
-    """The one test that a clock of the wall has to be looked at for; loosely."""
+    """Nothing else ends it: it would hang."""
 
     def never(choice: Choice) -> Documents:
         while choice.layout.dp > 1:
@@ -142,9 +140,8 @@ def test_an_evaluation_that_never_ends_is_stopped(kind: type[Search]) -> None:
 
     space = list_space(MODEL, 8, BASE, fixed={"recompute": "none", "zero": 1})
     machine = Machine(find_cluster("h100-sxm:8"))
-    search, begin = kind(MODEL, machine, space, never), time.monotonic()
+    search = kind(MODEL, machine, space, never)
     found = search.run(seconds=1.0)
-    assert time.monotonic() - begin < 10.0
     assert found.progress.bound_s < np.inf and found.progress.gap > search.gap
     # And what it had priced is priced the same by one that is resumed with all of its time.
     again = kind(MODEL, machine, space, pack, known=dict(search.known)).run()
