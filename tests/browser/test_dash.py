@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, star
 from equipoise.dash.web.server import Dashboard
 from equipoise.dash.web.serving import Serving
 from equipoise.dash.web.watch import Watch
+from support.ports import free_port
 
 SIZES = [(390, "dark"), (1440, "light")]
 
@@ -29,8 +30,8 @@ def browser(devtools: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> I
 
 
 @contextmanager
-def serve(*folders: Path, serving: Serving | None = None) -> Iterator[Dashboard]:
-    with Dashboard("127.0.0.1", 0, Watch(folders), serving) as server:
+def serve(*folders: Path, serving: Serving | None = None, port: int = 0) -> Iterator[Dashboard]:
+    with Dashboard("127.0.0.1", port, Watch(folders), serving) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
@@ -200,17 +201,13 @@ def test_a_dashboard_that_was_ended_says_so_and_comes_back(
     browser: Any, journals: ModuleType, tmp_path: Path
 ) -> None:
     journals.write_run(tmp_path / "run", steps=10)
-    with serve(tmp_path) as server:
-        port = server.server_port
+    port = free_port()
+    with serve(tmp_path, port=port) as server:
         page = browser.open(server.url, width=1440)
         page.wait_for("!!document.querySelector('.card')")
     trouble = "document.getElementById('trouble')"
     page.wait_for(f"{trouble}.innerText.startsWith('The dashboard does not answer')")
     assert page.evaluate("document.querySelectorAll('.card').length") == 1
-    with Dashboard("127.0.0.1", port, Watch([tmp_path])) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
+    with serve(tmp_path, port=port):
         page.wait_for(f"{trouble}.hidden")
-        server.shutdown()
-        thread.join()
     page.close()

@@ -14,7 +14,7 @@ from pathlib import Path
 from select import select
 from typing import Any
 
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 """Longest wait for an answer, or for a page to be so far: cores may be busy with other tests."""
 
 FLAGS = (

@@ -52,8 +52,9 @@ def test_a_stopped_rank_is_named_and_ended(tmp_path: Path) -> None:
     assert waiting in "01"
     assert re.fullmatch(
         f"Rank {waiting} has waited {WAITED} in all_reduce of ranks 0, 1, 2 "
-        f"\\(reduce of step 7\\), to which rank 2 has not come: it gives no sign of life \\(process "
-        f"{process} on {re.escape(HOST)}; last in ([a-z 7]+, )?[a-z_/.]+:\\d+ \\([a-z_]+\\)\\). "
+        f"\\(reduce of step 7\\), to which rank 2 has not come: it gives no sign of life "
+        f"\\(process {process} on {re.escape(HOST)}; last in ([a-z 7]+, )?[a-z_/.]+:\\d+ "
+        "\\([a-z_]+\\)\\). "
         f"{re.escape(FIX)}",
         text,
     )
@@ -157,8 +158,9 @@ def test_a_run_whose_rank_stops_ends_with_its_sentence(
     assert re.fullmatch(
         "Rank 0 has waited ([6-9]|\\d\\d+) s in all_to_all of ranks 0, 1 "
         "\\(forward of step \\d\\), to which rank 1 has not come: it gives no sign of life "
-        f"\\(process \\d+ on {re.escape(HOST)}; last in [^)]*\\)\\). Run the same command again to resume from the "
-        "last checkpoint; if a rank was only slow, raise layout.deadline_s = 6.",
+        f"\\(process \\d+ on {re.escape(HOST)}; last in [^)]*\\)\\). Run the same command "
+        "again to resume from the last checkpoint; if a rank was only slow, raise "
+        "layout.deadline_s = 6.",
         str(caught.value),
     )
     (line,) = [

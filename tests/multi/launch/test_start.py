@@ -21,12 +21,13 @@ if os.environ.get("RANK") == "1":
 
 def start(folder: Path, rank: int, world: int, port: int, path: Path) -> "subprocess.Popen[str]":
     place = {"RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    modules = os.pathsep.join(filter(None, (str(path), os.environ.get("PYTHONPATH"))))
     return subprocess.Popen(
         [sys.executable, "-m", "equipoise.train.worker", str(folder), "--quiet"],
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, **{key: str(value) for key, value in place.items()}}
-        | {"PYTHONPATH": str(path), "OMP_NUM_THREADS": "1"},
+        | {"PYTHONPATH": modules, "OMP_NUM_THREADS": "1"},
     )
 
 
