@@ -326,9 +326,9 @@ def test_a_full_disk_is_named_and_ctrl_c_still_ends_the_run(
     while len(said) < 2:  # in either order
         line = process.stdout.readline()
         assert line, said
-        first = line.split()[0] if line.strip() else ""
-        if first == "TensorBoard" or "rank-00000.jsonl cannot be written" in line:
-            said[first] = line
+        for mark in ("TensorBoard", "rank-00000.jsonl cannot be written"):
+            if mark in line:
+                said[mark] = line
     for line in said.values():
         assert f"cannot be written (No space left on device; the disk at {disk} has " in line
     process.send_signal(signal.SIGINT)

@@ -1,6 +1,7 @@
 """The second folder's owner, and copies of what is not trusted any more."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from equipoise.checkpoint.manifest import find_checkpoints
 from equipoise.checkpoint.second import OWNER, SecondFolder, take_second
 from equipoise.train.saving.trust import set_aside
 from support.checkpoints.sealed import write
+from support.verbs import wait_until
 
 
 def refusal(second: Path, run: Path) -> str:
@@ -74,8 +76,14 @@ def test_a_copy_under_way_does_not_bring_back_what_is_set_aside(
     folder.copy(write(root, 1), 1)
     assert begun.wait(120)
     folder.copy(write(root, 2), 2)  # comes next, and must not
-    threading.Timer(0.1, go.set).start()
-    folder.drop()
+
+    def go_on() -> None:
+        wait_until(lambda: folder._next is None)  # what comes next is dropped
+        go.set()
+
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(go_on)
+        folder.drop()
     assert [path.name for path in set_aside(second, after=0)] == ["step-000001"]
     folder.close()
     assert list(find_checkpoints(second)) == [] and folder.take_faults() == []

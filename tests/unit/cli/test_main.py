@@ -190,7 +190,7 @@ def test_a_reader_who_leaves_is_no_error() -> None:
         process.stdout.close()
         process.stdin.close()
         assert process.stderr.read() == ""
-        assert process.wait(60) == 141
+        assert process.wait(240) == 141
 
 
 def test_a_terminal_of_few_letters() -> None:

@@ -48,7 +48,7 @@ def test_a_server_answers_until_it_is_told_to_stop(folder: Path, tmp_path: Path)
         port = int(re.search(r"127\.0\.0\.1:(\d+)/v1", ready)[1])  # type: ignore[index]
         reply = ask(port, "POST", "/v1/chat/completions", HELLO)
         server.send_signal(signal.SIGINT)
-        _, said = server.communicate(timeout=60)
+        _, said = server.communicate(timeout=240)
     assert ready == (
         f"Serving small on http://127.0.0.1:{port}/v1 (fp32 on cpu, context 1,024 tokens, cache "
         f"1,024; ready in {ready.partition('ready in ')[2]}"

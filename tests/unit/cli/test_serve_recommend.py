@@ -37,7 +37,7 @@ def test_a_recommender_answers_until_it_is_told_to_stop(folder: Path) -> None:
         port = int(re.search(r"127\.0\.0\.1:(\d+)/v1", ready)[1])  # type: ignore[index]
         reply = ask(port, "POST", "/v1/rank", json.dumps(BODY).encode())
         server.send_signal(signal.SIGINT)
-        _, said = server.communicate(timeout=60)
+        _, said = server.communicate(timeout=240)
     ranker = open_ranker(folder)
     assert ready == (
         f"Ranking with clicks on http://127.0.0.1:{port}/v1/rank (step {ranker.step}, 3 tables, "

@@ -65,7 +65,7 @@ class Started:
 
 
 def wait_until(is_so: Callable[[], object]) -> None:
-    until = time.monotonic() + 60
+    until = time.monotonic() + 240
     while not is_so():
         assert time.monotonic() < until
         time.sleep(0.02)

@@ -24,7 +24,7 @@ from support.serving.paged import paged
 from support.serving.sink import KeptEvents
 
 PROMPT = tuple(range(5, 40))
-LONGEST_S = 60.0
+LONGEST_S = 240.0
 
 
 def made(

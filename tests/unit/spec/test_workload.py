@@ -396,7 +396,7 @@ def test_pyarrow_is_loaded_for_parquet_alone(tmp_path):
         "except ModuleNotFoundError as error: print(error.name)"
     )
     command = [sys.executable, "-c", code, str(text), str(table)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert (done.stdout, done.stderr) == ("pyarrow\n", "")
 
 

@@ -15,14 +15,14 @@ from equipoise.dash.web.watch import Watch
 
 def rows(watch: Watch) -> dict[str, dict[str, Any]]:
     """Cards by label, when all is read."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while (answer := json.loads(watch.list_runs()))["is_behind"]:
         assert time.monotonic() < deadline
     return {row["label"]: row for row in answer["runs"]}
 
 
 def wait_for(watch: Watch, label: str, step: int) -> dict[str, Any]:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while rows(watch).get(label, {"step": -1})["step"] != step:
         assert time.monotonic() < deadline, rows(watch)
         time.sleep(0.05)

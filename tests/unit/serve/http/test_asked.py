@@ -86,7 +86,7 @@ def test_a_tenants_texts_keep_no_other_tenants_waiting() -> None:
             self.under_way += 1
             most = max(most, self.under_way)
             if texts[0].startswith("a"):
-                go_on.wait(60)
+                go_on.wait(240)
             self.under_way -= 1
             return super().encode_batch(texts, add_special_tokens=add_special_tokens)
 

@@ -89,7 +89,7 @@ def training(run: Path, *, replaced: int) -> Iterator[None]:
         assert trainer.stdout.readline() == b"ready\n"
         try:
             yield
-            assert trainer.wait(60) == 0  # all but the last were opened, and replaced
+            assert trainer.wait(240) == 0  # all but the last were opened, and replaced
         finally:
             trainer.kill()
     assert [each.name for each in root.iterdir()] == [f"step-{replaced + 1:06d}"]
