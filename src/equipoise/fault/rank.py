@@ -41,7 +41,7 @@ from equipoise.observe.event import Kind
 from equipoise.observe.fence import Fence
 from equipoise.observe.journal import Journal, note
 
-_DYING_S, _LOOK_S = 1.0, 0.05
+_DYING_S, _LOOK_S = 5.0, 0.05
 """For how long a folder that is held is looked at, and how often [s]."""
 
 _STEPS = ("step", "recommend")

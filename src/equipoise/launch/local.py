@@ -331,4 +331,7 @@ class LocalRanks:
             break
         if ended is not None:
             os.close(ended)
-        return gang.agent.wait()
+        while True:
+            # The kernel may give a signal to any thread, and this one handles it once it wakes up.
+            with suppress(subprocess.TimeoutExpired):
+                return gang.agent.wait(_LOOK_S)

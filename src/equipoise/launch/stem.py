@@ -95,9 +95,17 @@ class StemAgent:
                 self._hear(socket.MSG_DONTWAIT)
         return self.returncode
 
-    def wait(self) -> int:
-        """Wait for its end; its exit code."""
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end; its exit code.
+
+        Raises:
+            subprocess.TimeoutExpired: it has not ended by then.
+        """
+        until = None if timeout is None else time.monotonic() + timeout
         while self.returncode is None:
+            left_s = None if until is None else max(0.0, until - time.monotonic())
+            if not select.select([self._line], [], [], left_s)[0]:
+                raise subprocess.TimeoutExpired(self._stem.args, timeout or 0.0)
             self._hear()
         return self.returncode
 
