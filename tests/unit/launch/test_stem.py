@@ -5,8 +5,10 @@ import os
 import resource
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -178,6 +180,33 @@ def test_an_agent_that_cannot_start_its_ranks_says_why_once(started: Started) ->
             f"The ranks of {started.folder} cannot be started (Too many open files). Run the same "
             "command again to resume from the last checkpoint."
         )
+
+
+WAIT = """
+import pathlib, sys, time
+AHEAD = ()
+def main():
+    pathlib.Path(sys.argv[1], "began").touch()
+    time.sleep(600)
+"""
+
+
+def test_ctrl_c_is_heard_whatever_thread_the_kernel_gives_it_to(started: Started) -> None:
+    """As after a suspension, when the first thread that goes on may get it."""
+    (started.folder / "tree.py").write_text(WAIT)
+    launch = Launch(started.folder, 1, quiet=True, port=0, program="tree")
+
+    def interrupt() -> None:
+        wait_until((started.folder / "began").exists)
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+        wait_until((started.folder / "stop").exists)
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+
+    with ThreadPoolExecutor(1) as thread, LocalRanks(is_quiet=True) as ranks:
+        interrupted = thread.submit(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            ranks.run(launch)
+        interrupted.result()
 
 
 def test_a_start_from_a_stem_that_has_just_ended_ends_as_its_ranks_would(started: Started) -> None:
