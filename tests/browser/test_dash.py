@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, star
 from equipoise.dash.web.server import Dashboard
 from equipoise.dash.web.serving import Serving
 from equipoise.dash.web.watch import Watch
-from support.ports import free_port
+from support.launch.ports import free_port
 
 SIZES = [(390, "dark"), (1440, "light")]
 

@@ -9,8 +9,8 @@ What it decides
     The message goes through a local socket without a name in any file system, whose address ranks
     find in an environment variable. Ranks under another launcher have none, and write only to
     their error stream. Only the newest finished step is kept, in a file in memory that the launcher
-    has open: a rank never waits to report it, and it takes no room from messages, of which the
-    kernel holds ten for a launcher that is busy or stopped.
+    has open: a rank never waits to report it, and it takes no room from messages. The kernel holds
+    ten of those for a launcher that is busy or stopped.
 
 Kept true (tests/unit/launch/test_last_words.py)
     Messages arrive whole and in order, whatever happens to folders; nobody waits for a listener.

@@ -15,7 +15,7 @@ from equipoise.fault.recover import run_recovering
 from equipoise.launch.gang import Launch
 from equipoise.spec.run.resolved import write_resolved
 from equipoise.spec.run.spec import FaultSpec
-from support.ports import free_port
+from support.launch.ports import free_port
 from support.ranks import watchdog_ranks
 
 DEADLINE_S = 4.0

@@ -11,8 +11,8 @@ import yaml
 
 from equipoise.cli.main import main
 from support.launch.held import Held
+from support.launch.ports import free_port
 from support.make_run import share_curve, write_run
-from support.ports import free_port
 from support.read_run import events
 from support.verbs import wait_until
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from equipoise.spec.run.resolved import write_resolved
-from support.ports import free_port
+from support.launch.ports import free_port
 from support.verbs import DEADLINE_S
 
 OTHER_VERSION = """

@@ -98,7 +98,7 @@ class Held:
         Path(f"{self._folder}{HOLD}").unlink()
 
     def die(self, rank: int, world: int, *, step: int, saved: str, says: str = "") -> None:
-        """Let one rank of so many die in a step, once a checkpoint is there.
+        """Let one rank of several die in a step, once a checkpoint is there.
 
         Args:
             rank: It.

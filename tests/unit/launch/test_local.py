@@ -24,7 +24,7 @@ from equipoise.launch.local import (
     require_free_folder,
     require_free_port,
 )
-from support.ports import free_port
+from support.launch.ports import free_port
 
 RESUME = "Run the same command again to resume from the last checkpoint."
 

@@ -19,7 +19,7 @@ from equipoise.spec.cluster.spec import ClusterSpec, find_cluster
 from equipoise.spec.modality.sections import VisionSpec
 from equipoise.spec.model.presets import preset
 from equipoise.spec.run.spec import CheckpointSpec, LayoutSpec, PackSpec, RunSpec
-from support.ports import free_port
+from support.launch.ports import free_port
 
 
 def doctor(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:

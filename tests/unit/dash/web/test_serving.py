@@ -9,7 +9,7 @@ import pytest
 from equipoise.base.errors import SpecError
 from equipoise.dash.web.serving import KEY, Series, Serving, look, metrics_url, tell
 from equipoise.observe.prometheus import parse_metrics
-from support.ports import free_port
+from support.launch.ports import free_port
 
 OURS = """
 equipoise_requests_running{{model_name="m"}} 3

@@ -11,7 +11,7 @@ import pytest
 from equipoise.launch.doctor import gather as doctor_gather
 from equipoise.launch.doctor.cgroup import Quota, read_quota
 from equipoise.launch.doctor.gather import read_folder, read_machine, read_network
-from support.ports import free_port
+from support.launch.ports import free_port
 
 GIB = 1 << 30
 
