@@ -59,6 +59,10 @@ class Misjudged:
         self._error = error
         self._seed = seed
 
+    @property
+    def divides_by_tenant(self) -> bool:
+        return self._inner.divides_by_tenant
+
     def arrive(self, job: FairJob, now_s: float) -> None:
         draw = random.Random(f"{self._seed}/{job.id}")
         factor = draw.uniform(1 - self._error, 1 + self._error)

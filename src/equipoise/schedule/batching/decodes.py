@@ -6,7 +6,8 @@ Why
 
 What it decides
     One counter for all. A sequence is as far as the counter plus its own offset, so it needs a
-    page whenever the counter meets its remainder.
+    page whenever the counter meets its remainder. A sequence that rests has its pages, and none of
+    its tokens is computed meanwhile; who rests is decided in ``turns.py``.
 """
 
 from equipoise.schedule.batching.sequence import Sequence
@@ -23,6 +24,10 @@ class Decodes:
         """By the remainder of the counter at which they need a page."""
         self.context_tokens = 0
         """Sum over sequences of the context that their next token reads, itself included."""
+        self.resting: dict[str, Sequence] = {}
+        """Those that decode, but not in the next iteration."""
+        self._tenants: dict[str, tuple[int, int]] = {}
+        """Of each tenant how many decode and do not rest, and the sum of their offsets."""
 
     def __len__(self) -> int:
         return len(self._sequences)
@@ -47,14 +52,53 @@ class Decodes:
         self._sequences[name] = sequence
         self._crossing[-sequence.offset % self._page_tokens][name] = sequence
         self.context_tokens += sequence.known
+        self._count(sequence, 1)
 
     def leave(self, sequence: Sequence) -> None:
         """A sequence decodes no more."""
-        self.update(sequence)
         sequence.is_decoding = False
+        if self.resting.pop(sequence.request.id, None) is None:
+            self._remove(sequence)
+
+    def rest(self, sequence: Sequence) -> None:
+        """A sequence leaves the next iterations to others."""
+        self._remove(sequence)
+        self.resting[sequence.request.id] = sequence
+
+    def resume(self, sequence: Sequence) -> None:
+        """A sequence rests no longer."""
+        del self.resting[sequence.request.id]
+        self.join(sequence)
+
+    def of_tenants(self) -> dict[str, tuple[int, int]]:
+        """Of each tenant how many sequences decode, and the context that their tokens read.
+
+        Those that rest count, too.
+        """
+        counter = self._counter + 1
+        sizes = {
+            name: (count, count * counter + offsets)
+            for name, (count, offsets) in self._tenants.items()
+        }
+        for each in self.resting.values():
+            count, context_tokens = sizes.get(each.request.tenant, (0, 0))
+            sizes[each.request.tenant] = count + 1, context_tokens + each.known
+        return sizes
+
+    def _remove(self, sequence: Sequence) -> None:
+        self.update(sequence)
         name = sequence.request.id
         del self._sequences[name], self._crossing[-sequence.offset % self._page_tokens][name]
         self.context_tokens -= sequence.known
+        self._count(sequence, -1)
+
+    def _count(self, sequence: Sequence, change: int) -> None:
+        tenant = sequence.request.tenant
+        count, offsets = self._tenants.get(tenant, (0, 0))
+        if count + change:
+            self._tenants[tenant] = count + change, offsets + change * sequence.offset
+        else:
+            del self._tenants[tenant]
 
     def advance(self, most: int) -> int:
         """Each sequence got a token in each of some iterations.

@@ -67,6 +67,10 @@ class Iteration(NamedTuple):
     swaps_in: tuple[Swap, ...] = ()
     preempted: tuple[str, ...] = ()
     """Requests that lost their pages and wait again."""
+    rested: tuple[str, ...] = ()
+    """Requests that decoded, and leave this and perhaps further iterations to others."""
+    resumed: tuple[str, ...] = ()
+    """Those that decode again from this iteration on."""
 
 
 @dataclass(frozen=True, slots=True)

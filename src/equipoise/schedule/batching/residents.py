@@ -8,6 +8,7 @@ from equipoise.schedule.batching.residency import Residency
 from equipoise.schedule.batching.sequence import Sequence
 from equipoise.schedule.batching.settings import BatchSettings, ServingPrice
 from equipoise.schedule.batching.siblings import Siblings
+from equipoise.schedule.batching.turns import TenantTurns
 
 PREEMPTION_MODES = ("swap", "recompute")
 """What becomes of what a preempted request has computed: moved to host memory, or given up."""
@@ -19,6 +20,12 @@ class Residents:
     def __init__(self, settings: BatchSettings, price: ServingPrice, policy: FairPolicy) -> None:
         self.memory = Residency(settings)
         self.decodes = Decodes(settings.page_tokens)
+        self.turns = TenantTurns(
+            self.decodes,
+            price,
+            settings.weights,
+            divides_by_tenant=policy.divides_by_tenant,
+        )
         self.siblings = Siblings()
         self.accounts = Accounts(price, policy)
         self.running: dict[str, Sequence] = {}
@@ -90,7 +97,7 @@ class Residents:
         self._policy.take(name, self.accounts.prompt_ahead_s(sequence))
         self.running[name] = sequence
         if sequence.generated and sequence.known == sequence.computed + 1:
-            self.decodes.join(sequence)
+            self._decode(sequence)
         else:
             self.prefilling[name] = sequence
             self.siblings.lead(sequence)
@@ -105,10 +112,14 @@ class Residents:
         if chunk.samples:
             sequence.known += 1
             del self.prefilling[name]
-            self.decodes.join(sequence)
+            self._decode(sequence)
             self._wake(self.siblings.gone(sequence))
         else:
             self._wake(self.siblings.progress(sequence))
+
+    def _decode(self, sequence: Sequence) -> None:
+        self.decodes.join(sequence)
+        self.turns.begin(sequence)
 
     def _preempt(self, sequence: Sequence) -> list[Swap]:
         self.stop(sequence)

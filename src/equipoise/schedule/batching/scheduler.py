@@ -6,11 +6,9 @@ Why
     code with predicted seconds as its clock.
 
 What it decides
-    An iteration runs every sequence that decodes, then prompts in the order of the policy, in
-    chunks that fill the predicted time of an iteration up to ``iteration_s``, or to some times that
-    of the decodes alone if it is longer, or to ``prefill_iteration_s`` where nothing decodes and
-    so nobody waits for a next token. A request
-    is admitted when its turn comes and there are pages for all tokens it has; if there are not,
+    An iteration runs every sequence that decodes, but for those of tenants beyond their share,
+    which take turns (``turns.py``); then prompts in the order of the policy, in chunks that fill
+    the predicted time of an iteration up to a budget (``budget.py``). A request is admitted when its turn comes and there are pages for all tokens it has; if there are not,
     nobody overtakes it. When a decode needs a page and none is left, the least deserving request
     is preempted: its rows are moved to host memory, or computed again, whichever is predicted to
     be cheaper.
@@ -33,6 +31,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from equipoise.base.errors import SpecError
+from equipoise.schedule.batching.budget import prompts_budget_s
 from equipoise.schedule.batching.fair.policy import FairJob, MakePolicy
 from equipoise.schedule.batching.iteration import (
     BatchSchedule,
@@ -48,21 +47,9 @@ from equipoise.schedule.batching.settings import (
     BatchSettings,
     ServingPrice,
     require_possible,
-    single_s,
 )
-from equipoise.schedule.batching.totals import Totals, decodes_s
-
-_LEAST_TIMES = 16
-"""Several prompts fill an iteration up to this many times what a single token takes: more would
-hardly be faster, and the first would wait longer for the last."""
-
-_DECODE_TIMES = 3
-"""Prompts may make an iteration this many times as long as its decodes alone. Where a machine is
-slow, less would leave hardly any time for prompts, and those who wait for them would not decode."""
-
-_DECODE_TIMES_OF_OTHERS = 2
-"""The same where several tenants are here: nobody's prompts may slow others more."""
-
+from equipoise.schedule.batching.totals import Totals
+from equipoise.schedule.batching.turns import Turn
 
 class Scheduler:
     """Requests in, iterations out; one thread calls it.
@@ -229,15 +216,23 @@ class Scheduler:
             raise RuntimeError("done() must follow before the next decision")
         self._receive(now_s)
         preempted: list[Sequence] = []
-        swaps_out = self._residents.grow_decodes(preempted)
+        swaps_out: list[Swap] = []
+        turn = self._choose_decodes(preempted, swaps_out)
         decodes = self._residents.decodes
-        totals = Totals(decodes, self.settings, self._price, self._budget_s())
+        totals = Totals(
+            decodes,
+            self.settings,
+            self._price,
+            self._budget_s(turn),
+            is_shared=turn.limit_s is not None,
+        )
         swaps_in: list[Swap] = []
         prefills = self._fill(totals, swaps_in, may_admit=not preempted)
         if not totals.work.sequences:
             return None
         if repeats > 1:
-            repeats = self._equal_iterations(repeats, bool(prefills or preempted or swaps_in))
+            changes = prefills or preempted or swaps_in or turn.rested or turn.resumed
+            repeats = self._equal_iterations(repeats, bool(changes))
         self._number += 1
         self._current = Iteration(
             self._number,
@@ -249,6 +244,8 @@ class Scheduler:
             tuple(swaps_out),
             tuple(swaps_in),
             tuple(each.request.id for each in preempted),
+            turn.rested,
+            turn.resumed,
         )
         return self._current
 
@@ -292,18 +289,28 @@ class Scheduler:
 
     # Parts of a decision.
 
-    def _budget_s(self) -> float:
+    def _budget_s(self, turn: Turn) -> float:
         """Up to where prompts fill the next iteration [s]."""
-        settings, decodes = self.settings, self._residents.decodes
-        if len(decodes):
-            if len(decodes) == len(self._sequences):  # there is nothing to fill it with
-                return settings.iteration_s
-            times = _DECODE_TIMES if len(self._tenants) == 1 else _DECODE_TIMES_OF_OTHERS
-            return max(settings.iteration_s, times * decodes_s(decodes, self._price))
-        if len(self._sequences) <= 1:
-            return settings.prefill_iteration_s
-        long_s = _LEAST_TIMES * single_s(self._price)
-        return max(settings.iteration_s, min(long_s, settings.prefill_iteration_s))
+        return prompts_budget_s(
+            self.settings,
+            self._price,
+            self._residents.decodes,
+            requests=len(self._sequences),
+            tenants=len(self._tenants),
+            limit_s=turn.limit_s,
+        )
+
+    def _choose_decodes(self, preempted: list[Sequence], swaps_out: list[Swap]) -> Turn:
+        """Who decodes, with pages for the next token."""
+        residents, turn = self._residents, Turn()
+        while True:
+            waits = bool(self.waiting_count and residents.has_place())
+            has_prompts = waits or bool(residents.prefilling)
+            turn = turn.then(residents.turns.next(self._tenants, has_prompts=has_prompts))
+            swaps_out += residents.grow_decodes(preempted)
+            # All whose turn it was may have lost their pages.
+            if len(residents.decodes) or not residents.decodes.resting:
+                return turn
 
     def _receive(self, now_s: float) -> None:
         if not self._inbox:
@@ -359,6 +366,7 @@ class Scheduler:
     def _equal_iterations(self, repeats: int, changes: bool) -> int:
         if changes or (self.waiting_count and self._residents.has_place()):
             return 1
+        repeats = self._residents.turns.repeats(repeats)
         available = self._residents.memory.pool.available
         while repeats > 1 and self._residents.decodes.pages_until(repeats - 1) > available:
             repeats //= 2

@@ -30,6 +30,7 @@ class Sequence:
         "request",
         "runs",
         "slots",
+        "turn",
     )
 
     def __init__(self, request: ServeRequest) -> None:
@@ -54,6 +55,8 @@ class Sequence:
         self.is_decoding = False
         self.offset = 0
         """``computed`` minus the decodes' counter."""
+        self.turn = 0
+        """When it decoded last, or began to, by the count of turns (``turns.py``)."""
 
     @property
     def generated(self) -> int:

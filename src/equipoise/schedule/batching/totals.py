@@ -26,6 +26,8 @@ class Totals:
         settings: BatchSettings,
         price: ServingPrice,
         budget_s: float,
+        *,
+        is_shared: bool = False,
     ) -> None:
         """Begin with the decodes.
 
@@ -34,12 +36,16 @@ class Totals:
             settings: Limits.
             price: Of iterations.
             budget_s: Up to where chunks are added [s].
+            is_shared: Whether decodes that come back from host memory must fit it, too, all but
+                the first.
         """
         self.work = decodes_work(decodes)
         self._settings = settings
         self._price = price
         self._budget_s = budget_s
         self._keeps_size = not len(decodes)
+        self._is_shared = is_shared
+        self._has_added = False
         self._prefill_tokens = 0
 
     @property
@@ -50,15 +56,17 @@ class Totals:
     def add_decode(self, context_tokens: int) -> None:
         """Add one more decode, which reads this context."""
         self.work = self._plus(context_tokens - 1, 1, 1)
+        self._has_added = self._is_shared
 
     def add_chunk(self, start: int, tokens: int, logits: int) -> None:
         """Add tokens [start, start + tokens) of one sequence."""
         self.work = self._plus(start, tokens, logits)
         self._prefill_tokens += tokens
+        self._has_added = True
 
     def has_room(self) -> bool:
         """Whether another sequence's first page would fit the budget."""
-        return not self._prefill_tokens or self._fits(0, self._settings.page_tokens, 1)
+        return not self._has_added or self._fits(0, self._settings.page_tokens, 1)
 
     def chunk_tokens(self, sequence: Sequence) -> int:
         """Tokens that a sequence may compute in this iteration: as many as the budget holds.

@@ -63,9 +63,11 @@ class Lane:
         """(step after which it ends, request) of those that decode, and of some that did."""
         self._end_of: dict[str, int] = {}
         self._paused: dict[str, _Paused] = {}
-        """Requests that decoded and were preempted."""
+        """Requests that decoded, and rest or were preempted."""
+        self._resting: set[str] = set()
+        """Those of them that rest: they have their pages."""
         self._resumed_s: list[float] = []
-        """When those that decode again, from host memory, got their last token."""
+        """When those that decode again, from host memory or a rest, got their last token."""
 
     @property
     def is_idle(self) -> bool:
@@ -85,6 +87,7 @@ class Lane:
         iteration = self.scheduler.decide(now_s, min(repeats, self._at_once))
         if iteration is None:
             return None
+        self._take_turns(iteration)
         self._pause(iteration)
         self._resume(iteration)
         return iteration, iteration.decodes - len(self._resumed_s)
@@ -112,6 +115,19 @@ class Lane:
             heappop(ends)
         return max(1, ends[0][0] - self._step) if ends else 1
 
+    def _take_turns(self, iteration: Iteration) -> None:
+        """Requests that leave this iteration to others, and those that are back."""
+        for name in iteration.rested:
+            self._paused[name] = _Paused(self._end_of.pop(name) - self._step, self.last_s, True)
+            self._resting.add(name)
+        for name in iteration.resumed:
+            self._resting.remove(name)
+            if name in iteration.preempted:  # its turn came, and its pages went
+                continue
+            paused = self._paused.pop(name)
+            self._decode(name, paused.left)
+            self._resumed_s.append(paused.last_s)
+
     def _pause(self, iteration: Iteration) -> None:
         if not iteration.preempted:
             return
@@ -121,8 +137,11 @@ class Lane:
             end = self._end_of.pop(name, None)
             if end is not None:
                 self._paused[name] = _Paused(end - self._step, self.last_s, name in moved)
-            elif name in self._paused:  # preempted while it was computed again
-                self._paused[name].is_swapped = False
+            elif name in self._paused:
+                # While it was computed again, some of it is missing wherever the rest is.
+                decoded = name in self._resting or name in iteration.resumed
+                self._paused[name].is_swapped = decoded and name in moved
+                self._resting.discard(name)
 
     def _resume(self, iteration: Iteration) -> None:
         """Requests whose rows come back from host memory decode in this iteration already."""

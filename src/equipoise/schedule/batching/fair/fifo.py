@@ -14,6 +14,11 @@ class Fifo(QueuedPolicy):
         self._arrivals: dict[str, float] = {}
         self._queue = WaitingQueue(lambda *_: 0.0)
 
+    @property
+    def divides_by_tenant(self) -> bool:
+        """Whether tenants have shares: whoever sends more gets more."""
+        return False
+
     def arrive(self, job: FairJob, now_s: float) -> None:
         """A job comes, and waits."""
         del now_s

@@ -38,6 +38,10 @@ class FairJob:
 class FairPolicy(Protocol):
     """Who is next."""
 
+    @property
+    def divides_by_tenant(self) -> bool:
+        """Whether tenants have shares; else a tenant gets as much as its jobs get."""
+
     def arrive(self, job: FairJob, now_s: float) -> None:
         """A job comes, and waits."""
 

@@ -108,6 +108,11 @@ class QueuedPolicy:
 
     _queue: WaitingQueue
 
+    @property
+    def divides_by_tenant(self) -> bool:
+        """Whether tenants have shares."""
+        return True
+
     def first(self) -> str | None:
         """The most deserving of those that wait."""
         return self._queue.first()

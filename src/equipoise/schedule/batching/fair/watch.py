@@ -39,6 +39,11 @@ class WatchedPolicy:
         """The tenant that waited last, once there is one."""
 
     @property
+    def divides_by_tenant(self) -> bool:
+        """Whether tenants have shares."""
+        return self._policy.divides_by_tenant
+
+    @property
     def gap_s(self) -> float:
         """Most less least counter of the tenants that wait; 0 where fewer than two do [s]."""
         counters = [self._counters[tenant] for tenant in self._counts]

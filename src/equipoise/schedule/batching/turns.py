@@ -1,0 +1,290 @@
+"""Whose decodes an iteration has where several tenants share it, and how long it may take.
+
+Why
+    All rows of an iteration end together. If every row of every tenant were in each, one tenant
+    with forty streams would make each token of another, who has one, wait for forty.
+
+What it decides
+    An iteration has a limit, by its decodes: for each tenant, its share (the sum of all weights
+    over its own, at least twice) of what its own decodes take alone; and twice of what the others'
+    take without it. The first keeps many tenants from crowding out one, the second any one tenant
+    from making the others wait more than twice as long. Prompts fill an iteration up to the same
+    limit, whoever sent them.
+
+    Where all decodes fit, all run. Where they do not, tenants come in the order of what they ask
+    for by their weights. Who asks for no more than the rest could have as well is *within its
+    share* and decodes in every iteration; the least does in any case, unless its own prompts are
+    what the others wait for. The rows of the remaining tenants take turns: the tenant that was
+    served least gives the next one, which of its rows is the one that waited longest. While
+    prompts wait, decodes leave them half of what is above the smallest tenant's own time.
+
+    At least one of the rows that take turns is in every iteration, and of prompts at least a page:
+    an iteration may exceed its limit by so much.
+
+Kept true (tests/unit/schedule/batching/test_turns.py, by Hypothesis)
+    A tenant within its share decodes in every iteration; iterations keep their limit; every row
+    has its turn within as many iterations as there are rows, where rows are of one size; where
+    one tenant is alone, nobody rests.
+
+Sources
+    Shares by work over weight: start-time fair queueing, SIGCOMM 1996. Max-min fair shares:
+    Bertsekas and Gallager, Data Networks, section 6.5.2.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from typing import NamedTuple
+
+from equipoise.schedule.batching.decodes import Decodes
+from equipoise.schedule.batching.sequence import Sequence
+from equipoise.schedule.batching.settings import LEAST_WEIGHT, ServingPrice, single_s
+from equipoise.spec.serving import IterationWork
+
+_TIMES = 2.0
+"""What others may do to the time of a tenant's tokens, if its share allows no more."""
+
+
+class Turn(NamedTuple):
+    """Whose turn it is."""
+
+    limit_s: float | None = None
+    """Up to where the iteration may be filled [s]; None where one tenant has it to itself."""
+    rested: tuple[str, ...] = ()
+    """Requests that decoded, and do not now."""
+    resumed: tuple[str, ...] = ()
+    """Requests that did not decode, and do now."""
+
+    def then(self, later: "Turn") -> "Turn":
+        """Both for the same iteration: the later one's limit, and all who rest or go on."""
+        return Turn(later.limit_s, self.rested + later.rested, self.resumed + later.resumed)
+
+
+@dataclass(slots=True)
+class _Group:
+    """The decodes of one tenant."""
+
+    tenant: str
+    weight: float
+    rows: int
+    context_tokens: int
+    has_prompts: bool
+    own_s: float = 0.0
+    """What they take without the others' [s]."""
+    demand_s: float = 0.0
+    """How much longer all take with them [s]."""
+
+
+class TenantTurns:
+    """Puts decodes to rest, and lets them go on."""
+
+    def __init__(
+        self,
+        decodes: Decodes,
+        price: ServingPrice,
+        weights: Mapping[str, float],
+        *,
+        divides_by_tenant: bool,
+    ) -> None:
+        """Begin with nobody served.
+
+        Args:
+            decodes: All decodes of a scheduler.
+            price: Of iterations.
+            weights: Shares of tenants; 1 for those not named.
+            divides_by_tenant: Whether tenants have shares; else all decodes always run.
+        """
+        self._decodes, self._price, self._weights = decodes, price, weights
+        self._divides = divides_by_tenant
+        self._tags: dict[str, float] = {}
+        """Work over weight of the tenants whose rows take turns [s]."""
+        self._turn = 0
+
+    def begin(self, sequence: Sequence) -> None:
+        """A sequence begins to decode: its turn comes after those that wait already."""
+        self._turn += 1
+        sequence.turn = self._turn
+
+    def next(self, here: Mapping[str, int], *, has_prompts: bool) -> Turn:
+        """Choose the decodes of the next iteration.
+
+        Args:
+            here: How many requests each tenant has here, whatever their state.
+            has_prompts: Whether any prompt could be computed in the iteration.
+        """
+        decodes = self._decodes
+        if not self._divides or len(here) < 2:
+            return Turn(resumed=self._resume(list(decodes.resting.values())))
+        sizes = decodes.of_tenants()
+        if not sizes or not (has_prompts or decodes.resting or not self._fit(sizes, 1)):
+            return Turn()
+        groups = self._groups(sizes, here if has_prompts else {})
+        limit_s = self._limit_s(groups)
+        least_s = min(each.own_s for each in groups)
+        rows_s = (limit_s + least_s) / 2 if has_prompts else limit_s
+        if self._price.iteration_s(_whole(sizes)) <= rows_s:
+            self._tags.clear()
+            return Turn(limit_s, (), self._resume(list(decodes.resting.values())))
+        return self._divide(groups, limit_s, rows_s)
+
+    def repeats(self, most: int) -> int:
+        """Iterations in a row, at most as many, of all of which ``next`` would say the same."""
+        decodes = self._decodes
+        if not self._divides or most == 1:
+            return most
+        if decodes.resting:
+            return 1
+        sizes = decodes.of_tenants()
+        while most > 1 and not self._fit(sizes, most):
+            most //= 2
+        return most
+
+    def _fit(self, sizes: Mapping[str, tuple[int, int]], iterations: int) -> bool:
+        """Whether all decodes surely fit the limit, in each of as many iterations.
+
+        Prices rise with every size: the last iteration must fit the limit of the first.
+        """
+        if len(sizes) < 2:
+            return True
+        last_s = self._price.iteration_s(_whole(sizes).after(iterations - 1))
+        rows = min(rows for rows, _ in sizes.values())
+        context_tokens = min(context for _, context in sizes.values())
+        if last_s <= _TIMES * self._price.iteration_s(_work(rows, context_tokens)):
+            return True
+        return last_s <= self._limit_s(self._groups(sizes, {}))
+
+    def _groups(
+        self, sizes: Mapping[str, tuple[int, int]], here: Mapping[str, int]
+    ) -> list[_Group]:
+        whole = _whole(sizes)
+        whole_s = self._price.iteration_s(whole)
+        groups = []
+        for tenant, (rows, context_tokens) in sizes.items():
+            weight = self._weights.get(tenant, 1.0)
+            group = _Group(tenant, weight, rows, context_tokens, here.get(tenant, 0) > rows)
+            group.own_s = self._price.iteration_s(_work(rows, context_tokens))
+            if len(sizes) > 1:
+                others = _work(whole.sequences - rows, whole.kv_tokens - context_tokens)
+                group.demand_s = whole_s - self._price.iteration_s(others)
+            groups.append(group)
+        return groups
+
+    def _limit_s(self, groups: list[_Group]) -> float:
+        """Up to where an iteration with all of these may be filled [s]."""
+        weight = sum(each.weight for each in groups)
+        limit_s = min(max(_TIMES, weight / each.weight) * each.own_s for each in groups)
+        if len(groups) == 1:
+            return limit_s
+        rows = sum(each.rows for each in groups)
+        context_tokens = sum(each.context_tokens for each in groups)
+        for each in groups:
+            others = _work(rows - each.rows, context_tokens - each.context_tokens)
+            share = weight / max(weight - each.weight, LEAST_WEIGHT)
+            limit_s = min(limit_s, max(_TIMES, share) * self._price.iteration_s(others))
+        return limit_s
+
+    def _divide(self, groups: list[_Group], limit_s: float, rows_s: float) -> Turn:
+        """Let those within their share decode, and the others take turns."""
+        rows = self._rows()
+        groups.sort(key=lambda each: (each.demand_s / each.weight, each.tenant))
+        taken = _work(0, 0)
+        taken_s = single_s(self._price)
+        left_weight = sum(each.weight for each in groups)
+        chosen: list[Sequence] = []
+        beyond = deque(groups)
+        while beyond:
+            each = beyond[0]
+            left_weight -= each.weight
+            more = _plus(taken, each.rows, each.context_tokens)
+            more_s = self._price.iteration_s(more)
+            spare_s = (rows_s if each.has_prompts else limit_s) - more_s
+            is_least = not chosen and not each.has_prompts
+            others_s = max(0.0, more_s - taken_s) * left_weight / each.weight
+            if not is_least and (spare_s < 0 or spare_s < others_s):
+                break
+            chosen += rows[each.tenant]
+            taken, taken_s = more, more_s
+            beyond.popleft()
+        chosen += self._take_turns(beyond, rows, taken, rows_s)
+        names = {each.request.id for each in chosen}
+        rested = [
+            each
+            for group in beyond
+            for each in rows[group.tenant]
+            if each.request.id not in names and each.request.id not in self._decodes.resting
+        ]
+        for each in rested:
+            self._decodes.rest(each)
+        waited = [each for each in chosen if each.request.id in self._decodes.resting]
+        return Turn(limit_s, _names(rested), self._resume(waited))
+
+    def _take_turns(
+        self,
+        groups: Iterable[_Group],
+        rows: Mapping[str, list[Sequence]],
+        taken: IterationWork,
+        rows_s: float,
+    ) -> list[Sequence]:
+        """Fill an iteration up to a time; a first row is taken in any case."""
+        weights = {each.tenant: each.weight for each in groups}
+        known = [self._tags[tenant] for tenant in weights if tenant in self._tags]
+        begin = min(known, default=0.0)
+        tags = {tenant: self._tags.get(tenant, begin) for tenant in weights}
+        waiting = {
+            tenant: deque(sorted(rows[tenant], key=lambda each: each.turn)) for tenant in weights
+        }
+        order = [(tag, tenant) for tenant, tag in tags.items()]
+        heapify(order)
+        chosen: list[Sequence] = []
+        ended: list[str] = []
+        reached = begin
+        while order:
+            tag, tenant = heappop(order)
+            row = waiting[tenant][0]
+            more = _plus(taken, 1, row.known)
+            if chosen and self._price.iteration_s(more) > rows_s:
+                continue
+            waiting[tenant].popleft()
+            taken, reached = more, tag
+            self.begin(row)
+            chosen.append(row)
+            tags[tenant] = tag + self._price.output_s(row.known - 1, 1) / weights[tenant]
+            if waiting[tenant]:
+                heappush(order, (tags[tenant], tenant))
+            else:
+                ended.append(tenant)
+        for tenant in ended:  # what a tenant did not ask for, it is not owed
+            tags[tenant] = max(tags[tenant], reached)
+        self._tags = tags
+        return chosen
+
+    def _rows(self) -> dict[str, list[Sequence]]:
+        rows: dict[str, list[Sequence]] = {}
+        for each in (*self._decodes.sequences(), *self._decodes.resting.values()):
+            rows.setdefault(each.request.tenant, []).append(each)
+        return rows
+
+    def _resume(self, sequences: list[Sequence]) -> tuple[str, ...]:
+        for each in sequences:
+            self._decodes.resume(each)
+        return _names(sequences)
+
+
+def _names(sequences: Iterable[Sequence]) -> tuple[str, ...]:
+    return tuple(each.request.id for each in sequences)
+
+
+def _work(rows: int, context_tokens: int) -> IterationWork:
+    """An iteration of decodes."""
+    return IterationWork(rows, context_tokens, context_tokens, rows, rows)
+
+
+def _plus(work: IterationWork, rows: int, context_tokens: int) -> IterationWork:
+    return _work(work.sequences + rows, work.kv_tokens + context_tokens)
+
+
+def _whole(sizes: Mapping[str, tuple[int, int]]) -> IterationWork:
+    """All decodes of these tenants."""
+    rows, context_tokens = (sum(column) for column in zip(*sizes.values(), strict=True))
+    return _work(rows, context_tokens)
