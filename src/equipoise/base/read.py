@@ -27,6 +27,7 @@ from equipoise.base.errors import SpecError
 _DEEPEST = 64
 """Most levels of brackets; equipoise itself writes 6."""
 _MOST_BITS = 64
+_LONG = 1 << 16
 _TOO_LONG = f"a whole number has more digits than {_MOST_BITS} bits hold"
 _DIGITS = re.compile(r"\d{20}")
 """Numbers with at least this many digits may exceed 64 bits."""
@@ -186,7 +187,9 @@ def parse_json(text: str | bytes, *, once: bool = False) -> Any:
         raise ValueError("it is not UTF-8 text") from None
     except json.JSONDecodeError as error:
         raise NotJsonError(error.msg, error.doc, error.pos) from None
-    if text.count("[") + text.count("{") > _DEEPEST or _DIGITS.search(text):
+    # Looking for digits in a long text takes longer than to look at its values.
+    is_long = len(text) > _LONG or text.count("[") + text.count("{") > _DEEPEST
+    if is_long or _DIGITS.search(text):
         _require_sane(value)
     return value
 

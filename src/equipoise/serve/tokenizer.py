@@ -11,7 +11,7 @@ Kept true (tests/oracle/test_generate.py)
 
 import dataclasses
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import tokenizers
@@ -89,8 +89,14 @@ class ModelTokenizer:
         """Token ids of a text, with what the tokenizer's own rules add."""
         return self._ids(text, special=True)
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+    def encode_chat(
+        self, messages: Sequence[Message], check: Callable[[str], None] = lambda _: None
+    ) -> list[int]:
         """Token ids of a conversation, up to where the assistant answers.
+
+        Args:
+            messages: The conversation.
+            check: Called with its text before that is cut into tokens; may refuse it.
 
         Raises:
             ModelError: there is no chat template, or it refuses the conversation.
@@ -108,6 +114,7 @@ class ModelTokenizer:
             text = self._template.render(messages, add_generation_prompt=True)
         except RenderError as error:
             raise ModelError(f"The conversation cannot be written: {error}.") from None
+        check(text)
         return self._ids(text, special=False)
 
     def _ids(self, text: str, *, special: bool) -> list[int]:

@@ -8,10 +8,10 @@ Why
 What it decides
     An iteration runs every sequence that decodes, but for those of tenants beyond their share,
     which take turns (``turns.py``); then prompts in the order of the policy, in chunks that fill
-    the predicted time of an iteration up to a budget (``budget.py``). A request is admitted when its turn comes and there are pages for all tokens it has; if there are not,
-    nobody overtakes it. When a decode needs a page and none is left, the least deserving request
-    is preempted: its rows are moved to host memory, or computed again, whichever is predicted to
-    be cheaper.
+    the predicted time of an iteration up to a budget (``budget.py``). A request is admitted when
+    its turn comes and there are pages for all tokens it has; if there are not, nobody overtakes
+    it. When a decode needs a page and none is left, the least deserving request is preempted: its
+    rows are moved to host memory, or computed again, whichever is predicted to be cheaper.
 
     Deciding costs as much as changes: decodes that merely go on are counted, not visited.
     ``decide`` may therefore stand for many equal iterations at once, which are exactly those that
@@ -50,6 +50,7 @@ from equipoise.schedule.batching.settings import (
 )
 from equipoise.schedule.batching.totals import Totals
 from equipoise.schedule.batching.turns import Turn
+
 
 class Scheduler:
     """Requests in, iterations out; one thread calls it.
@@ -218,13 +219,9 @@ class Scheduler:
         preempted: list[Sequence] = []
         swaps_out: list[Swap] = []
         turn = self._choose_decodes(preempted, swaps_out)
-        decodes = self._residents.decodes
+        decodes, is_shared = self._residents.decodes, turn.limit_s is not None
         totals = Totals(
-            decodes,
-            self.settings,
-            self._price,
-            self._budget_s(turn),
-            is_shared=turn.limit_s is not None,
+            decodes, self.settings, self._price, self._budget_s(turn), is_shared=is_shared
         )
         swaps_in: list[Swap] = []
         prefills = self._fill(totals, swaps_in, may_admit=not preempted)
@@ -290,7 +287,6 @@ class Scheduler:
     # Parts of a decision.
 
     def _budget_s(self, turn: Turn) -> float:
-        """Up to where prompts fill the next iteration [s]."""
         return prompts_budget_s(
             self.settings,
             self._price,
@@ -304,8 +300,9 @@ class Scheduler:
         """Who decodes, with pages for the next token."""
         residents, turn = self._residents, Turn()
         while True:
-            waits = bool(self.waiting_count and residents.has_place())
-            has_prompts = waits or bool(residents.prefilling)
+            has_prompts = bool(
+                residents.prefilling or (self.waiting_count and residents.has_place())
+            )
             turn = turn.then(residents.turns.next(self._tenants, has_prompts=has_prompts))
             swaps_out += residents.grow_decodes(preempted)
             # All whose turn it was may have lost their pages.

@@ -9,6 +9,7 @@ Kept true (tests/unit/serve/http/test_gate.py)
     No route answers strangers; no failure is a page of HTML or a traceback.
 """
 
+import asyncio
 import math
 import re
 import sys
@@ -29,15 +30,20 @@ from equipoise.base.errors import FitError, ModelError, SpecError
 from equipoise.base.shown import shorten
 from equipoise.serve.http.asked import refusal
 from equipoise.serve.http.endpoints import Endpoints
-from equipoise.serve.http.fault import HttpError, failed, overloaded
+from equipoise.serve.http.fault import HttpError, failed, overloaded, retry_headers
 from equipoise.serve.http.keys import find_tenant
 from equipoise.serve.http.send import ClientGoneError, drop, send_json
 from equipoise.serve.http.server_state import ServerState
 from equipoise.serve.http.tenants import OPEN, Tenants
+from equipoise.serve.loop_share import MOST_WAIT_S, LoopShare
 
 _OPEN_PATHS = ("/health", "/ready", "/version")
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _TIMEOUT = "X-Request-Timeout"
+_AT_FAULT = (400, 404, 413, 415)
+"""Answers to what a tenant should not have sent: these are requests of its allowance, too."""
+_STRANGERS = ""
+"""Who has no key that is known, together."""
 _CLOSED = 499
 """As nginx logs a client that went away."""
 
@@ -105,6 +111,13 @@ class GateState(Protocol):
         """Where refusals are counted."""
 
     @property
+    def share(self) -> LoopShare | None:
+        """How often each tenant's requests begin; None where nothing competes with reading them."""
+
+    def refused(self, tenant: str) -> None:
+        """A tenant's request was at fault."""
+
+    @property
     def log(self) -> Callable[[str], None]:
         """Takes a line for every request."""
 
@@ -139,6 +152,9 @@ class Gate:
                 self._state.log(f"Gave up {name}. {error}")
             drop(Request(scope))
         except HttpError as fault:
+            is_at_fault = fault.status in _AT_FAULT and scope["method"] == "POST"
+            if is_at_fault and "tenant" in state:
+                self._state.refused(state["tenant"])
             await self._refuse(answer, fault)
         except (SpecError, FitError, ModelError) as error:
             await self._refuse(answer, refusal(error))
@@ -161,7 +177,7 @@ class Gate:
         scope["state"]["until_s"] = _until_s(headers)
         is_open_path = scope["path"] in _OPEN_PATHS
         if not is_open_path:
-            scope["state"]["tenant"] = self._find_tenant(headers)
+            await self._enter(scope, headers)
         if scope["method"] == "POST":
             if state.is_draining:
                 state.metrics.count_refusal("draining")
@@ -170,6 +186,39 @@ class Gate:
                 state.metrics.count_refusal("connections")
                 raise overloaded(f"{state.most_requests:,} requests are under way already.", 1.0)
         await self._inner(scope, receive, send)
+
+    async def _enter(self, scope: Scope, headers: Headers) -> None:
+        """Find out whose request it is, and let it wait for its turn.
+
+        Raises:
+            HttpError: 401 if nobody's; 429 if others' would have to wait for too many of its
+                tenant's.
+        """
+        share, state = self._state.share, scope["state"]
+        try:
+            state["tenant"] = tenant = self._find_tenant(headers)
+        except HttpError:
+            await self._wait(share, _STRANGERS, state["held"])
+            raise
+        await self._wait(share, tenant, state["held"])
+
+    async def _wait(self, share: LoopShare | None, tenant: str, held: ExitStack) -> None:
+        if share is None:
+            return
+        wait_s = share.arrive(tenant)
+        held.callback(share.leave, tenant)
+        if wait_s > MOST_WAIT_S:
+            self._state.metrics.count_refusal("rate_limit")
+            raise HttpError(
+                429,
+                f"{tenant or 'Who has no key'} sends more requests than can be read beside those "
+                f"of others. Try again in {math.ceil(wait_s)} s.",
+                kind="rate_limit_exceeded",
+                code="rate_limit_exceeded",
+                headers=retry_headers(wait_s),
+            )
+        if wait_s:
+            await asyncio.sleep(wait_s)
 
     def _find_tenant(self, headers: Headers) -> str:
         tenants = self._state.tenants

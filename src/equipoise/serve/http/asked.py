@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from equipoise.base.errors import DataError, EquipoiseError, ModelError
 from equipoise.serve.engine.request import GenerateRequest
-from equipoise.serve.http.fault import HttpError, invalid
+from equipoise.serve.http.fault import HttpError, invalid, too_long
 from equipoise.serve.http.fields import (
     MOST_SEQUENCES,
     Body,
@@ -120,6 +120,9 @@ async def read_prompts(
     Raises:
         HttpError: a text has more tokens; says how many.
     """
+    for each in given:
+        if isinstance(each, str):
+            _require_short(model, each, most_tokens, name)
 
     def encode() -> list[Prompt]:
         return [
@@ -142,6 +145,18 @@ def _encode(
     if most_tokens is not None and len(encoding) > most_tokens:
         raise too_long(most_tokens, len(encoding), name)
     return Prompt(tuple(encoding.ids), text, tuple(first for first, _ in encoding.offsets))
+
+
+def _require_short(model: ServedModel, text: str, most_tokens: int, name: str) -> None:
+    """Refuse, before it is cut, a very long text whose size says that it has too many tokens.
+
+    Raises:
+        HttpError: says how many it has at least.
+    """
+    longest = model.vocabulary.longest_bytes
+    least = 0 if longest is None or len(text) <= _LONG else -(-len(text) // longest)
+    if least > most_tokens:
+        raise too_long(most_tokens, least, name, is_least=True)
 
 
 def _begun(model: ServedModel, prompt: Prompt) -> Prompt:
@@ -175,12 +190,27 @@ async def _aside(
         return await asyncio.shield(running)
 
 
-async def render(model: ServedModel, messages: Sequence[ChatMessage], tenant: str) -> Prompt:
-    """Tokens of a conversation, by the model's chat template.
+async def render(
+    model: ServedModel,
+    messages: Sequence[ChatMessage],
+    tenant: str,
+    *,
+    most_tokens: int | None = None,
+) -> Prompt:
+    """Tokens of a conversation, by the model's chat template; None takes any number of them.
 
     Raises:
-        HttpError: there is no template, or it refuses the conversation.
+        HttpError: there is no template, or it refuses the conversation; or the conversation is so
+            long that it has more tokens for certain.
     """
+
+    def encode() -> Prompt:
+        def check(text: str) -> None:
+            if most_tokens is not None:
+                _require_short(model, text, most_tokens, "messages")
+
+        return Prompt(tuple(model.tokenizer.encode_chat(talk, check)), None)
+
     talk = [each.model_dump(exclude_none=True) for each in messages]
     for each in talk:
         # OpenAI's newer name of the same turn.
@@ -188,12 +218,7 @@ async def render(model: ServedModel, messages: Sequence[ChatMessage], tenant: st
             each["role"] = "system"
     characters = sum(len(each.content) for each in messages)
     try:
-        return await _aside(
-            model,
-            tenant,
-            characters,
-            lambda: Prompt(tuple(model.tokenizer.encode_chat(talk)), None),
-        )
+        return await _aside(model, tenant, characters, encode)
     except (ModelError, DataError) as error:
         raise invalid(str(error), "messages") from None
 
@@ -237,10 +262,12 @@ async def ask_chat(model: ServedModel, body: ChatBody, tenant: str) -> Asked:
         HttpError: it cannot be answered.
     """
     is_old = body.max_completion_tokens is None
+    limit = model.context_tokens
+    prompt = await render(model, body.messages, tenant, most_tokens=limit)
     return _ask(
         model,
         body,
-        (_begun(model, await render(model, body.messages, tenant)),),
+        (_begun(model, prompt),),
         field="messages",
         tenant=tenant,
         most_tokens=body.max_tokens if is_old else body.max_completion_tokens,
@@ -354,26 +381,6 @@ def _require_room(
     if asked > limit:
         raise too_long(limit, prompt_tokens, field, most_tokens, name)
     return limit - prompt_tokens if most_tokens is None else most_tokens
-
-
-def too_long(
-    limit: int, prompt_tokens: int, field: str, most_tokens: int | None = None, most_name: str = ""
-) -> HttpError:
-    """What a context refuses, by the field of the prompt and the one that asks for the answer."""
-    what = "input" if field == "input" else "prompt"
-    parts = f"the {what} has {prompt_tokens:,} token{'s' * (prompt_tokens != 1)}"
-    if most_tokens:
-        parts += f" and the answer may have {most_tokens:,} ({most_name}), together "
-        parts += f"{prompt_tokens + most_tokens:,}"
-    elif prompt_tokens == limit:
-        parts += ", which leaves none for an answer"
-    fix = "Shorten the input." if field == "input" else "Shorten the prompt or ask for fewer."
-    return HttpError(
-        400,
-        f"The model's context is {limit:,} tokens; {parts}. {fix}",
-        param=most_name if most_tokens and prompt_tokens < limit else field,
-        code="context_length_exceeded",
-    )
 
 
 def refusal(error: EquipoiseError) -> HttpError:

@@ -28,6 +28,8 @@ _ARRIVAL_S = 30.0
 _DISCARDED = 16
 """Bodies up to this many times too large are read to their end: a client that is still sending
 would take a connection that closes for a fault of the network, and try again."""
+_DISCARDED_BYTES_PER_S = 32 << 20
+"""How fast one of them is read on: no faster than a tenth of a core."""
 SHORT_BYTES = 64 << 10
 """Bodies that are parsed at once; longer ones must not hold others up."""
 _MOST_FAULTS = 5
@@ -39,7 +41,11 @@ _Body = TypeVar("_Body", bound=BaseModel)
 
 
 async def read_body(
-    request: Request, kind: type[_Body], most_bytes: int, hold: Callable[[int], None]
+    request: Request,
+    kind: type[_Body],
+    most_bytes: int,
+    hold: Callable[[int], None],
+    admit: Callable[[], None] = lambda: None,
 ) -> _Body:
     """The body of a request.
 
@@ -48,9 +54,10 @@ async def read_body(
         kind: What it holds.
         most_bytes: Its largest size.
         hold: Called with the size of each part before it is kept; may refuse it.
+        admit: Called once it is here, before it is parsed; may refuse it.
 
     Raises:
-        HttpError: 400, 408, 413 or 415, or what ``hold`` raises.
+        HttpError: 400, 408, 413 or 415, or what ``hold`` or ``admit`` raises.
     """
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != "application/json" and not content_type.endswith("+json"):
@@ -67,6 +74,7 @@ async def read_body(
             code="unsupported_media_type",
         )
     data = await _read_bytes(request, most_bytes, hold)
+    admit()
     if len(data) <= SHORT_BYTES:
         return parse_body(data, kind)
     return await asyncio.to_thread(parse_body, data, kind)
@@ -104,7 +112,8 @@ async def _read_bytes(request: Request, most_bytes: int, hold: Callable[[int], N
         headers={"Connection": "close"},
     )
     length = request.headers.get("content-length", "0")
-    if length.isdigit() and int(length[:20]) > most_bytes and "expect" in request.headers:
+    said = int(length[:20]) if length.isdigit() else 0
+    if said > (most_bytes if "expect" in request.headers else _DISCARDED * most_bytes):
         raise too_large
     data, size = bytearray(), 0
     try:
@@ -116,6 +125,9 @@ async def _read_bytes(request: Request, most_bytes: int, hold: Callable[[int], N
                     data += part
                 elif size > _DISCARDED * most_bytes:
                     raise too_large
+                else:  # whoever sends it waits, and nobody else
+                    data.clear()
+                    await asyncio.sleep(len(part) / _DISCARDED_BYTES_PER_S)
     except TimeoutError:
         raise HttpError(
             408,

@@ -20,9 +20,9 @@ from collections.abc import Sequence
 
 from equipoise.serve.engine.request import GenerateRequest, PromptEmbedded
 from equipoise.serve.http.answers import Answers
-from equipoise.serve.http.asked import Asked, Prompt, read_prompts, require_tokens, too_long
+from equipoise.serve.http.asked import Asked, Prompt, read_prompts, require_tokens
 from equipoise.serve.http.choice import ChoicePart
-from equipoise.serve.http.fault import invalid
+from equipoise.serve.http.fault import invalid, too_long
 from equipoise.serve.http.fields import EmbeddingsBody
 from equipoise.serve.http.served import ServedModel
 from equipoise.serve.http.shape import Json

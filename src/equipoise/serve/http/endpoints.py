@@ -156,10 +156,10 @@ class Endpoints(AboutModel):
         count = len(groups[0].requests)
         prompt_tokens = sum(each.prompt_tokens for each in groups)
         self._let_in(limits, partial(limits.take, prompt_tokens, count))
-        vectors: list[tuple[float, ...]] = []
+        until_s, vectors = request.scope["state"]["until_s"], list[tuple[float, ...]]()
         try:
             for group in groups:
-                answers = Answers(self.model, group, self.state.metrics, until_s=_until_s(request))
+                answers = Answers(self.model, group, self.state.metrics, until_s=until_s)
                 self._count_prompts(group, tenant)
                 try:
                     vectors += await embed(answers)
@@ -198,10 +198,10 @@ class Endpoints(AboutModel):
                 self.model,
                 asked,
                 self.state.metrics,
-                on_token=limits.use,
+                on_token=partial(self.state.use, limits),
                 on_slow=lambda: self._give_up(request),
                 most_events=self.state.most_events,
-                until_s=_until_s(request),
+                until_s=request.scope["state"]["until_s"],
             )
         except HttpError as fault:
             limits.give_back(asked.prompt_tokens, count)
@@ -304,16 +304,21 @@ class Endpoints(AboutModel):
             self.state.metrics.count_prompt(tenant, len(prompt.ids))
 
     async def _read(self, request: Request, kind: Any) -> Any:
-        limits, held = self.state.limits[self._tenant(request)], request.scope["state"]["held"]
+        tenant, held = self._tenant(request), request.scope["state"]["held"]
+        limits = self.state.limits[tenant]
 
         def hold(size: int) -> None:
+            self.state.share.read(tenant, size)
             self._let_in(limits, partial(limits.hold, size, held))
 
-        body = await read_body(request, kind, self.state.most_body_bytes, hold)
+        has_answers = kind not in (TokenizeBody, DetokenizeBody)
+        require = limits.require_turn if has_answers else limits.require_request
+        admit = partial(self._let_in, limits, require)
+        body = await read_body(request, kind, self.state.most_body_bytes, hold, admit)
         if body.model is not None:
             self._require_model(body.model)
-        has_answers = kind not in (TokenizeBody, DetokenizeBody)
-        self._let_in(limits, limits.require_turn if has_answers else limits.count_request)
+        if not has_answers:
+            self._let_in(limits, limits.count_request)
         return body
 
     def _require_engine(self) -> None:
@@ -389,11 +394,6 @@ async def _events(
                 yield data
     if options.include_usage:
         yield encode({**shape.envelope([], is_chunk=True), "usage": _usage(answers)})
-
-
-def _until_s(request: Request) -> float | None:
-    until_s: float | None = request.scope["state"]["until_s"]
-    return until_s
 
 
 def _usage(answers: Answers) -> Json:

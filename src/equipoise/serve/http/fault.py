@@ -70,3 +70,30 @@ def retry_headers(seconds: float) -> dict[str, str]:
 def failed(message: str = "The server failed to answer. Its log says why.") -> HttpError:
     """A 500."""
     return HttpError(500, message, kind="server_error", code="internal_error")
+
+
+def too_long(
+    limit: int,
+    prompt_tokens: int,
+    field: str,
+    most_tokens: int | None = None,
+    most_name: str = "",
+    *,
+    is_least: bool = False,
+) -> HttpError:
+    """What a context refuses, by the field of the prompt and the one that asks for the answer."""
+    what = "input" if field == "input" else "prompt"
+    count = f"{'at least ' * is_least}{prompt_tokens:,}"
+    parts = f"the {what} has {count} token{'s' * (prompt_tokens != 1)}"
+    if most_tokens:
+        parts += f" and the answer may have {most_tokens:,} ({most_name}), together "
+        parts += f"{prompt_tokens + most_tokens:,}"
+    elif prompt_tokens == limit:
+        parts += ", which leaves none for an answer"
+    fix = "Shorten the input." if field == "input" else "Shorten the prompt or ask for fewer."
+    return HttpError(
+        400,
+        f"The model's context is {limit:,} tokens; {parts}. {fix}",
+        param=most_name if most_tokens and prompt_tokens < limit else field,
+        code="context_length_exceeded",
+    )

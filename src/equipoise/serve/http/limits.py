@@ -151,6 +151,19 @@ class TenantLimits:
         if self._requests is not None:
             self._requests.level -= 1
 
+    def count_refused(self) -> None:
+        """A request that was read was refused for what it asked: it counts, and overdraws."""
+        if self._requests is not None:
+            self._requests.level -= 1
+
+    def require_request(self) -> None:
+        """Refuse, before it is parsed, a request that comes too soon.
+
+        Raises:
+            HttpError: 429 if it must wait.
+        """
+        self._require_left((self._requests, 1, "requests"))
+
     def hold(self, size: int, held: ExitStack) -> None:
         """Keep further bytes of a body, until ``held`` closes.
 

@@ -26,6 +26,7 @@ from equipoise.base.errors import SpecError
 from equipoise.serve.http.app import GateState
 from equipoise.serve.http.fault import HttpError
 from equipoise.serve.http.send import encode
+from equipoise.serve.side import leave_cores
 
 _HEAD_S = 30.0
 _UNREAD_MS = 60_000
@@ -156,6 +157,8 @@ class Server(uvicorn.Server):
         Raises:
             SpecError: another server has begun to at the same address since ``listen``.
         """
+        if self._state.share is not None:
+            leave_cores()
         try:
             await super().startup(sockets)
         except OSError as error:

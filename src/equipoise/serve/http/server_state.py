@@ -10,6 +10,7 @@ from equipoise.serve.http.metrics import Metrics
 from equipoise.serve.http.send import HEARTBEAT_S
 from equipoise.serve.http.served import ServedModel
 from equipoise.serve.http.tenants import Tenants
+from equipoise.serve.loop_share import LoopShare
 
 _LEAST_BODY_BYTES = 4 << 20
 _TOKEN_BYTES = 32
@@ -33,6 +34,8 @@ class ServerState:
     is_draining: bool = False
     under_way: int = 0
     """Requests that are here."""
+    share: LoopShare = field(default_factory=LoopShare)
+    """How often each tenant's requests begin."""
     metrics: Metrics = field(init=False)
     limits: dict[str, TenantLimits] = field(init=False)
     most_body_bytes: int = field(init=False)
@@ -48,3 +51,12 @@ class ServerState:
             waiting=engine.queued_requests,
             body_bytes=self.most_body_bytes,
         )
+
+    def use(self, limits: TenantLimits, tokens: int) -> None:
+        """Tokens of a tenant's answer were generated, and are sent."""
+        limits.use(tokens)
+        self.share.sent(tokens)
+
+    def refused(self, tenant: str) -> None:
+        """A tenant's request was at fault: it is one of its requests a minute all the same."""
+        self.limits[tenant].count_refused()

@@ -5,7 +5,8 @@ Why
     text of it alone would be U+FFFD, and the character would be lost.
 
 Kept true (tests/unit/serve/http/test_vocabulary.py)
-    The bytes of a text's tokens, joined, are the text.
+    The bytes of a text's tokens, joined, are the text; no text has fewer tokens than the longest
+    one allows.
 
 Sources
     The table of bytes and characters: GPT-2, ``encoder.py``, ``bytes_to_unicode``. Byte fallback:
@@ -15,9 +16,14 @@ Sources
 import json
 import re
 from functools import lru_cache
+from typing import Any
 
 import tokenizers
 
+_IN_TEXTS = frozenset(range(256)) - {0xC0, 0xC1, *range(0xF5, 256)}
+"""Bytes that UTF-8 has: RFC 3629, section 1."""
+_LOSSLESS = {"ByteLevel", "Digits", "Sequence", "Split"}
+"""Steps before a tokenizer's model that keep all of a text, unless they say "Removed"."""
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
@@ -36,9 +42,13 @@ class Vocabulary:
         added = core.get_added_tokens_decoder()
         self._special = {at for at, token in added.items() if token.special}
         self._added = {at: token.content for at, token in added.items()}
-        kinds = _kinds(json.loads(core.to_str()).get("decoder"))
+        written = json.loads(core.to_str())
+        kinds = _kinds(written.get("decoder"), "decoders")
         self._is_byte_level = "ByteLevel" in kinds
         self._bytes = _byte_of_character()
+        self.longest_bytes = self._find_longest(written)
+        """The longest token, where tokens are exactly the bytes of a text; None where they may be
+        fewer. A text has at least its size over this many tokens, which nobody needs to cut."""
         self.bytes = lru_cache(maxsize=65_536)(self._find_bytes)
         self.name = lru_cache(maxsize=65_536)(self._find_name)
 
@@ -49,6 +59,27 @@ class Vocabulary:
     def text_bytes(self, token: int) -> bytes:
         """What the token adds to a text; nothing if it is special."""
         return b"" if token in self._special else self.bytes(token)
+
+    def _find_longest(self, written: dict[str, Any]) -> int | None:
+        model, added = written["model"], written.get("added_tokens") or ()
+        steps = _kinds(written.get("pre_tokenizer"), "pretokenizers")
+        pieces = model.get("vocab") if model.get("type") == "BPE" else None
+        is_whole = (
+            isinstance(pieces, dict)
+            and "ByteLevel" in steps <= _LOSSLESS
+            and "Removed" not in json.dumps(written["pre_tokenizer"])
+            and written.get("normalizer") is None
+            # A token that takes the blanks beside it stands for any number of them.
+            and not any(each.get("lstrip") or each.get("rstrip") for each in added)
+            # A byte that no token has is left out.
+            and all(name in pieces for name, each in self._bytes.items() if each in _IN_TEXTS)
+        )
+        if not is_whole:
+            return None
+        return max(
+            *map(len, pieces),
+            *(len(each["content"].encode()) for each in added),
+        )
 
     def _find_bytes(self, token: int) -> bytes:
         """The bytes that the token stands for; of a special token its name's."""
@@ -75,9 +106,9 @@ class Vocabulary:
             return "bytes:" + "".join(f"\\x{each:02x}" for each in data)
 
 
-def _kinds(decoder: object) -> set[str]:
-    """Names of a decoder and of those in it."""
-    if not isinstance(decoder, dict):
+def _kinds(step: object, inner: str) -> set[str]:
+    """Names of a step of a tokenizer and of those in it."""
+    if not isinstance(step, dict):
         return set()
-    inner = [_kinds(each) for each in decoder.get("decoders", ())]
-    return {str(decoder.get("type")), *(kind for each in inner for kind in each)}
+    kinds = [_kinds(each, inner) for each in step.get(inner, ())]
+    return {str(step.get("type")), *(kind for each in kinds for kind in each)}

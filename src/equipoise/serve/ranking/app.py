@@ -82,10 +82,15 @@ class RankState:
     is_draining: bool = False
     under_way: int = 0
     bodies: HeldBodies = field(default_factory=lambda: HeldBodies(_MOST_UNDER_WAY_BYTES))
+    share: None = None
+    """Requests cost the event loop little beside what they compute: none has to wait."""
     metrics: RankMetrics = field(init=False)
 
     def __post_init__(self) -> None:
         self.metrics = RankMetrics(self.batcher)
+
+    def refused(self, tenant: str) -> None:
+        """A request was at fault; nobody's are limited here."""
 
 
 class RankEndpoints(AboutModel):

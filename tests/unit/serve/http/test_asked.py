@@ -39,9 +39,10 @@ class _Encoding(SimpleNamespace):
 
 
 def model_of(core: Any) -> Any:
-    tokenizer = SimpleNamespace(core=core, encode_chat=lambda _: [])
+    tokenizer = SimpleNamespace(core=core, encode_chat=lambda *_: [])
     return SimpleNamespace(
         tokenizer=tokenizer,
+        vocabulary=SimpleNamespace(longest_bytes=None),
         first_ids=(7,),
         context_tokens=5_000,
         vocab=128,

@@ -104,16 +104,25 @@ def test_who_goes_away_while_its_text_waits_to_be_cut_is_gone(server: Running) -
     others = model.long_texts
     object.__setattr__(model, "long_texts", asyncio.Semaphore(0))  # another text never ends
     try:
+        talk = [{"role": "user", "content": "a " * 40_000}]
         for path, body in (
-            ("/v1/completions", {"prompt": "a " * 40_000}),
-            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a " * 40_000}]}),
-            ("/v1/embeddings", {"input": "a " * 40_000}),
+            ("/v1/chat/completions", {"messages": talk}),
+            ("/tokenize", {"messages": talk}),
             ("/tokenize", {"prompt": "a " * 40_000}),
         ):
             raw = begin(server, path, body)
             until(lambda: server.state.under_way == 1)
             raw.close()
             until(lambda: is_idle(server))
+        # Nobody needs to cut these: no token of this tokenizer has more than seven bytes.
+        for path, field, name in (
+            ("/v1/completions", "prompt", "prompt has at least 11,429 tokens. Shorten the prompt"),
+            ("/v1/embeddings", "input", "input has at least 11,429 tokens. Shorten the input"),
+        ):
+            with begin(server, path, {field: "a " * 40_000}) as raw:
+                said = json.loads(read_reply(raw).body)["error"]
+            assert said["message"].startswith(f"The model's context is 512 tokens; the {name}")
+            assert said["param"] == field
     finally:
         object.__setattr__(model, "long_texts", others)
 
