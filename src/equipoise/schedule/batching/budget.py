@@ -10,17 +10,15 @@ What it decides
 from equipoise.schedule.batching.decodes import Decodes
 from equipoise.schedule.batching.settings import BatchSettings, ServingPrice, single_s
 from equipoise.schedule.batching.totals import decodes_s
+from equipoise.schedule.batching.turns import DECODE_TIMES
 
 _LEAST_TIMES = 16
 """Several prompts fill an iteration up to this many times what a single token takes: more would
 hardly be faster, and the first would wait longer for the last."""
 
-_DECODE_TIMES = 3
-"""Prompts may make an iteration this many times as long as its decodes alone. Where a machine is
-slow, less would leave hardly any time for prompts, and those who wait for them would not decode."""
-
 _DECODE_TIMES_OF_OTHERS = 2
-"""The same where several tenants are here: nobody's prompts may slow others more."""
+"""Less than ``DECODE_TIMES``, where several tenants are here that have no shares: nobody's prompts
+may slow others more."""
 
 
 def prompts_budget_s(
@@ -47,7 +45,7 @@ def prompts_budget_s(
             return limit_s
         if len(decodes) == requests:  # there is nothing to fill it with
             return settings.iteration_s
-        times = _DECODE_TIMES if tenants == 1 else _DECODE_TIMES_OF_OTHERS
+        times = DECODE_TIMES if tenants == 1 else _DECODE_TIMES_OF_OTHERS
         return max(settings.iteration_s, times * decodes_s(decodes, price))
     if requests <= 1:
         return settings.prefill_iteration_s

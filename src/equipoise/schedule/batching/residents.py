@@ -20,18 +20,19 @@ class Residents:
     def __init__(self, settings: BatchSettings, price: ServingPrice, policy: FairPolicy) -> None:
         self.memory = Residency(settings)
         self.decodes = Decodes(settings.page_tokens)
-        self.turns = TenantTurns(
-            self.decodes,
-            price,
-            settings.weights,
-            divides_by_tenant=policy.divides_by_tenant,
-        )
         self.siblings = Siblings()
         self.accounts = Accounts(price, policy)
         self.running: dict[str, Sequence] = {}
         """Sequences with pages."""
         self.prefilling: dict[str, Sequence] = {}
         """Those of them that do not decode."""
+        self.turns = TenantTurns(
+            settings,
+            price,
+            self.decodes,
+            self.prefilling,
+            divides_by_tenant=policy.divides_by_tenant,
+        )
         self.preemptions = dict.fromkeys(PREEMPTION_MODES, 0)
         self.hit_tokens = 0
         """Tokens that came from the cache."""

@@ -5,18 +5,19 @@ Why
     with forty streams would make each token of another, who has one, wait for forty.
 
 What it decides
-    An iteration has a limit, by its decodes: for each tenant, its share (the sum of all weights
-    over its own, at least twice) of what its own decodes take alone; and twice of what the others'
-    take without it. The first keeps many tenants from crowding out one, the second any one tenant
-    from making the others wait more than twice as long. Prompts fill an iteration up to the same
-    limit, whoever sent them.
+    An iteration has a limit: for each tenant, its share (the sum of all weights over its own, at
+    least twice) of what the tenant's iteration would take if it were alone; and twice of what the
+    others' would take without it. The first keeps many tenants from crowding out one, the second
+    any one tenant from making the others wait more than twice as long. Alone, a tenant computes
+    its decodes, and its prompts beside them as far as it would let them. Whoever sent them, prompts
+    fill an iteration up to the same limit.
 
     Where all decodes fit, all run. Where they do not, tenants come in the order of what they ask
     for by their weights. Who asks for no more than the rest could have as well is *within its
-    share* and decodes in every iteration; the least does in any case, unless its own prompts are
-    what the others wait for. The rows of the remaining tenants take turns: the tenant that was
-    served least gives the next one, which of its rows is the one that waited longest. While
-    prompts wait, decodes leave them half of what is above the smallest tenant's own time.
+    share* and decodes in every iteration; the least does in any case, unless its own prompts wait.
+    The rows of the remaining tenants take turns: the tenant that was served least gives the next
+    one, which of its rows is the one that waited longest. While prompts wait, decodes leave them
+    half of what is above the smallest tenant's own time.
 
     At least one of the rows that take turns is in every iteration, and of prompts at least a page:
     an iteration may exceed its limit by so much.
@@ -31,7 +32,7 @@ Sources
     Bertsekas and Gallager, Data Networks, section 6.5.2.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
@@ -39,8 +40,17 @@ from typing import NamedTuple
 
 from equipoise.schedule.batching.decodes import Decodes
 from equipoise.schedule.batching.sequence import Sequence
-from equipoise.schedule.batching.settings import LEAST_WEIGHT, ServingPrice, single_s
-from equipoise.spec.serving import IterationWork
+from equipoise.schedule.batching.settings import (
+    LEAST_WEIGHT,
+    BatchSettings,
+    ServingPrice,
+    single_s,
+)
+from equipoise.spec.serving import IterationWork, chunk_pairs
+
+DECODE_TIMES = 3
+"""Prompts may make an iteration this many times as long as its decodes alone. Where a machine is
+slow, less would leave hardly any time for prompts, and those who wait for them would not decode."""
 
 _TIMES = 2.0
 """What others may do to the time of a tenant's tokens, if its share allows no more."""
@@ -69,9 +79,10 @@ class _Group:
     weight: float
     rows: int
     context_tokens: int
-    has_prompts: bool
+    prompt_tokens: int
+    """Tokens of prompts that could be computed beside them."""
     own_s: float = 0.0
-    """What they take without the others' [s]."""
+    """What the decodes take without the others' [s]."""
     demand_s: float = 0.0
     """How much longer all take with them [s]."""
 
@@ -81,21 +92,24 @@ class TenantTurns:
 
     def __init__(
         self,
-        decodes: Decodes,
+        settings: BatchSettings,
         price: ServingPrice,
-        weights: Mapping[str, float],
+        decodes: Decodes,
+        prefilling: Mapping[str, Sequence],
         *,
         divides_by_tenant: bool,
     ) -> None:
         """Begin with nobody served.
 
         Args:
-            decodes: All decodes of a scheduler.
+            settings: The tenants' weights, and the time of an iteration.
             price: Of iterations.
-            weights: Shares of tenants; 1 for those not named.
+            decodes: All decodes of a scheduler.
+            prefilling: Sequences with pages whose prompts are computed.
             divides_by_tenant: Whether tenants have shares; else all decodes always run.
         """
-        self._decodes, self._price, self._weights = decodes, price, weights
+        self._settings, self._price = settings, price
+        self._decodes, self._prefilling = decodes, prefilling
         self._divides = divides_by_tenant
         self._tags: dict[str, float] = {}
         """Work over weight of the tenants whose rows take turns [s]."""
@@ -159,10 +173,16 @@ class TenantTurns:
     ) -> list[_Group]:
         whole = _whole(sizes)
         whole_s = self._price.iteration_s(whole)
+        prompts = Counter[str]()
+        if here:
+            for sequence in self._prefilling.values():
+                prompts[sequence.request.tenant] += sequence.known - sequence.computed
         groups = []
         for tenant, (rows, context_tokens) in sizes.items():
-            weight = self._weights.get(tenant, 1.0)
-            group = _Group(tenant, weight, rows, context_tokens, here.get(tenant, 0) > rows)
+            weight = self._settings.weights.get(tenant, 1.0)
+            waits = here.get(tenant, 0) > rows
+            prompt_tokens = max(prompts[tenant], waits * self._settings.page_tokens)
+            group = _Group(tenant, weight, rows, context_tokens, prompt_tokens)
             group.own_s = self._price.iteration_s(_work(rows, context_tokens))
             if len(sizes) > 1:
                 others = _work(whole.sequences - rows, whole.kv_tokens - context_tokens)
@@ -173,16 +193,34 @@ class TenantTurns:
     def _limit_s(self, groups: list[_Group]) -> float:
         """Up to where an iteration with all of these may be filled [s]."""
         weight = sum(each.weight for each in groups)
-        limit_s = min(max(_TIMES, weight / each.weight) * each.own_s for each in groups)
+        limit_s = min(max(_TIMES, weight / each.weight) * self._alone_s([each]) for each in groups)
         if len(groups) == 1:
             return limit_s
-        rows = sum(each.rows for each in groups)
-        context_tokens = sum(each.context_tokens for each in groups)
         for each in groups:
-            others = _work(rows - each.rows, context_tokens - each.context_tokens)
+            others_s = self._alone_s([other for other in groups if other is not each])
             share = weight / max(weight - each.weight, LEAST_WEIGHT)
-            limit_s = min(limit_s, max(_TIMES, share) * self._price.iteration_s(others))
+            limit_s = min(limit_s, max(_TIMES, share) * others_s)
         return limit_s
+
+    def _alone_s(self, groups: list[_Group]) -> float:
+        """What an iteration of these tenants would take without the others' [s]."""
+        rows, context_tokens, prompt_tokens = 0, 0, 0
+        for each in groups:
+            rows += each.rows
+            context_tokens += each.context_tokens
+            prompt_tokens += each.prompt_tokens
+        decodes_s = self._price.iteration_s(_work(rows, context_tokens))
+        if not prompt_tokens:
+            return decodes_s
+        whole = IterationWork(
+            rows + prompt_tokens,
+            context_tokens + chunk_pairs(0, prompt_tokens),
+            context_tokens + prompt_tokens,
+            rows + 1,
+            rows + 1,
+        )
+        most_s = max(self._settings.iteration_s, DECODE_TIMES * decodes_s)
+        return min(most_s, self._price.iteration_s(whole))
 
     def _divide(self, groups: list[_Group], limit_s: float, rows_s: float) -> Turn:
         """Let those within their share decode, and the others take turns."""
@@ -192,20 +230,19 @@ class TenantTurns:
         taken_s = single_s(self._price)
         left_weight = sum(each.weight for each in groups)
         chosen: list[Sequence] = []
-        beyond = deque(groups)
-        while beyond:
-            each = beyond[0]
-            left_weight -= each.weight
+        beyond: list[_Group] = []
+        for each in groups:
             more = _plus(taken, each.rows, each.context_tokens)
             more_s = self._price.iteration_s(more)
-            spare_s = (rows_s if each.has_prompts else limit_s) - more_s
-            is_least = not chosen and not each.has_prompts
-            others_s = max(0.0, more_s - taken_s) * left_weight / each.weight
-            if not is_least and (spare_s < 0 or spare_s < others_s):
-                break
-            chosen += rows[each.tenant]
-            taken, taken_s = more, more_s
-            beyond.popleft()
+            spare_s = (rows_s if each.prompt_tokens else limit_s) - more_s
+            others_weight = left_weight - each.weight
+            others_s = max(0.0, more_s - taken_s) * others_weight / each.weight
+            is_least = each is groups[0] and not each.prompt_tokens
+            if is_least or spare_s >= others_s:
+                chosen += rows[each.tenant]
+                taken, taken_s, left_weight = more, more_s, others_weight
+            else:
+                beyond.append(each)
         chosen += self._take_turns(beyond, rows, taken, rows_s)
         names = {each.request.id for each in chosen}
         rested = [
