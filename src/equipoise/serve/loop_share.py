@@ -55,7 +55,7 @@ class LoopShare:
         """Clock and thread's time when the window began."""
         self._here = Counter[str]()
         self._asked, self._read, self._sent = Counter[str](), Counter[str](), 0
-        """In this window: requests and bytes of bodies by tenant, and tokens that were sent."""
+        """In this window: requests and bytes of bodies that were read, and tokens sent."""
         self._costs_s: dict[str, float] = {}
         """What a tenant's request took when it was last measured [s]."""
         self._next_s: dict[str, float] = {}
@@ -65,7 +65,6 @@ class LoopShare:
         now_s = self._clock()
         self._measure(now_s)
         self._here[tenant] += 1
-        self._asked[tenant] += 1
         if len(self._here) < 2:
             return 0.0
         distance_s = self._costs_s.get(tenant, 0.0) * len(self._here) / _PART
@@ -74,6 +73,10 @@ class LoopShare:
         if wait_s <= MOST_WAIT_S:
             self._next_s[tenant] = at_s + distance_s
         return wait_s
+
+    def begin(self, tenant: str) -> None:
+        """A request has waited, and is read now."""
+        self._asked[tenant] += 1
 
     def leave(self, tenant: str) -> None:
         """A request is here no longer."""

@@ -219,6 +219,7 @@ class Gate:
             )
         if wait_s:
             await asyncio.sleep(wait_s)
+        share.begin(tenant)
 
     def _find_tenant(self, headers: Headers) -> str:
         tenants = self._state.tenants

@@ -202,3 +202,18 @@ def test_without_limits_nothing_is_said() -> None:
     limits, _ = made()
     limits.take(10**9, 10**6)
     assert limits.headers() == {}
+
+
+def test_a_request_at_fault_is_one_of_the_allowance() -> None:
+    limits, clock = made(requests_per_minute=2)
+    limits.count_refused()
+    limits.require_request()
+    limits.count_refused()
+    for refuse in (limits.require_request, limits.require_turn):
+        with pytest.raises(HttpError) as refused:
+            refuse()
+        assert refused.value.message == (
+            "Tenant a has used its 2 requests a minute. Try again in 30 s."
+        )
+    clock.now_s += 30.0
+    limits.require_request()

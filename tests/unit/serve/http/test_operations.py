@@ -250,7 +250,7 @@ def test_the_end_of_an_answer_does_not_wait_for_its_head_to_be_acknowledged() ->
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b""})
 
-    state: Any = SimpleNamespace(is_draining=False, under_way=0)
+    state: Any = SimpleNamespace(is_draining=False, under_way=0, share=None)
     with ServerThread(app, state) as server:
         for _ in range(2):
             with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/") as reply:

@@ -1,5 +1,7 @@
 """Tokens as bytes, for both kinds of tokenizers."""
 
+import json
+
 import pytest
 import tokenizers
 from hypothesis import given, settings
@@ -41,3 +43,27 @@ def test_a_special_token_has_a_name_and_adds_no_text() -> None:
 
 def test_a_token_that_the_tokenizer_lacks_is_nothing() -> None:
     assert Vocabulary(byte_level()).name(100_000) == ""
+
+
+@settings(max_examples=40)
+@given(
+    text=st.text(min_size=1, max_size=60) | st.sampled_from([" " * 50, "the " * 9, "<|end|>" * 3])
+)
+def test_no_text_has_fewer_tokens_than_its_longest_one_allows(text: str) -> None:
+    longest = Vocabulary(byte_level()).longest_bytes
+    assert longest == 7, "<|end|>"
+    assert len(byte_level().encode(text).ids) >= len(text.encode()) / longest
+
+
+def test_where_a_token_may_stand_for_any_length_none_is_the_longest() -> None:
+    assert Vocabulary(pieces()).longest_bytes is None
+    for change in (
+        {"normalizer": {"type": "Strip", "strip_left": True, "strip_right": True}},
+        {"pre_tokenizer": {"type": "Whitespace"}},
+    ):
+        written = json.loads(byte_level().to_str()) | change
+        core = tokenizers.Tokenizer.from_str(json.dumps(written))
+        assert Vocabulary(core).longest_bytes is None
+    core = tokenizers.Tokenizer.from_str(byte_level().to_str())
+    core.add_tokens([tokenizers.AddedToken("<x>", lstrip=True)])
+    assert Vocabulary(core).longest_bytes is None
