@@ -24,14 +24,14 @@ from collections import Counter
 from collections.abc import Callable
 
 _PART = 0.25
-"""Of the thread's time, for reading the requests of all tenants."""
+"""The part of the thread's time that reading all tenants' requests may take."""
 _WINDOW_S = 0.25
 _BURST_S = 0.25
 """How far ahead of its distance a tenant's requests may come [s]."""
 MOST_WAIT_S = 2.0
 """One that would wait longer is refused [s]."""
 _BODY_BYTES = 64 << 10
-"""Of a body, that cost about as much as a head."""
+"""This many bytes of a body cost about as much as a head."""
 _EVENT = 0.1
 """What sending a token costs, beside reading a head."""
 

@@ -27,7 +27,7 @@ class Decodes:
         self.resting: dict[str, Sequence] = {}
         """Those that decode, but not in the next iteration."""
         self._tenants: dict[str, tuple[int, int]] = {}
-        """Of each tenant how many decode and do not rest, and the sum of their offsets."""
+        """How many of each tenant decode and do not rest, and the sum of their offsets."""
 
     def __len__(self) -> int:
         return len(self._sequences)
@@ -71,7 +71,7 @@ class Decodes:
         self.join(sequence)
 
     def of_tenants(self) -> dict[str, tuple[int, int]]:
-        """Of each tenant how many sequences decode, and the context that their tokens read.
+        """How many sequences of each tenant decode, and the context that their tokens read.
 
         Those that rest count, too.
         """

@@ -49,7 +49,7 @@ from equipoise.schedule.batching.settings import (
     require_possible,
 )
 from equipoise.schedule.batching.totals import Totals
-from equipoise.schedule.batching.turns import Turn
+from equipoise.schedule.batching.turns import DecodeTurn
 
 
 class Scheduler:
@@ -286,7 +286,7 @@ class Scheduler:
 
     # Parts of a decision.
 
-    def _budget_s(self, turn: Turn) -> float:
+    def _budget_s(self, turn: DecodeTurn) -> float:
         return prompts_budget_s(
             self.settings,
             self._price,
@@ -296,9 +296,9 @@ class Scheduler:
             limit_s=turn.limit_s,
         )
 
-    def _choose_decodes(self, preempted: list[Sequence], swaps_out: list[Swap]) -> Turn:
+    def _choose_decodes(self, preempted: list[Sequence], swaps_out: list[Swap]) -> DecodeTurn:
         """Who decodes, with pages for the next token."""
-        residents, turn = self._residents, Turn()
+        residents, turn = self._residents, DecodeTurn()
         while True:
             has_prompts = bool(
                 residents.prefilling or (self.waiting_count and residents.has_place())

@@ -56,7 +56,7 @@ _TIMES = 2.0
 """What others may do to the time of a tenant's tokens, if its share allows no more."""
 
 
-class Turn(NamedTuple):
+class DecodeTurn(NamedTuple):
     """Whose turn it is."""
 
     limit_s: float | None = None
@@ -66,13 +66,13 @@ class Turn(NamedTuple):
     resumed: tuple[str, ...] = ()
     """Requests that did not decode, and do now."""
 
-    def then(self, later: "Turn") -> "Turn":
+    def then(self, later: "DecodeTurn") -> "DecodeTurn":
         """Both for the same iteration: the later one's limit, and all who rest or go on."""
-        return Turn(later.limit_s, self.rested + later.rested, self.resumed + later.resumed)
+        return DecodeTurn(later.limit_s, self.rested + later.rested, self.resumed + later.resumed)
 
 
 @dataclass(slots=True)
-class _Group:
+class _TenantRows:
     """The decodes of one tenant."""
 
     tenant: str
@@ -120,7 +120,7 @@ class TenantTurns:
         self._turn += 1
         sequence.turn = self._turn
 
-    def next(self, here: Mapping[str, int], *, has_prompts: bool) -> Turn:
+    def next(self, here: Mapping[str, int], *, has_prompts: bool) -> DecodeTurn:
         """Choose the decodes of the next iteration.
 
         Args:
@@ -129,17 +129,17 @@ class TenantTurns:
         """
         decodes = self._decodes
         if not self._divides or len(here) < 2:
-            return Turn(resumed=self._resume(list(decodes.resting.values())))
+            return DecodeTurn(resumed=self._resume(list(decodes.resting.values())))
         sizes = decodes.of_tenants()
         if not sizes or not (has_prompts or decodes.resting or not self._fit(sizes, 1)):
-            return Turn()
+            return DecodeTurn()
         groups = self._groups(sizes, here if has_prompts else {})
         limit_s = self._limit_s(groups)
         least_s = min(each.own_s for each in groups)
         rows_s = (limit_s + least_s) / 2 if has_prompts else limit_s
         if self._price.iteration_s(_whole(sizes)) <= rows_s:
             self._tags.clear()
-            return Turn(limit_s, (), self._resume(list(decodes.resting.values())))
+            return DecodeTurn(limit_s, (), self._resume(list(decodes.resting.values())))
         return self._divide(groups, limit_s, rows_s)
 
     def repeats(self, most: int) -> int:
@@ -170,7 +170,7 @@ class TenantTurns:
 
     def _groups(
         self, sizes: Mapping[str, tuple[int, int]], here: Mapping[str, int]
-    ) -> list[_Group]:
+    ) -> list[_TenantRows]:
         whole = _whole(sizes)
         whole_s = self._price.iteration_s(whole)
         prompts = Counter[str]()
@@ -182,7 +182,7 @@ class TenantTurns:
             weight = self._settings.weights.get(tenant, 1.0)
             waits = here.get(tenant, 0) > rows
             prompt_tokens = max(prompts[tenant], waits * self._settings.page_tokens)
-            group = _Group(tenant, weight, rows, context_tokens, prompt_tokens)
+            group = _TenantRows(tenant, weight, rows, context_tokens, prompt_tokens)
             group.own_s = self._price.iteration_s(_work(rows, context_tokens))
             if len(sizes) > 1:
                 others = _work(whole.sequences - rows, whole.kv_tokens - context_tokens)
@@ -190,7 +190,7 @@ class TenantTurns:
             groups.append(group)
         return groups
 
-    def _limit_s(self, groups: list[_Group]) -> float:
+    def _limit_s(self, groups: list[_TenantRows]) -> float:
         """Up to where an iteration with all of these may be filled [s]."""
         weight = sum(each.weight for each in groups)
         limit_s = min(max(_TIMES, weight / each.weight) * self._alone_s([each]) for each in groups)
@@ -202,7 +202,7 @@ class TenantTurns:
             limit_s = min(limit_s, max(_TIMES, share) * others_s)
         return limit_s
 
-    def _alone_s(self, groups: list[_Group]) -> float:
+    def _alone_s(self, groups: list[_TenantRows]) -> float:
         """What an iteration of these tenants would take without the others' [s]."""
         rows, context_tokens, prompt_tokens = 0, 0, 0
         for each in groups:
@@ -222,7 +222,7 @@ class TenantTurns:
         most_s = max(self._settings.iteration_s, DECODE_TIMES * decodes_s)
         return min(most_s, self._price.iteration_s(whole))
 
-    def _divide(self, groups: list[_Group], limit_s: float, rows_s: float) -> Turn:
+    def _divide(self, groups: list[_TenantRows], limit_s: float, rows_s: float) -> DecodeTurn:
         """Let those within their share decode, and the others take turns."""
         rows = self._rows()
         groups.sort(key=lambda each: (each.demand_s / each.weight, each.tenant))
@@ -230,7 +230,7 @@ class TenantTurns:
         taken_s = single_s(self._price)
         left_weight = sum(each.weight for each in groups)
         chosen: list[Sequence] = []
-        beyond: list[_Group] = []
+        beyond: list[_TenantRows] = []
         for each in groups:
             more = _plus(taken, each.rows, each.context_tokens)
             more_s = self._price.iteration_s(more)
@@ -251,14 +251,14 @@ class TenantTurns:
             for each in rows[group.tenant]
             if each.request.id not in names and each.request.id not in self._decodes.resting
         ]
-        for each in rested:
-            self._decodes.rest(each)
+        for sequence in rested:
+            self._decodes.rest(sequence)
         waited = [each for each in chosen if each.request.id in self._decodes.resting]
-        return Turn(limit_s, _names(rested), self._resume(waited))
+        return DecodeTurn(limit_s, _names(rested), self._resume(waited))
 
     def _take_turns(
         self,
-        groups: Iterable[_Group],
+        groups: Iterable[_TenantRows],
         rows: Mapping[str, list[Sequence]],
         taken: IterationWork,
         rows_s: float,

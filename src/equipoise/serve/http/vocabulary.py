@@ -63,10 +63,9 @@ class Vocabulary:
     def _find_longest(self, written: dict[str, Any]) -> int | None:
         model, added = written["model"], written.get("added_tokens") or ()
         steps = _kinds(written.get("pre_tokenizer"), "pretokenizers")
-        pieces = model.get("vocab") if model.get("type") == "BPE" else None
+        pieces = model["vocab"] if model.get("type") == "BPE" else {}
         is_whole = (
-            isinstance(pieces, dict)
-            and "ByteLevel" in steps <= _LOSSLESS
+            "ByteLevel" in steps <= _LOSSLESS
             and "Removed" not in json.dumps(written["pre_tokenizer"])
             and written.get("normalizer") is None
             # A token that takes the blanks beside it stands for any number of them.
