@@ -3,7 +3,7 @@
 ``python -m bench.serving.hostile [SECONDS [ROUNDS]]``; 30 and 3 unless given.
 
 A real server of SmolLM2 in bf16. Four honest streams are read all the time; phases of ``SECONDS``
-with one attack each alternate with phases without, ``ROUNDS`` times:
+with one attack each, by another process, alternate with phases without, ``ROUNDS`` times:
 
     log-probabilities   two 8,000-token prompts at a time, echoed with 20 alternatives a token
     disconnects         sixteen clients that leave, streaming or not, 0 to 200 ms after they asked
@@ -21,40 +21,19 @@ import contextlib
 import itertools
 import json
 import random
-import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import numpy as np
 
-from bench.lib.server import ServerProcess, ask, request_bytes
+from bench.lib.server import ServerProcess, ask
 from bench.lib.stamp import LoadStamp, environment
+from bench.serving.attacks import ATTACKS, COMPLETIONS, STREAMS, prompt, streamed
 
 GOALS = {"p99 beside an attack over p99 without": 2.0, "timing AUC": 0.55, "cross-tenant hits": 0}
-STREAMS, PROMPT, OUT = 4, 48, 64
-LONG = 8000
 TRIALS, SECRET = 40, 512
-COMPLETIONS = "/v1/completions"
-
-Attack = Callable[[ServerProcess, random.Random], Awaitable[None]]
-
-
-def prompt(source: random.Random, tokens: int) -> list[int]:
-    """Tokens that no other prompt begins with."""
-    return [source.randrange(100, 40_000) for _ in range(tokens)]
-
-
-def streamed(source: random.Random) -> dict[str, Any]:
-    """What an honest client asks."""
-    return {
-        "prompt": prompt(source, PROMPT),
-        "max_tokens": OUT,
-        "ignore_eos": True,
-        "temperature": 0,
-        "stream": True,
-    }
 
 
 async def honest(server: ServerProcess, source: random.Random, gaps_s: list[float]) -> None:
@@ -70,98 +49,33 @@ async def honest(server: ServerProcess, source: random.Random, gaps_s: list[floa
             raise RuntimeError(f"an honest request got {answer.status}: {answer.body[:200]!r}")
 
 
-async def flood(server: ServerProcess, source: random.Random) -> None:
-    """A long prompt, scored."""
-    body = {"prompt": prompt(source, LONG), "max_tokens": 1, "echo": True, "logprobs": 20}
-    await ask(server.port, COMPLETIONS, body, server.keys["hostile"])
-
-
-async def leave(server: ServerProcess, source: random.Random) -> None:
-    """Ask, and go away."""
-    body = {
-        "prompt": prompt(source, source.choice([8, 400, 2000])),
-        "max_tokens": 500,
-        "n": source.choice([1, 4]),
-        "stream": source.random() < 0.5,
-    }
-    _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+@contextlib.asynccontextmanager
+async def attacked(server: ServerProcess, name: str) -> AsyncIterator[None]:
+    """Clients of one attack, in another process."""
+    command = "-m", "bench.serving.attacks", name, str(server.port), server.keys["hostile"]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, *command, stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
     try:
-        writer.write(request_bytes(COMPLETIONS, body, server.keys["hostile"]))
-        await asyncio.sleep(source.uniform(0.0, 0.2))
-    finally:  # also when the phase ends
-        writer.transport.abort()
-
-
-async def read_nothing(server: ServerProcess, source: random.Random) -> None:
-    """Ask for much, and read none of it."""
-    raw = socket.socket()
-    raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
-    raw.setblocking(False)
-    loop = asyncio.get_running_loop()
-    try:
-        await loop.sock_connect(raw, ("127.0.0.1", server.port))
-        body = streamed(source) | {"max_tokens": 2000, "n": 4, "logprobs": 20, "temperature": 1}
-        await loop.sock_sendall(raw, request_bytes(COMPLETIONS, body, server.keys["hostile"]))
-        await asyncio.sleep(60)
+        if not await process.stdout.readline():
+            raise RuntimeError(f"the attack {name} did not begin")
+        yield
     finally:
-        raw.close()
-
-
-async def send_rubbish(server: ServerProcess, source: random.Random) -> None:
-    """One body or head that is wrong."""
-    key = server.keys["hostile"]
-    large = b'{"prompt": "' + b"word " * 800_000 + b'"}'
-    kinds: list[bytes] = [
-        request_bytes(COMPLETIONS, large, key),
-        request_bytes(COMPLETIONS, b"[" * 1_000_000, key),
-        request_bytes(COMPLETIONS, b'{"a":' * 100_000 + b"1" + b"}" * 100_000, key),
-        request_bytes(COMPLETIONS, {"prompt": 5, "temperature": "hot"}, key),
-        request_bytes(COMPLETIONS, {"prompt": "a" * 3000}, key)[:-200],
-        request_bytes(COMPLETIONS, b" " * (32 << 20), key),
-        b"\x16\x03\x01\x02\x00" * 20 + b"\r\n\r\n",
-    ]
-    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-    try:
-        writer.write(source.choice(kinds))
-        async with asyncio.timeout(5):
-            await writer.drain()
-            await reader.read(1 << 16)
-    finally:
-        writer.transport.abort()
-
-
-async def like_honest(server: ServerProcess, source: random.Random) -> None:
-    """An honest request of the other tenant."""
-    await ask(server.port, COMPLETIONS, streamed(source), server.keys["hostile"])
-
-
-ATTACKS: dict[str, tuple[Attack, int]] = {
-    "log-probabilities": (flood, 2),
-    "disconnects": (leave, 16),
-    "slow readers": (read_nothing, 16),
-    "malformed": (send_rubbish, 8),
-    "ten to one": (like_honest, 10 * STREAMS),
-}
-
-
-async def again(attack: Attack, server: ServerProcess, source: random.Random) -> None:
-    """One hostile client."""
-    while True:
-        with contextlib.suppress(OSError, TimeoutError):
-            await attack(server, source)
+        process.kill()
+        await process.wait()
 
 
 async def phase(server: ServerProcess, name: str | None, seconds: float) -> list[float]:
     """Gaps between tokens of the honest streams, beside an attack or alone [s]."""
     gaps_s: list[float] = []
     source = random.Random(f"{name} {time.time()}")
-    attack, clients = ATTACKS[name] if name else (flood, 0)
-    tasks = [asyncio.create_task(honest(server, source, gaps_s)) for _ in range(STREAMS)]
-    tasks += [asyncio.create_task(again(attack, server, source)) for _ in range(clients)]
-    ended, _ = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-    for each in tasks:
-        each.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    async with attacked(server, name) if name else contextlib.nullcontext():
+        tasks = [asyncio.create_task(honest(server, source, gaps_s)) for _ in range(STREAMS)]
+        ended, _ = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        for each in tasks:
+            each.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
     for each in ended:
         each.result()  # a client that failed says why
     await idle(server)
