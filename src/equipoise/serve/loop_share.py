@@ -8,9 +8,9 @@ Why
 What it decides
     While requests of several tenants are here, a tenant's requests begin at a distance from each
     other, so that all of them together take no more than its share of a part of the thread's time.
-    What one takes is measured: the thread's own time in a quarter of a second, divided by what was
-    read and sent in it. A few may begin at once; one that would wait for long is refused. A tenant
-    that is alone here never waits.
+    What one takes is measured: the thread's own time in a quarter of a second, divided by what
+    was read and sent in it, and what other threads took to parse long bodies. A few may begin at
+    once; one that would wait for long is refused. A tenant that is alone here never waits.
 
 Kept true (tests/unit/serve/test_loop_share.py, by Hypothesis)
     Beside others no tenant's requests take more than its share and its burst; alone none waits.
@@ -20,7 +20,7 @@ Sources
 """
 
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 
 _PART = 0.25
@@ -56,6 +56,8 @@ class LoopShare:
         self._here = Counter[str]()
         self._asked, self._read, self._sent = Counter[str](), Counter[str](), 0
         """In this window: requests and bytes of bodies that were read, and tokens sent."""
+        self._beside_s = deque[tuple[str, float]]()
+        """What other threads took for tenants, as it comes [s]."""
         self._costs_s: dict[str, float] = {}
         """What a tenant's request took when it was last measured [s]."""
         self._next_s: dict[str, float] = {}
@@ -88,6 +90,10 @@ class LoopShare:
         """Bytes of a body were read."""
         self._read[tenant] += size
 
+    def spent_beside(self, tenant: str, seconds: float) -> None:
+        """Another thread has parsed a body for as long; may be called on any thread."""
+        self._beside_s.append((tenant, seconds))
+
     def sent(self, tokens: int) -> None:
         """Tokens were sent."""
         self._sent += tokens
@@ -105,7 +111,14 @@ class LoopShare:
             for tenant, count in self._asked.items()
         }
         whole = sum(units.values()) + _EVENT * self._sent
+        beside_s = dict.fromkeys(units, 0.0)
+        while self._beside_s:
+            tenant, each_s = self._beside_s.popleft()
+            beside_s[tenant] = beside_s.get(tenant, 0.0) + each_s
         for tenant, each in units.items():
-            self._costs_s[tenant] = spent_s * each / whole / self._asked[tenant]
+            own_s = spent_s * each / whole + beside_s.pop(tenant)
+            self._costs_s[tenant] = own_s / self._asked[tenant]
+        for tenant, each_s in beside_s.items():  # of requests that began in an earlier window
+            self._costs_s[tenant] = max(self._costs_s.get(tenant, 0.0), each_s)
         self._began = now_s, cpu_s + spent_s
         self._asked, self._read, self._sent = Counter(), Counter(), 0

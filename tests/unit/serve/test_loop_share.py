@@ -103,3 +103,17 @@ def test_a_request_that_would_wait_for_long_takes_no_place(count: int) -> None:
     thread.now_s += max(waits) + 1.0
     assert MOST_WAIT_S < max(waits) <= MOST_WAIT_S + 0.2
     assert thread.share.arrive("s") == 0.0
+
+
+@pytest.mark.parametrize("late_s", [0.0, 0.6])
+def test_what_parsing_takes_on_other_threads_is_charged(late_s: float) -> None:
+    thread = Thread()
+    thread.share.arrive("a")
+    waits = []
+    for _ in range(3):  # requests that take the loop nothing, and another thread 0.4 s each
+        waits.append(thread.ask("s", 0.0))
+        thread.pass_s(late_s)
+        thread.share.spent_beside("s", 0.4)
+        thread.pass_s(0.3)
+    # Two tenants are here, so that one may begin in 3.2 s, which is half of a quarter of the time.
+    assert waits[0] == 0.0 and 2.0 < max(waits) <= 0.4 * 8

@@ -10,6 +10,7 @@ Kept true (tests/unit/serve/http/test_gate.py, test_fields.py)
 
 import asyncio
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -46,6 +47,7 @@ async def read_body(
     most_bytes: int,
     hold: Callable[[int], None],
     admit: Callable[[], None] = lambda: None,
+    spent: Callable[[float], None] = lambda _: None,
 ) -> _Body:
     """The body of a request.
 
@@ -55,6 +57,7 @@ async def read_body(
         most_bytes: Its largest size.
         hold: Called with the size of each part before it is kept; may refuse it.
         admit: Called once it is here, before it is parsed; may refuse it.
+        spent: Called with the seconds that parsing took on another thread, on that thread.
 
     Raises:
         HttpError: 400, 408, 413 or 415, or what ``hold`` or ``admit`` raises.
@@ -77,7 +80,15 @@ async def read_body(
     admit()
     if len(data) <= SHORT_BYTES:
         return parse_body(data, kind)
-    return await asyncio.to_thread(parse_body, data, kind)
+
+    def parse() -> _Body:
+        began_s = time.thread_time()
+        try:
+            return parse_body(data, kind)
+        finally:
+            spent(time.thread_time() - began_s)
+
+    return await asyncio.to_thread(parse)
 
 
 def parse_body(data: bytes, kind: type[_Body]) -> _Body:

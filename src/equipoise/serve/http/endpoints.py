@@ -314,7 +314,8 @@ class Endpoints(AboutModel):
         has_answers = kind not in (TokenizeBody, DetokenizeBody)
         require = limits.require_turn if has_answers else limits.require_request
         admit = partial(self._let_in, limits, require)
-        body = await read_body(request, kind, self.state.most_body_bytes, hold, admit)
+        spent = partial(self.state.share.spent_beside, tenant)
+        body = await read_body(request, kind, self.state.most_body_bytes, hold, admit, spent)
         if body.model is not None:
             self._require_model(body.model)
         if not has_answers:
@@ -328,8 +329,7 @@ class Endpoints(AboutModel):
             raise overloaded(str(missing), missing.retry_after_s)
 
     def _tenant(self, request: Request) -> str:
-        tenant: str = request.scope["state"]["tenant"]
-        return tenant
+        return str(request.scope["state"]["tenant"])
 
     def _head(self) -> AnswerHead:
         return AnswerHead(self.model.name, self.model.fingerprint)
