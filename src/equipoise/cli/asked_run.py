@@ -77,6 +77,7 @@ def asked_from(args: argparse.Namespace, cluster: "ClusterSpec | None") -> Asked
     if args.run_toml is not None and args.run_toml.is_dir():
         return _prepared(args)
     from equipoise.observe.machine import own_ranks
+    from equipoise.spec.run.obey import share_experts
 
     resolved = run_from(args)
     if args.plan is not None:
@@ -88,6 +89,8 @@ def asked_from(args: argparse.Namespace, cluster: "ClusterSpec | None") -> Asked
         ranks = cluster.devices
     else:
         ranks = layout.count_ranks(own_ranks())
+    resolved = share_experts(resolved, ranks)
+    layout = resolved.spec.layout
     layout.of_ranks(ranks).require_model(resolved.model)
     folder = real_path(args.out or Path("runs") / resolved.spec.name)
     words = ["train"]

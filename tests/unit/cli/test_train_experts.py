@@ -1,12 +1,14 @@
 """Layouts of experts that a model does not carry are refused before a corpus is read."""
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
 
 from equipoise.base.errors import FitError, LayoutError, SpecError
 from equipoise.base.units import format_bytes
+from equipoise.cli.main import main
 from equipoise.launch.doctor.gather import read_machine
 from equipoise.launch.doctor.needs import copy_bytes, needs_of, require_slots
 from equipoise.launch.forms import Nodes
@@ -181,7 +183,7 @@ def test_slots_that_memory_does_not_hold() -> None:
 
 @pytest.mark.parametrize(
     ("policy", "ranks", "ep"),
-    [("exact", 4, 4), ("eplb", 3, 1), ("fixed", 4, 1), ("hecate", 12, 6), ("exact", 1, 1)],
+    [("exact", 4, 4), ("eplb", 6, 2), ("fixed", 4, 1), ("hecate", 12, 6), ("exact", 1, 1)],
 )
 def test_as_many_ranks_share_experts_as_can(policy: str, ranks: int, ep: int) -> None:
     flags = [("model.experts", "6" if ranks == 12 else "8"), ("experts.policy", policy)]
@@ -189,6 +191,35 @@ def test_as_many_ranks_share_experts_as_can(policy: str, ranks: int, ep: int) ->
     assert run.spec.layout.ep == ep
     given = share_experts(read_run(None, [*flags, ("layout.ep", "2")]), ranks)
     assert given.spec.layout.ep == 2
+
+
+def test_a_policy_for_which_no_ranks_can_share_the_experts_is_refused() -> None:
+    begin = (
+        'experts.policy = "{}" balances experts between ranks, and no number of the {} ranks can '
+    )
+    for policy, experts, ranks, said in (
+        ("eplb", 8, 3, "share 8 experts, each as many, which eplb needs."),
+        ("eplb", 7, 2, "share 7 experts, each as many, which eplb needs."),
+        ("exact", 1, 2, "share 1 expert."),
+        ("auto", 2, 5, "share 2 experts."),
+    ):
+        flags = [("model.experts", str(experts)), ("experts.policy", policy)]
+        with pytest.raises(LayoutError) as caught:
+            share_experts(read_run(None, flags), ranks)
+        fix = f' Set model.experts to a multiple of {ranks}, or experts.policy = "fixed".'
+        assert str(caught.value) == begin.format(policy, ranks) + said + fix
+
+
+def test_a_run_is_examined_with_the_ranks_that_will_share_its_experts(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    needed = []
+    for slots in ("0", "4"):
+        flags = ["--model.experts", "8", "--layout.dp", "2", "--experts.policy", "exact"]
+        main(["doctor", *flags, "--experts.slots", slots, "--json"])
+        checks = {each["name"]: each for each in json.loads(capsys.readouterr().out)["checks"]}
+        needed.append(checks["memory"]["found"])
+    assert needed[0] != needed[1]
 
 
 def test_a_model_that_cannot_be_read_is_not_said_to_have_no_experts() -> None:

@@ -13,7 +13,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from equipoise.base.errors import PlanError, SpecError
+from equipoise.base.errors import LayoutError, PlanError, SpecError
 from equipoise.base.shown import printable
 from equipoise.spec.model.experts import shares_experts
 from equipoise.spec.plan import LOCK
@@ -83,6 +83,9 @@ def share_experts(run: ResolvedRun, ranks: int) -> ResolvedRun:
         run: Whatever ``layout.ep`` it was given stays.
         ranks: All of them.
 
+    Raises:
+        LayoutError: no two of the ranks can share them, so that the policy would have no effect.
+
     >>> from equipoise.spec.run.load import read_run
     >>> run = read_run(None, [("model.experts", "8"), ("experts.policy", "exact")])
     >>> share_experts(run, 4).spec.layout.ep, share_experts(run, 3).spec.layout.ep
@@ -101,6 +104,13 @@ def share_experts(run: ResolvedRun, ranks: int) -> ResolvedRun:
         return alike % ep == 0 and shares_experts(experts, ep) and is_even
 
     ep = max(ep for ep in range(1, alike + 1) if can_share(ep))
+    if ep == 1 < alike and layout.etp == 1 and policy != "speculative":
+        evenly = ", each as many, which eplb needs" if policy == "eplb" else ""
+        raise LayoutError(
+            f'experts.policy = "{policy}" balances experts between ranks, and no number of the '
+            f"{alike} ranks can share {experts} expert{'s' * (experts > 1)}{evenly}. Set "
+            f'model.experts to a multiple of {alike}, or experts.policy = "fixed".'
+        )
     values = {name: value_of(run, key) for name, key in keys().items()}
     spec = build(values | {"layout.ep": ep})
     origin = f'experts.policy = "{policy}"'
