@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from equipoise.base.errors import FitError, LayoutError, SpecError
-from equipoise.base.units import format_bytes
+from equipoise.base.units import GIB, format_bytes
 from equipoise.cli.main import main
 from equipoise.launch.doctor.gather import read_machine
 from equipoise.launch.doctor.needs import copy_bytes, needs_of, require_slots
@@ -194,14 +194,12 @@ def test_as_many_ranks_share_experts_as_can(policy: str, ranks: int, ep: int) ->
 
 
 def test_a_policy_for_which_no_ranks_can_share_the_experts_is_refused() -> None:
-    begin = (
-        'experts.policy = "{}" balances experts between ranks, and no number of the {} ranks can '
-    )
+    begin = 'experts.policy = "{}" balances experts between ranks, and no number of the {} ranks '
     for policy, experts, ranks, said in (
-        ("eplb", 8, 3, "share 8 experts, each as many, which eplb needs."),
-        ("eplb", 7, 2, "share 7 experts, each as many, which eplb needs."),
-        ("exact", 1, 2, "share 1 expert."),
-        ("auto", 2, 5, "share 2 experts."),
+        ("eplb", 8, 3, "can share 8 experts, each as many, which eplb needs."),
+        ("eplb", 7, 2, "can share 7 experts, each as many, which eplb needs."),
+        ("exact", 1, 2, "can share 1 expert."),
+        ("auto", 2, 5, "can share 2 experts."),
     ):
         flags = [("model.experts", str(experts)), ("experts.policy", policy)]
         with pytest.raises(LayoutError) as caught:
@@ -215,11 +213,12 @@ def test_a_run_is_examined_with_the_ranks_that_will_share_its_experts(
 ) -> None:
     needed = []
     for slots in ("0", "4"):
+        sizes = "--model.hidden 1024 --model.heads 8 --model.ffn 18432 --model.layers 1"
         flags = ["--model.experts", "8", "--layout.dp", "2", "--experts.policy", "exact"]
-        main(["doctor", *flags, "--experts.slots", slots, "--json"])
-        checks = {each["name"]: each for each in json.loads(capsys.readouterr().out)["checks"]}
-        needed.append(checks["memory"]["found"])
-    assert needed[0] != needed[1]
+        main(["doctor", *sizes.split(), *flags, "--experts.slots", slots, "--json"])
+        rows = {each["what"]: each for each in json.loads(capsys.readouterr().out)["rows"]}
+        needed.append(float(rows["memory"]["found"].split(", ")[1].split()[0]))
+    assert needed[1] - needed[0] == pytest.approx(2 * 4 * 4 * 4 * 3 * 1024 * 9216 / GIB, abs=0.1)
 
 
 def test_a_model_that_cannot_be_read_is_not_said_to_have_no_experts() -> None:
