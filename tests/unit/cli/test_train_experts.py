@@ -208,6 +208,18 @@ def test_a_policy_for_which_no_ranks_can_share_the_experts_is_refused() -> None:
         assert str(caught.value) == begin.format(policy, ranks) + said + fix
 
 
+def test_parts_are_judged_with_the_ranks_that_will_share_the_experts() -> None:
+    flags = [("model.experts", "8"), ("experts.policy", "exact"), ("layout.parts", "4")]
+    assert share_experts(read_run(None, flags), 2).spec.layout.ep == 2
+    with pytest.raises(LayoutError) as caught:
+        share_experts(read_run(None, flags), 1)
+    assert str(caught.value) == (
+        "layout.parts = 4 cuts rows of blocks with layout.tp > 1, and of experts with "
+        'layout.ep > 1 and layout.etp = 1 or experts.policy = "tutel"; here are none (tp = 1, '
+        'ep = 1, etp = 1, policy = "exact"). Set layout.parts = 1.'
+    )
+
+
 def test_a_run_is_examined_with_the_ranks_that_will_share_its_experts(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -18,6 +18,7 @@ from equipoise.base.shown import printable
 from equipoise.spec.model.experts import shares_experts
 from equipoise.spec.plan import LOCK
 from equipoise.spec.run.keys import DEFAULT, build, keys, toml
+from equipoise.spec.run.layout import idle_parts
 from equipoise.spec.run.load import judge, nearest_key
 from equipoise.spec.run.render import value_of
 from equipoise.spec.run.resolve import ResolvedRun, digest_of
@@ -84,7 +85,8 @@ def share_experts(run: ResolvedRun, ranks: int) -> ResolvedRun:
         ranks: All of them.
 
     Raises:
-        LayoutError: no two of the ranks can share them, so that the policy would have no effect.
+        LayoutError: no two of the ranks can share them, so that the policy would have no effect; or
+            no rows travel that ``layout.parts`` could cut.
 
     >>> from equipoise.spec.run.load import read_run
     >>> run = read_run(None, [("model.experts", "8"), ("experts.policy", "exact")])
@@ -113,6 +115,8 @@ def share_experts(run: ResolvedRun, ranks: int) -> ResolvedRun:
         )
     values = {name: value_of(run, key) for name, key in keys().items()}
     spec = build(values | {"layout.ep": ep})
+    if (idle := idle_parts(spec.layout, policy)) is not None:
+        raise LayoutError(f"layout.parts = {toml(spec.layout.parts)} {idle}")
     origin = f'experts.policy = "{policy}"'
     return dataclasses.replace(
         run,

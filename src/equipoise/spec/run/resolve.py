@@ -86,8 +86,10 @@ def resolve(
     judge_modality(wish)
     spec = build({name: each.value for name, each in wish.given.items()})
     if not wish.faults and not wish.faulty:
+        # A policy lets as many ranks share experts as can, once their number is known.
+        is_open = spec.experts.policy != "fixed" and not wish.is_given("layout.ep")
         idle = idle_parts(spec.layout, spec.experts.policy)
-        if idle is not None:
+        if idle is not None and not (is_open and model.experts):
             wish.tell("layout.parts", f"{toml(spec.layout.parts)} {idle}")
     run = ResolvedRun(
         spec=spec,
