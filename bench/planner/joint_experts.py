@@ -5,7 +5,8 @@ uneven lengths. *Separate*: the fastest layout for even experts, its documents p
 experts, then the policy and slots that are best for that layout. *Joint*: ``expert_policy = any``:
 layout, policy, slots and packs together, each number of ranks that share experts with the skew that
 the loads have there. *Joint but packs*: the joint plan with documents packed as for even experts.
-All are priced on the same loads; ``gain`` is separate over joint. Simulated.
+All are priced on the same loads; ``gain`` is separate over joint, and null where the layout for
+even experts does not fit once they are uneven. Simulated.
 """
 
 import dataclasses
@@ -104,8 +105,9 @@ def measure_run(
     }
     asked = _request(*sizes, plain)
     joint = _price(asked, lengths, *chosen, knows=True)
-    best = min((each for each in apart if each["fits"]), key=lambda each: each["step_s"])
-    row = {"separate": best, "joint": joint, "gain": best["step_s"] / joint["step_s"]}
+    best = min(apart, key=lambda each: (not each["fits"], each["step_s"]))
+    gain = best["step_s"] / joint["step_s"] if best["fits"] else None
+    row = {"separate": best, "joint": joint, "gain": gain}
     if lengths is not None:
         row["joint but packs"] = _price(asked, lengths, *chosen, knows=False)
     return row | {"all_separate": apart, "joint_says": list(whole.lock.remarks)}

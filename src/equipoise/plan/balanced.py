@@ -24,7 +24,7 @@ from equipoise.base.units import format_seconds
 from equipoise.plan.described import PlanRequest
 from equipoise.sim.settle.experts import FORECAST_POLICIES, require_loads
 from equipoise.spec.plan import Candidate, Plan
-from equipoise.spec.words import read_model
+from equipoise.spec.words import read_layout, read_model
 
 ANY = "any"
 """The policy of a request that leaves it open."""
@@ -66,7 +66,7 @@ def search_policies(
         )
         try:
             answers[policy, slots] = search(one)
-        except FitError as error:
+        except (FitError, SpecError) as error:  # nothing fits, or nothing was found in time
             refused[policy, slots] = error
     if not answers:
         raise next(iter(refused.values()))
@@ -76,6 +76,8 @@ def search_policies(
     bound_s = min(each.bound_s for each in locks.values())
     first = f"Of {len(tried)} ways to balance experts, {_named(*best)} is the fastest."
     policy, slots = best
+    if read_layout(lock.best.words["layout"]).layout.ep == 1:
+        policy, first = "fixed", "The fastest layout shares no experts, so none need balance."
     balanced = {"expert-policy": policy}
     balanced |= {} if policy == "fixed" else {"expert-slots": str(slots)}
     whole = dataclasses.replace(
@@ -87,7 +89,7 @@ def search_policies(
         gap=_step_s(lock) / bound_s - 1.0 if bound_s > 0.0 else None,
         listed=sum(each.listed for each in locks.values()),
         priced=sum(each.priced for each in locks.values()),
-        remarks=(first, *(_said(each, locks, lock) for each in others), *lock.remarks),
+        remarks=(first, *(_said(each, locks, lock, refused) for each in others), *lock.remarks),
     )
     return answers[best], whole
 
@@ -117,10 +119,16 @@ def _named(policy: str, slots: int) -> str:
     return f"{policy} with {slots} slot{'s' if slots > 1 else ''}"
 
 
-def _said(setting: tuple[str, int], locks: dict[tuple[str, int], Plan], best: Plan) -> str:
+def _said(
+    setting: tuple[str, int],
+    locks: dict[tuple[str, int], Plan],
+    best: Plan,
+    refused: dict[tuple[str, int], Exception],
+) -> str:
     """What another policy takes with its own best layout."""
-    if setting not in locks:
-        return f"With {_named(*setting)} no layout fits."
+    if setting in refused:
+        in_time = "" if isinstance(refused[setting], FitError) else " was found in time that"
+        return f"With {_named(*setting)} no layout{in_time} fits."
     lock = locks[setting]
     slower = _step_s(lock) / _step_s(best) - 1.0
     return (

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from equipoise.base.errors import SpecError
+from equipoise.base.units import format_seconds
 from equipoise.plan.request import PlanRequest, plan
 from equipoise.sim.request import StepRequest, simulate
 from equipoise.spec.plan import read_plan
@@ -52,6 +53,17 @@ def test_the_fastest_of_all_policies_and_slots_is_chosen(tmp_path) -> None:
     assert step.step_s == best_s
     answer.lock.write(tmp_path / "plan.lock")
     assert read_plan(tmp_path / "plan.lock").best.words == words
+
+
+def test_a_layout_that_shares_no_experts_needs_no_policy() -> None:
+    request = dataclasses.replace(OPEN, layout="tp=1,cp=1,pp=1,ep=1,zero=1", recompute="none")
+    answer = plan(dataclasses.replace(request, expert_slots=1, seconds=16.0))
+    assert answer.best.words["expert-policy"] == "fixed"
+    assert answer.lock.remarks[:2] == (
+        "The fastest layout shares no experts, so none need balance.",
+        "With exact with 1 slot: dp=8,zero=1, "
+        f"{format_seconds(answer.best.price['step_s'])} a step, +0.0%.",
+    )
 
 
 def test_a_policy_that_is_open_needs_loads_slots_and_experts(
