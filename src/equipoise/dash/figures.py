@@ -94,6 +94,7 @@ def _run(record: RunRecord, summary: Table) -> Table:
     ranks = choose_evenly(record.ranks, RANKS)
     held_out = record.evaluations
     last_held_out = held_out.bucket_loss[-1] if held_out.step.size else np.zeros(0)
+    steps, before, after = record.expert_steps or (np.zeros(0, dtype=np.int64), *np.zeros((2, 0)))
     return {
         "label": summary["label"],
         "policy": record.start.policy,
@@ -114,6 +115,8 @@ def _run(record: RunRecord, summary: Table) -> Table:
             "measured_skew": _line(record.step, skew_of(measured_busy_s(record))),
             "predicted_skew": _line(record.step, record.skew),
             "in_order_skew": _line(record.step, record.in_order_skew),
+            "experts_before": _line(steps, before),
+            "experts_after": _line(steps, after),
         },
         "scatter": _scatter(record),
         "bars": _bars(record, ranks),

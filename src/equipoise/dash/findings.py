@@ -180,6 +180,8 @@ def findings(records: Sequence[RunRecord], summaries: Sequence[Summary]) -> dict
     answer = {name: sentence.format(text) for name, (sentence, text) in sentences.items() if text}
     if experts := _experts_finding(records, summaries):
         answer["work"] = f"{answer.get('work', '')} {experts}".strip()
+    if uneven := _worst_experts(records, summaries):
+        answer["experts"] = uneven
     if encoders := _encoders_finding(records, summaries):
         answer["work"] = f"{answer.get('work', '')} {encoders}".strip()
     if lengths := _lengths_finding(records[0].start.corpus):
@@ -219,6 +221,21 @@ def _choice(record: RunRecord) -> str:
         f" ({text} of micro-batches; steps took {abs(choice.regret):.0%} {than} than those of the "
         f"best single policy tried)"
     )
+
+
+def _worst_experts(records: Sequence[RunRecord], summaries: Sequence[Summary]) -> str:
+    """The step whose experts were the least even before balancing; or empty."""
+    said = []
+    for record, one in zip(records, summaries, strict=True):
+        if record.expert_steps is None:
+            continue
+        _, before, after = record.expert_steps
+        worst = int(before.argmax())
+        who = f" with {one.label}" if len(summaries) > 1 else ""
+        said.append(f"{after[worst]:.2f}×{who} where it would have had {before[worst]:.2f}×")
+    if not said:
+        return ""
+    return f"On the least even step the fullest rank computes {'; '.join(said)}."
 
 
 def _experts_finding(records: Sequence[RunRecord], summaries: Sequence[Summary]) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from equipoise.base.arrays import Ints
+from equipoise.base.arrays import Floats, Ints
 from equipoise.observe.journal_lines import Event
 
 
@@ -40,6 +40,26 @@ def mean_skews(events: Mapping[int, Event]) -> tuple[float, float] | None:
 
     before, after = mean("owner_skew"), mean("planned_skew")
     return None if math.isnan(before) or math.isnan(after) else (before, after)
+
+
+def step_skews(events: Mapping[int, Event]) -> tuple[Ints, Floats, Floats] | None:
+    """Steps, and means over layers of what a policy of experts met there, and made of it.
+
+    Args:
+        events: The journal's, by step.
+
+    Returns:
+        int64, float64 and float64 [steps]; None where no step has both.
+    """
+    rows = []
+    for step, event in sorted(events.items()):
+        skews = mean_skews({step: event})
+        if skews is not None:
+            rows.append((step, *skews))
+    if not rows:
+        return None
+    steps, before, after = zip(*rows, strict=True)
+    return np.array(steps, dtype=np.int64), np.array(before), np.array(after)
 
 
 def expert_choice(events: Mapping[int, Event]) -> ExpertChoice | None:

@@ -31,6 +31,7 @@ from equipoise.observe.experts import (
     mean_skews,
     parted_passes,
     rows_travel_s,
+    step_skews,
 )
 from equipoise.observe.journal_lines import MOST_RANKS, Event, JournalLines, read_journals
 from equipoise.observe.modality import read_encoders
@@ -169,6 +170,7 @@ def make_record(folder: Path, journals: Mapping[int, JournalLines]) -> RunRecord
         alarms=_alarms(journals),
         evaluations=_evaluations(zero.evaluations),
         experts=mean_skews(zero.experts),
+        expert_steps=step_skews(zero.experts),
         expert_choice=expert_choice(zero.experts),
         encoders=read_encoders(zero.encoders),
         parted=parted_passes(zero.steps),

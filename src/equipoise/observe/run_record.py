@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.base.arrays import Floats
+from equipoise.base.arrays import Floats, Ints
 from equipoise.observe.event import journal_name
 from equipoise.observe.experts import ExpertChoice
 from equipoise.observe.modality import EncoderRecord
@@ -222,6 +222,8 @@ class RunRecord:
     experts: tuple[float, float] | None = None
     """Rows of the busiest rank over the mean if experts stayed on their own ranks, and as planned:
     means over steps and layers; None without a policy of experts."""
+    expert_steps: tuple[Ints, Floats, Floats] | None = None
+    """The same by step: its number, and both as means over layers."""
     encoders: EncoderRecord | None = None
     """What ranks encoded; None without images and sound."""
     missing_ranks: tuple[int, ...] = ()

@@ -2,7 +2,9 @@
 
 from types import SimpleNamespace
 
-from equipoise.dash.findings import _experts_finding
+import numpy as np
+
+from equipoise.dash.findings import _experts_finding, _worst_experts
 
 
 def _run(label: str, **fields: object) -> tuple[SimpleNamespace, SimpleNamespace]:
@@ -29,3 +31,17 @@ def test_parts_and_shortcuts_are_told_with_their_numbers() -> None:
         "Rank 0 waits for experts in its file 3.1% of a step, reading 3.0 MiB and sending 1.0 MiB "
         "of them."
     )
+
+
+def test_the_least_even_step_of_experts_is_told() -> None:
+    steps = np.array([1, 2]), np.array([1.25, 1.75]), np.array([1.0, 1.04])
+    one = _run("a", expert_steps=steps)
+    assert _worst_experts([one[0]], [one[1]]) == (
+        "On the least even step the fullest rank computes 1.04× where it would have had 1.75×."
+    )
+    two = _run("b", expert_steps=None)
+    assert _worst_experts([one[0], two[0]], [one[1], two[1]]) == (
+        "On the least even step the fullest rank computes 1.04× with a where it would have had "
+        "1.75×."
+    )
+    assert _worst_experts([two[0]], [two[1]]) == ""

@@ -10,6 +10,7 @@ from equipoise.observe.experts import (
     expert_loads,
     mean_skews,
     rows_travel_s,
+    step_skews,
 )
 
 
@@ -36,6 +37,14 @@ def test_loads_that_are_no_table_are_left_out() -> None:
     assert expert_loads(events | {5: {"loads": 7}}, "one")[1].tolist() == [[1, 2], [3, 0]]
     assert mean_skews(events) is None
     assert mean_skews({1: {"owner_skew": [3.0, 1.0], "planned_skew": [1.0]}}) == (2.0, 1.0)
+
+
+def test_skews_by_step_are_means_over_layers() -> None:
+    both = {"owner_skew": [3.0, 1.0], "planned_skew": [1.0]}
+    found = step_skews({5: both, 2: {"owner_skew": [1.5], "planned_skew": [1.25]}, 3: {}})
+    assert found is not None
+    assert [each.tolist() for each in found] == [[2, 5], [1.5, 2.0], [1.25, 1.0]]
+    assert step_skews({1: {"owner_skew": [1.0]}}) is None
 
 
 def test_travel_is_that_of_a_median_step() -> None:

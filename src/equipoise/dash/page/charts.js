@@ -245,6 +245,20 @@ function skewFigure() {
   lineTable(figure, lines, ["step", ...lines.map((line) => line.name)], [formatWhole, formatTimes]);
 }
 
+function expertsFigure() {
+  const lines = [
+    ...runLines("experts_before", (run) => ({ name: `${run.label}, each expert on its own rank`, dashed: true })),
+    ...runLines("experts_after", (run) => ({ name: `${run.label}, as computed` })),
+  ];
+  if (!lines.length) return;
+  const figure = addFigure({ id: "experts", title: "Experts' rows on the fullest rank", marks: ["measured"] });
+  figure.legend.append(...lines.map((line) => key(line.dashed ? "dashes" : "line", line.color, line.name)));
+  drawLines(figure, lines, { y: { fromZero: false, format: formatTimes, axis: () => formatTimesTick }, label: "Experts' rows of the fullest rank over the mean at each step, means over layers: if each expert stayed on its own rank, and as they were computed." });
+  figure.hint("Over the mean of the ranks that share them; means over layers.");
+  sampledHint(figure, lines);
+  lineTable(figure, lines, ["step", ...lines.map((line) => line.name)], [formatWhole, formatTimes]);
+}
+
 function waitFigure() {
   const waits = runLines("wait");
   if (!waits.length) return;

@@ -12,6 +12,7 @@ workFigure();
 if (hasFewRanks) skewFigure();
 timelineFigure();
 if (!hasFewRanks) skewFigure();
+expertsFigure();
 stepsFigure();
 busyErrorFigure();
 waitFigure();

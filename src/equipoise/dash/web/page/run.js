@@ -32,6 +32,7 @@ function runView(view, ids) {
       stepTimeFigure();
       if (live.some((run) => run.is_thinned)) thinnedHint(live);
       skewFigure();
+      expertsFigure();
       waitFigure();
       seriesFigure("throughput", "Tokens per second", "tokens_per_s", formatCount, "Tokens a second, all ranks together, at each step of each run.", { axis: countFormatter });
       heldOutFigures();
