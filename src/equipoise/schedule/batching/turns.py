@@ -9,15 +9,16 @@ What it decides
     least twice) of what the tenant's iteration would take if it were alone; and twice of what the
     others' would take without it. The first keeps many tenants from crowding out one, the second
     any one tenant from making the others wait more than twice as long. Alone, a tenant computes
-    its decodes, and its prompts beside them as far as it would let them. Whoever sent them, prompts
-    fill an iteration up to the same limit.
+    its decodes, and its prompts beside them as far as it would let them; prompts that have room
+    beside its decodes within the limit do not raise it. Whoever sent them, prompts fill an
+    iteration up to the same limit.
 
     Where all decodes fit, all run. Where they do not, tenants come in the order of what they ask
     for by their weights. Who asks for no more than the rest could have as well is *within its
     share* and decodes in every iteration; the least does in any case, unless its own prompts wait.
     The rows of the remaining tenants take turns: the tenant that was served least gives the next
     one, which of its rows is the one that waited longest. While prompts wait, decodes leave them
-    half of what is above the smallest tenant's own time.
+    half of what is above the smallest tenant's own time, and a page of them if that is more.
 
     At least one of the rows that take turns is in every iteration, and of prompts at least a page:
     an iteration may exceed its limit by so much.
@@ -135,8 +136,7 @@ class TenantTurns:
             return DecodeTurn()
         groups = self._groups(sizes, here if has_prompts else {})
         limit_s = self._limit_s(groups)
-        least_s = min(each.own_s for each in groups)
-        rows_s = (limit_s + least_s) / 2 if has_prompts else limit_s
+        rows_s = self._rows_s(groups, limit_s) if has_prompts else limit_s
         if self._price.iteration_s(_whole(sizes)) <= rows_s:
             self._tags.clear()
             return DecodeTurn(limit_s, (), self._resume(list(decodes.resting.values())))
@@ -180,8 +180,9 @@ class TenantTurns:
         groups = []
         for tenant, (rows, context_tokens) in sizes.items():
             weight = self._settings.weights.get(tenant, 1.0)
-            waits = here.get(tenant, 0) > rows
-            prompt_tokens = max(prompts[tenant], waits * self._settings.page_tokens)
+            # Those that wait have a page at least.
+            waiting = max(0, here.get(tenant, 0) - rows)
+            prompt_tokens = max(prompts[tenant], waiting * self._settings.page_tokens)
             group = _TenantRows(tenant, weight, rows, context_tokens, prompt_tokens)
             group.own_s = self._price.iteration_s(_work(rows, context_tokens))
             if len(sizes) > 1:
@@ -202,6 +203,20 @@ class TenantTurns:
             limit_s = min(limit_s, max(_TIMES, share) * others_s)
         return limit_s
 
+    def _rows_s(self, groups: list[_TenantRows], limit_s: float) -> float:
+        """Up to where decodes fill an iteration beside which prompts wait [s]."""
+        least = min(groups, key=lambda each: each.own_s)
+        work, page = _work(least.rows, least.context_tokens), self._settings.page_tokens
+        with_page = IterationWork(
+            work.tokens + page,
+            work.pairs + chunk_pairs(0, page),
+            work.kv_tokens + page,
+            work.sequences + 1,
+            work.logits,
+        )
+        page_s = self._price.iteration_s(with_page) - least.own_s
+        return max(least.own_s, min((limit_s + least.own_s) / 2, limit_s - page_s))
+
     def _alone_s(self, groups: list[_TenantRows]) -> float:
         """What an iteration of these tenants would take without the others' [s]."""
         rows, context_tokens, prompt_tokens = 0, 0, 0
@@ -219,8 +234,10 @@ class TenantTurns:
             rows + 1,
             rows + 1,
         )
-        most_s = max(self._settings.iteration_s, DECODE_TIMES * decodes_s)
-        return min(most_s, self._price.iteration_s(whole))
+        whole_s = self._price.iteration_s(whole)
+        if whole_s <= _TIMES * decodes_s:  # they have room within the decodes' own limit
+            return decodes_s
+        return min(max(self._settings.iteration_s, DECODE_TIMES * decodes_s), whole_s)
 
     def _divide(self, groups: list[_TenantRows], limit_s: float, rows_s: float) -> DecodeTurn:
         """Let those within their share decode, and the others take turns."""
