@@ -14,6 +14,7 @@ from equipoise.balance.expert.request import ExpertPolicy, ExpertRequest
 from equipoise.balance.expert.tutel import tutel
 from equipoise.base.errors import LayoutError, SpecError
 from equipoise.base.nearest import nearest
+from equipoise.base.shown import shown
 from equipoise.schedule.expert.schedule import ExpertSchedule, schedule_experts
 from equipoise.spec.run.layout import ExpertsSpec
 
@@ -52,10 +53,10 @@ def plan_experts(policy: str, request: ExpertRequest) -> ExpertSchedule:
     """
     if policy == AUTO:
         return choose_experts(request).schedule
-    if policy not in EXPERT_POLICIES:
+    if not isinstance(policy, str) or policy not in EXPERT_POLICIES:
         raise SpecError(
-            f'No policy of experts is called "{policy}". Nearest: '
-            f"{nearest(policy, [*EXPERT_POLICIES, AUTO])}. All: "
+            f"No policy of experts is called {shown(policy)}. Nearest: "
+            f"{nearest(str(policy), [*EXPERT_POLICIES, AUTO])}. All: "
             f"{', '.join(EXPERT_POLICIES)}, {AUTO}."
         )
     return EXPERT_POLICIES[policy](request)

@@ -70,9 +70,10 @@ class ExpertRequest:
                 f"one for each."
             )
         if self.seen.dtype.kind != "i" or (self.seen < 0).any():
+            least = f", the least {self.seen.min()}" if self.seen.dtype.kind in "if" else ""
             raise LayoutError(
                 f"Earlier loads of {experts} experts must be int64 of at least 0; these are "
-                f"{self.seen.dtype}, the least {self.seen.min()}."
+                f"{self.seen.dtype}{least}."
             )
 
     @property

@@ -30,8 +30,10 @@ import numpy as np
 
 from equipoise.base.arrays import Floats, Ints
 from equipoise.base.errors import SpecError
+from equipoise.base.fields import is_whole
 from equipoise.base.nearest import nearest
-from equipoise.schedule.expert.schedule import owners_of
+from equipoise.base.shown import shown
+from equipoise.schedule.expert.schedule import MOST_ROWS, owners_of
 
 WORKLOADS = {
     "W0": "balanced",
@@ -74,16 +76,25 @@ def workload(
     >>> workload("W0", 0, 0, ranks=2, experts=4, rows_per_rank=8).tolist()
     [[2, 2, 2, 2], [2, 2, 2, 2]]
     """
-    if kind not in WORKLOADS:
+    if not isinstance(kind, str) or kind not in WORKLOADS:
         raise SpecError(
-            f'"{kind}" is not one of {", ".join(WORKLOADS)}. Nearest: '
-            f'"{nearest(kind, list(WORKLOADS))}".'
+            f"{shown(kind)} is not one of {', '.join(WORKLOADS)}. Nearest: "
+            f'"{nearest(str(kind), list(WORKLOADS))}".'
         )
+    numbers = {"seed": seed, "step": step, "ranks": ranks, "experts": experts}
+    for name, number in (numbers | {"rows_per_rank": rows_per_rank}).items():
+        if not is_whole(number):
+            raise SpecError(f"{name} is {shown(number)}. Give a whole number.")
     given = {"seed": seed, "step": step, "ranks": ranks - 1, "rows_per_rank": rows_per_rank}
     if wrong := [name for name, number in given.items() if number < 0]:
         raise SpecError(
             f"A workload needs seed, step and rows_per_rank of 0 or more and ranks of 1 or more. "
             f"Raise {' and '.join(wrong)}."
+        )
+    if ranks * rows_per_rank > MOST_ROWS:
+        raise SpecError(
+            f"{ranks:,} ranks with {rows_per_rank:,} rows each are more than the {MOST_ROWS:,} "
+            f"rows for which plans are exact. Lower rows_per_rank."
         )
     owners = owners_of(experts, ranks=ranks)
     shares = popularity(kind, seed, step, owners)

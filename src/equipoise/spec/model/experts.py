@@ -59,7 +59,9 @@ def split_experts(experts: int, *, ranks: int) -> list[int]:
     >>> split_experts(8, ranks=4), split_experts(7, ranks=4)
     ([2, 2, 2, 2], [2, 2, 2, 1])
     """
-    if not experts:
+    if ranks < 1:
+        raise LayoutError(f"{ranks} ranks cannot share experts. Give 1 or more.")
+    if experts < 1:
         raise LayoutError(
             f"The model has no experts that {ranks} ranks could share. Set ep (layout.ep) = 1 "
             f"and etp (layout.etp) = 1, or give the model experts."

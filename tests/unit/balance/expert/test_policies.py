@@ -146,6 +146,22 @@ def test_what_cannot_be_is_refused() -> None:
             "tolerance is nan. Give a finite number of at least 0.",
         ),
         (
+            SpecError,
+            lambda: plan_experts(None, ExpertRequest(rows)),  # type: ignore[arg-type]
+            "No policy of experts is called null. Nearest: eplb. All: fixed, exact, hecate, eplb, "
+            "tutel, auto.",
+        ),
+        (
+            LayoutError,
+            lambda: ExpertRequest(rows, seen=np.array(["a", "b", "c"])),  # type: ignore[arg-type]
+            "Earlier loads of 3 experts must be int64 of at least 0; these are <U1.",
+        ),
+        (
+            LayoutError,
+            lambda: owners_of(4, ranks=0),
+            "0 ranks cannot share experts. Give 1 or more.",
+        ),
+        (
             LayoutError,
             lambda: ExpertRequest(rows, row_cost="1"),  # type: ignore[arg-type]
             'row_cost is "1". Give a finite number of at least 0.',

@@ -54,3 +54,15 @@ def test_numbers_that_cannot_be_are_refused() -> None:
         "A workload needs seed, step and rows_per_rank of 0 or more and ranks of 1 or more. Raise "
         "seed and ranks."
     )
+    for given, said in (
+        ({"seed": 0.5}, "seed is 0.5. Give a whole number."),
+        ({"ranks": True}, "ranks is true. Give a whole number."),
+        (
+            {"rows_per_rank": 1 << 60},
+            "8 ranks with 1,152,921,504,606,846,976 rows each are more than the "
+            "281,474,976,710,656 rows for which plans are exact. Lower rows_per_rank.",
+        ),
+    ):
+        with pytest.raises(SpecError) as caught:
+            workload(**{"kind": "W1", "seed": 0, "step": 0} | given)
+        assert str(caught.value) == said
