@@ -16,7 +16,7 @@ from equipoise.parallel.tensor.shard import TensorGroup
 def take_parted(decoder: Decoder) -> dict[int, int]:
     """Forward passes by their number of parts, since this was last called.
 
-    Those of feed-forwards that tensor-parallel ranks share, and of experts on several ranks where
+    Those of blocks that tensor-parallel ranks share, and of experts on several ranks where
     rows travel in parts; empty where there is neither.
     """
     sites = [
