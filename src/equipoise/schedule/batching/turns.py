@@ -8,9 +8,10 @@ What it decides
     An iteration has a limit: for each tenant, its share (the sum of all weights over its own, at
     least twice) of what the tenant's iteration would take if it were alone; and twice of what the
     others' would take without it. The first keeps many tenants from crowding out one, the second
-    any one tenant from making the others wait more than twice as long. Alone, a tenant computes
-    its decodes, and its prompts beside them as far as it would let them; prompts that have room
-    beside its decodes within the limit do not raise it. Whoever sent them, prompts fill an
+    any one tenant from making the others wait more than twice as long. It is never below half of
+    ``iteration_s``: where iterations are that short, nobody's tokens are late. Alone, a tenant
+    computes its decodes, and its prompts beside them as far as it would let them; prompts that have
+    room beside its decodes within the limit do not raise it. Whoever sent them, prompts fill an
     iteration up to the same limit.
 
     Where all decodes fit, all run. Where they do not, tenants come in the order of what they ask
@@ -33,6 +34,7 @@ Sources
     Bertsekas and Gallager, Data Networks, section 6.5.2.
 """
 
+import math
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -55,6 +57,10 @@ slow, less would leave hardly any time for prompts, and those who wait for them 
 
 _TIMES = 2.0
 """What others may do to the time of a tenant's tokens, if its share allows no more."""
+
+_PACE = 0.5
+"""Iterations up to this part of ``iteration_s`` are never too long: on fast devices prompts would
+wait long for what makes no difference to those who read."""
 
 
 class DecodeTurn(NamedTuple):
@@ -112,6 +118,7 @@ class TenantTurns:
         self._settings, self._price = settings, price
         self._decodes, self._prefilling = decodes, prefilling
         self._divides = divides_by_tenant
+        self._pace_s = _PACE * settings.iteration_s
         self._tags: dict[str, float] = {}
         """Work over weight of the tenants whose rows take turns [s]."""
         self._turn = 0
@@ -162,6 +169,8 @@ class TenantTurns:
         if len(sizes) < 2:
             return True
         last_s = self._price.iteration_s(_whole(sizes).after(iterations - 1))
+        if last_s <= self._pace_s:
+            return True
         rows = min(rows for rows, _ in sizes.values())
         context_tokens = min(context for _, context in sizes.values())
         if last_s <= _TIMES * self._price.iteration_s(_work(rows, context_tokens)):
@@ -171,8 +180,6 @@ class TenantTurns:
     def _groups(
         self, sizes: Mapping[str, tuple[int, int]], here: Mapping[str, int]
     ) -> list[_TenantRows]:
-        whole = _whole(sizes)
-        whole_s = self._price.iteration_s(whole)
         prompts = Counter[str]()
         if here:
             for sequence in self._prefilling.values():
@@ -185,22 +192,22 @@ class TenantTurns:
             prompt_tokens = max(prompts[tenant], waiting * self._settings.page_tokens)
             group = _TenantRows(tenant, weight, rows, context_tokens, prompt_tokens)
             group.own_s = self._price.iteration_s(_work(rows, context_tokens))
-            if len(sizes) > 1:
-                others = _work(whole.sequences - rows, whole.kv_tokens - context_tokens)
-                group.demand_s = whole_s - self._price.iteration_s(others)
             groups.append(group)
         return groups
 
     def _limit_s(self, groups: list[_TenantRows]) -> float:
         """Up to where an iteration with all of these may be filled [s]."""
         weight = sum(each.weight for each in groups)
-        limit_s = min(max(_TIMES, weight / each.weight) * self._alone_s([each]) for each in groups)
-        if len(groups) == 1:
-            return limit_s
+        limit_s = math.inf
         for each in groups:
-            others_s = self._alone_s([other for other in groups if other is not each])
-            share = weight / max(weight - each.weight, LEAST_WEIGHT)
-            limit_s = min(limit_s, max(_TIMES, share) * others_s)
+            own = max(_TIMES, weight / each.weight)
+            limit_s = min(limit_s, own * self._alone_s([each]))
+            if len(groups) > 1 and limit_s > self._pace_s:
+                others_s = self._alone_s([other for other in groups if other is not each])
+                share = weight / max(weight - each.weight, LEAST_WEIGHT)
+                limit_s = min(limit_s, max(_TIMES, share) * others_s)
+            if limit_s <= self._pace_s:
+                return self._pace_s
         return limit_s
 
     def _rows_s(self, groups: list[_TenantRows], limit_s: float) -> float:
@@ -239,9 +246,18 @@ class TenantTurns:
             return decodes_s
         return min(max(self._settings.iteration_s, DECODE_TIMES * decodes_s), whole_s)
 
+    def _note_demands(self, groups: list[_TenantRows]) -> None:
+        all_rows = sum(each.rows for each in groups)
+        context_tokens = sum(each.context_tokens for each in groups)
+        whole_s = self._price.iteration_s(_work(all_rows, context_tokens))
+        for each in groups:
+            others = _work(all_rows - each.rows, context_tokens - each.context_tokens)
+            each.demand_s = whole_s - self._price.iteration_s(others) if others.sequences else 0.0
+
     def _divide(self, groups: list[_TenantRows], limit_s: float, rows_s: float) -> DecodeTurn:
         """Let those within their share decode, and the others take turns."""
         rows = self._rows()
+        self._note_demands(groups)
         groups.sort(key=lambda each: (each.demand_s / each.weight, each.tenant))
         taken = _work(0, 0)
         taken_s = single_s(self._price)
