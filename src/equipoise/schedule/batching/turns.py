@@ -49,6 +49,7 @@ from equipoise.schedule.batching.settings import (
     ServingPrice,
     single_s,
 )
+from equipoise.schedule.batching.totals import decodes_work
 from equipoise.spec.serving import IterationWork, chunk_pairs
 
 DECODE_TIMES = 3
@@ -138,6 +139,8 @@ class TenantTurns:
         decodes = self._decodes
         if not self._divides or len(here) < 2:
             return DecodeTurn(resumed=self._resume(list(decodes.resting.values())))
+        if not (has_prompts or decodes.resting) and self._is_short(1):
+            return DecodeTurn()
         sizes = decodes.of_tenants()
         if not sizes or not (has_prompts or decodes.resting or not self._fit(sizes, 1)):
             return DecodeTurn()
@@ -156,10 +159,17 @@ class TenantTurns:
             return most
         if decodes.resting:
             return 1
+        if self._is_short(most):
+            return most
         sizes = decodes.of_tenants()
         while most > 1 and not self._fit(sizes, most):
             most //= 2
         return most
+
+    def _is_short(self, iterations: int) -> bool:
+        """Whether all that do not rest take no longer than nobody minds, in each of as many."""
+        last = decodes_work(self._decodes).after(iterations - 1)
+        return self._price.iteration_s(last) <= self._pace_s
 
     def _fit(self, sizes: Mapping[str, tuple[int, int]], iterations: int) -> bool:
         """Whether all decodes surely fit the limit, in each of as many iterations.
@@ -169,8 +179,6 @@ class TenantTurns:
         if len(sizes) < 2:
             return True
         last_s = self._price.iteration_s(_whole(sizes).after(iterations - 1))
-        if last_s <= self._pace_s:
-            return True
         rows = min(rows for rows, _ in sizes.values())
         context_tokens = min(context for _, context in sizes.values())
         if last_s <= _TIMES * self._price.iteration_s(_work(rows, context_tokens)):
@@ -356,5 +364,8 @@ def _plus(work: IterationWork, rows: int, context_tokens: int) -> IterationWork:
 
 def _whole(sizes: Mapping[str, tuple[int, int]]) -> IterationWork:
     """All decodes of these tenants."""
-    rows, context_tokens = (sum(column) for column in zip(*sizes.values(), strict=True))
+    rows = context_tokens = 0
+    for each_rows, each_tokens in sizes.values():
+        rows += each_rows
+        context_tokens += each_tokens
     return _work(rows, context_tokens)
