@@ -187,7 +187,8 @@ def test_a_killed_run_goes_on_with_another_context(tmp_path: Path, make_run: Mak
     straight = run_ranks(1, on_ranks.train, tmp_path / "straight", make_run(**keys), {})[0]
     shared = make_run(cp=2, **keys)
     with pytest.raises(FaultError):
-        run_ranks(2, on_ranks.train, tmp_path / "cut", shared, {"kill_at": 3})
+        once = tmp_path / "cut" / "checkpoint" / "step-000002"
+        run_ranks(2, on_ranks.train, tmp_path / "cut", shared, {"kill_at": 3, "once": once})
     alone = run_ranks(1, on_ranks.train, tmp_path / "cut", make_run(**keys), {})[0]
     assert alone.said[0] == f"Resuming after step 2 from {tmp_path}/cut/checkpoint/step-000002."
     assert alone.losses == pytest.approx(straight.losses[2:], rel=EXACT)

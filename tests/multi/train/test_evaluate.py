@@ -281,7 +281,8 @@ def test_a_resumed_run_evaluates_on_the_same_steps(tmp_path, make_run, held) -> 
     resolved = make_run(steps=6, every_steps=3, held=held, evaluate=asked, zero=2)
     run_ranks(2, on_ranks.train, tmp_path / "whole", resolved, {})
     with pytest.raises(FaultError, match="Rank 1 of 2 failed"):
-        run_ranks(2, on_ranks.train, tmp_path / "cut", resolved, {"kill_at": 5})
+        once = tmp_path / "cut" / "checkpoint" / "step-000003"
+        run_ranks(2, on_ranks.train, tmp_path / "cut", resolved, {"kill_at": 5, "once": once})
     run_ranks(2, on_ranks.train, tmp_path / "cut", resolved, {})
     whole, cut = (read_run(tmp_path / name).evaluations for name in ("whole", "cut"))
     assert whole.step.tolist() == cut.step.tolist() == [0, 2, 4, 6]

@@ -50,6 +50,7 @@ from equipoise.train.check.prove import check_cases
 from equipoise.train.context import ContextGroup, Share
 from equipoise.train.step import Gradients, StepRunner
 from support.checkpoints.sealed import describe_files, write_manifest
+from support.verbs import wait_until
 
 Arrays = dict[str, np.ndarray]
 
@@ -89,6 +90,8 @@ class Script:
     """From this step on rank 1 cannot write large files, until the view reports that."""
     kill_at: int = 0
     """After this step the last rank is killed."""
+    once: Path | None = None
+    """A checkpoint that is waited for before a kill or a limit: it is written beside the steps."""
     deed_at: int = 0
     """After this step ``deed`` is done, by the rank of ``deed_rank``."""
     deed: Callable[[], object] | None = None
@@ -103,6 +106,8 @@ class Script:
     def show(self, step: int, loss: float, *figures: float) -> None:
         self.losses.append(loss)
         self.is_asked = self.is_asked or step == self.stop_at
+        if step in (self.kill_at, self.file_limit_at) and self.once is not None:
+            wait_until(self.once.exists)
         if step == self.kill_at and self.ranks.rank == self.ranks.world - 1:
             os.kill(os.getpid(), signal.SIGKILL)
         if step == self.deed_at and self.ranks.rank == self.deed_rank and self.deed is not None:
