@@ -17,6 +17,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess, SpawnProcess
 from typing import Any, TypeVar
@@ -33,6 +34,9 @@ Result = TypeVar("Result")
 Process = ForkServerProcess | SpawnProcess
 
 _HOST = "127.0.0.1"
+
+_JOINED = "joined/"
+"""Keys of ranks that have connected to all: none leaves before, or the others could not."""
 
 _SLOW_TO_LOAD = ("equipoise.", "torch.distributed.", "transformers.", "peft.", "accelerate.")
 """Packages that the fork server loads once, if this process has them: seconds for each rank."""
@@ -51,8 +55,11 @@ def _serve(
     try:
         store = dist.TCPStore(_HOST, port, is_master=False)
         with join(store, rank, len(devices), devices[rank]) as ranks:
+            store.set(f"{_JOINED}{rank}", b"")
             # Reported here, before the connection closes and the peers fail because of it.
             pipe.send_bytes(_call(function, ranks, arguments))
+            with suppress(RuntimeError):  # whoever died on its way is reported, not waited for
+                store.wait([f"{_JOINED}{each}" for each in range(len(devices))])
     except BaseException:  # the parent must hear of every end, whatever the cause
         pipe.send_bytes(pickle.dumps(("failed", traceback.format_exc())))
     pipe.close()

@@ -44,11 +44,12 @@ def narrow(ranks: Ranks, folder: Path, until_s: float) -> list[str]:
                 if _ends(each) in theirs:
                     pace([each], NARROW)
         began = time.monotonic()
-        while ranks.gather_floats([time.monotonic() - began])[0, 0] < until_s:
+        # By rank 0's clock, so that all leave in the same round.
+        while (passed_s := ranks.gather_floats([time.monotonic() - began])[0, 0]) < until_s:
             if ranks.rank == 2:
                 time.sleep(0.03)
             dist.all_to_all_single(torch.empty_like(given), given)
-            if ranks.sum_(torch.tensor([float(len(shown))])) and time.monotonic() - began > 4:
+            if ranks.sum_(torch.tensor([float(len(shown))])) and passed_s > 4:
                 break
     return shown
 
