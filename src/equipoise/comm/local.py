@@ -55,7 +55,7 @@ def _serve(
     try:
         store = dist.TCPStore(_HOST, port, is_master=False)
         with join(store, rank, len(devices), devices[rank]) as ranks:
-            store.set(f"{_JOINED}{rank}", b"")
+            store.set(f"{_JOINED}{rank}", "1")
             # Reported here, before the connection closes and the peers fail because of it.
             pipe.send_bytes(_call(function, ranks, arguments))
             with suppress(RuntimeError):  # whoever died on its way is reported, not waited for
