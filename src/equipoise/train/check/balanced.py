@@ -10,9 +10,9 @@ What it decides
     of the same kind, under which other experts are popular where popularity moves.
 
 Kept true (tests/unit/train/check/test_balanced.py)
-    Every policy is in some case with every kind, and beside every axis; eplb only where ranks
-    divide the experts, and tutel also where ranks share hidden units; some models have experts
-    without weights, beside context ranks too, frozen ones, adapters, or a shortcut.
+    Every policy is in some case with every kind, beside every axis, and in parts; eplb only where
+    ranks divide the experts, and tutel also where ranks share hidden units; some models have
+    experts without weights, beside context ranks too, frozen ones, adapters, or a shortcut.
 """
 
 import dataclasses
@@ -45,6 +45,9 @@ _IDLE: dict[ExpertPolicyName, str] = {
 }
 """The workload of each policy beside experts without weights."""
 
+_PARTED = ("W1", "W5")
+"""The workloads whose rows travel in parts under each policy."""
+
 _EXPERTS = 16
 """Experts of a model whose run has none."""
 
@@ -71,7 +74,9 @@ def balanced_cases(ranks: int, model: ModelSpec) -> list[Case]:
         if policy == "eplb" and model.experts % ranks:
             continue
         for turn, kind in enumerate(WORKLOADS):
-            case = make_case(model, ranks, ep=ranks, zero=turn % 4, context_tokens=512)
+            parts = 3 if kind in _PARTED else 1
+            zero = turn % 4
+            case = make_case(model, ranks, ep=ranks, zero=zero, parts=parts, context_tokens=512)
             slots = most_copies(model.experts, ranks) if policy == "auto" else 1
             wish = ExpertsSpec(policy, slots=slots, least_rows=1)
             cases.append(dataclasses.replace(case, experts=wish, router=kind, repeats=True))
@@ -90,7 +95,10 @@ def balanced_cases(ranks: int, model: ModelSpec) -> list[Case]:
         if not shares_experts(model.experts, ranks // etp) or model.expert_ffn < etp:
             continue
         for turn, kind in enumerate(("W1", "W5")):
-            case = make_case(model, ranks, ep=ranks // etp, etp=etp, zero=turn, context_tokens=512)
+            ep, parts = ranks // etp, 2 if turn and etp < ranks else 1
+            case = make_case(
+                model, ranks, ep=ep, etp=etp, zero=turn, parts=parts, context_tokens=512
+            )
             # The price of weights decides the sharing: both ends, and one between.
             wish = ExpertsSpec("tutel", least_rows=(1, 1000)[turn])
             cases.append(dataclasses.replace(case, experts=wish, router=kind, repeats=True))

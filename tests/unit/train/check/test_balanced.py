@@ -35,6 +35,8 @@ def test_every_policy_and_kind_is_in_some_case() -> None:
     policies = {case.experts.policy for case in balanced_cases(3, with_experts(MODEL))}
     assert policies == {*POLICIES, "fixed"} - {"eplb"}  # 2 heads
     assert not balanced_cases(1, MODEL)
+    parted = {case.experts.policy for case in cases if case.layout.parts > 1}
+    assert parted == {"fixed", *POLICIES, "speculative"}
     short = [case for case in cases if case.model.shortcut]
     assert {case.experts.policy for case in short} == {"fixed", *POLICIES, "speculative"} - {"eplb"}
     shapes = {
