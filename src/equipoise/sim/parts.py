@@ -57,6 +57,8 @@ class BatchParts:
     """Final norm, head and loss."""
     hop_s: float
     """One message to the next stage."""
+    hop_bytes: float = 0.0
+    """Its size, of one rank."""
     spared_s: tuple[float, ...] = ()
     """What of each layer's forward is not computed again; empty where there is no such thing."""
 
@@ -218,7 +220,7 @@ class StepParts:
         layers = tuple(made[kind] for kind in self._kind_of)
         spared = [float(self._kinds[self._key(each, kind[0])][1].sum()) for each, kind in parts]
         of_layers = tuple(spared[kind] for kind in self._kind_of) if any(spared) else ()
-        return BatchParts(layers, self._first(core), self._last(core), hop, of_layers)
+        return BatchParts(layers, self._first(core), self._last(core), hop, size, of_layers)
 
     def _key(self, core: CoreTimes, sparse: bool) -> KindKey:
         beside_layer = self._options.stack.dispatch_beside == "layer" and self._layout.ep > 1

@@ -11,7 +11,8 @@ What it decides
     ``balance.stage``. Each data-parallel rank's pipeline is written by
     ``schedule.pipeline.strategies`` and replayed; the step ends with the rank that ends last.
     What travels once a step hides behind that rank's last backward (gradients) and first
-    forward (parameters) as far as the stack lets it.
+    forward (parameters) as far as the stack lets it. A link carries one message at a time, so a
+    pipeline takes at least as long as all that one stage sends to the next.
 
 Kept true (tests/unit/sim/test_step.py)
     Terms add up to the step; more of anything never makes it faster; two length histograms of
@@ -321,7 +322,7 @@ class _Times:
 
 def _sum_times(run: PipelineRun, ends: Ends, options: StepOptions, layout: Layout) -> _Times:
     """The step's seconds, by term of the rank that computes most."""
-    timeline = run.timeline
+    timeline, prices = run.timeline, run.prices
     begins, stops = np.full(layout.pp, np.inf), np.zeros(layout.pp)
     np.minimum.at(begins, timeline.rank, 1e-9 * timeline.begin_ns)
     np.maximum.at(stops, timeline.rank, 1e-9 * timeline.end_ns)
@@ -330,7 +331,10 @@ def _sum_times(run: PipelineRun, ends: Ends, options: StepOptions, layout: Layou
     before = float(np.maximum(ends.before - begins, 0.0).max())
     after = float((stops + ends.after + ends.optimizer).max()) - makespan
     optimizer = min(after, float(ends.optimizer.max()))
-    pipeline = before + makespan + after
+    # A replay delays each message by itself, but those of a link follow each other.
+    messages_s = 1e-9 * float(prices.hop_ns.sum()) * (prices.stages // layout.pp)
+    late = max(0.0, messages_s - makespan) if layout.pp > 1 else 0.0
+    pipeline = before + makespan + after + late
     residual_share = options.residuals.step_share
     step_s = end_of_step_s(pipeline, host_s=ends.host_s, residual_share=residual_share)
     busy = run.parts.sum(axis=1)
@@ -338,7 +342,7 @@ def _sum_times(run: PipelineRun, ends: Ends, options: StepOptions, layout: Layou
     exposed = run.parts[:, [TERMS.index(name) for name in _TRAFFIC]].sum(axis=1)
     terms = dict(zip(TERMS, run.parts[top].tolist(), strict=True))
     terms |= {
-        "pipeline bubble": makespan - float(busy[top]) if layout.pp > 1 else 0.0,
+        "pipeline bubble": makespan + late - float(busy[top]) if layout.pp > 1 else 0.0,
         "data traffic": before + after - optimizer,
         "offload traffic": terms["offload traffic"] + ends.copies * optimizer,
         "optimizer": (1.0 - ends.copies) * optimizer,
@@ -349,5 +353,5 @@ def _sum_times(run: PipelineRun, ends: Ends, options: StepOptions, layout: Layou
         {name: value for name, value in terms.items() if value},
         busy - exposed,
         exposed,
-        np.maximum(makespan - busy, 0.0),
+        np.maximum(makespan + late - busy, 0.0),
     )

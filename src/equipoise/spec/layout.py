@@ -107,6 +107,15 @@ class Layout:
         return self.dp * self.cp * self.tp
 
     @property
+    def stage_stride(self) -> int:
+        """How far apart a rank and its like in the next stage are numbered.
+
+        >>> [Layout(dp=4, tp=2, pp=2, order=order).stage_stride for order in ORDERS.values()]
+        [2, 8]
+        """
+        return math.prod(self.size(axis) for axis in self.order[self.order.index("pp") + 1 :])
+
+    @property
     def zero_ranks(self) -> int:
         """Ranks that hold the same weights and compute different tokens."""
         return self.dp * self.cp
@@ -216,27 +225,25 @@ class Layout:
         >>> Layout(dp=2, tp=2, pp=2, ep=4).groups("ep").tolist()
         [[0, 1, 4, 5], [2, 3, 6, 7]]
         """
-        folding = next(
-            (each for each in _FOLDED if set(axes) <= set(each) and len(set(axes)) == len(axes)),
-            None,
-        )
-        if folding is None:
-            for axis in axes:
-                self.size(axis)
-            raise LayoutError(
-                f"{' '.join(axes)}: no group runs along these axes. Give some of {_FOLDINGS}, "
-                f"each once."
-            )
-        own = self.order if folding is ATTENTION_AXES else ("pp", *self.expert_order)
+        folding = self._folding(axes)
+        own = self._numbered(folding)
         others = [axis for axis in own if axis not in axes]
         count = math.prod(self.size(axis) for axis in axes)
         return self.grid(*others, *axes).reshape(-1, count)
 
     def group_of(self, rank: int, *axes: str) -> list[int]:
-        """The ranks that differ from this one only in these axes, and this one."""
+        """The ranks that differ from this one only in these axes, and this one.
+
+        Cost: that of the group, however many other ranks there are.
+        """
         self._require_rank(rank)
-        groups = self.groups(*axes)
-        mine: list[int] = groups[(groups == rank).any(axis=1)][0].tolist()
+        folding = self._folding(axes)
+        strides = self._strides(folding)
+        number = self._number(rank, folding)
+        ranks = np.array([number - sum(self._along(number, axis, strides) for axis in axes)])
+        for axis in axes:
+            ranks = (ranks[:, None] + strides[axis] * np.arange(self.size(axis))).ravel()
+        mine: list[int] = self._rank(ranks, folding).tolist()
         return mine
 
     def coordinates(self, rank: int) -> dict[str, int]:
@@ -251,8 +258,8 @@ class Layout:
         self._require_rank(rank)
         place_on: dict[str, int] = {}
         for axes in _FOLDED:
-            places = np.argwhere(self.grid(*axes) == rank)[0].tolist()
-            place_on |= dict(zip(axes, places, strict=True))
+            number, strides = self._number(rank, axes), self._strides(axes)
+            place_on |= {axis: self._along(number, axis, strides) // strides[axis] for axis in axes}
         return {axis: place_on[axis] for axis in (*ATTENTION_AXES, *EXPERT_AXES)}
 
     def rank_at(self, **coordinates: int) -> int:
@@ -273,13 +280,62 @@ class Layout:
                     f"{axis} = {place} is off its axis of {self.size(axis)}. Give 0 to "
                     f"{self.size(axis) - 1}."
                 )
-        is_attention = set(coordinates) <= set(ATTENTION_AXES)
-        axes = ATTENTION_AXES if is_attention else ("pp", *EXPERT_AXES)
-        if not set(coordinates) <= set(axes):
+        folding = next((each for each in _FOLDED if set(coordinates) <= set(each)), None)
+        if folding is None:
             raise LayoutError(
                 f"{' '.join(coordinates)}: coordinates of two foldings. Give some of {_FOLDINGS}."
             )
-        return int(self.grid(*axes)[tuple(coordinates.get(axis, 0) for axis in axes)])
+        strides = self._strides(folding)
+        number = sum(place * strides[axis] for axis, place in coordinates.items())
+        return int(self._rank(np.array([number]), folding)[0])
+
+    def _folding(self, axes: tuple[str, ...]) -> tuple[str, ...]:
+        """The folding that these axes are of.
+
+        Raises:
+            LayoutError: of none, or one is given twice.
+        """
+        for folding in _FOLDED:
+            if set(axes) <= set(folding) and len(set(axes)) == len(axes):
+                return folding
+        for axis in axes:
+            self.size(axis)
+        raise LayoutError(
+            f"{' '.join(axes)}: no group runs along these axes. Give some of {_FOLDINGS}, each "
+            f"once."
+        )
+
+    def _numbered(self, folding: tuple[str, ...]) -> tuple[str, ...]:
+        """Its axes in the order of numbers, outermost first: ranks, or stage by stage."""
+        return self.order if folding is ATTENTION_AXES else ("pp", *self.expert_order)
+
+    def _strides(self, folding: tuple[str, ...]) -> dict[str, int]:
+        """How far apart the numbers of neighbours on each axis are."""
+        strides, stride = dict[str, int](), 1
+        for axis in reversed(self._numbered(folding)):
+            strides[axis] = stride
+            stride *= self.size(axis)
+        return strides
+
+    def _along(self, number: int, axis: str, strides: dict[str, int]) -> int:
+        """What a coordinate adds to a number."""
+        return number // strides[axis] % self.size(axis) * strides[axis]
+
+    def _number(self, rank: int, folding: tuple[str, ...]) -> int:
+        """A rank's number in a folding: the rank, or the stage's first number and a place in it."""
+        if folding is ATTENTION_AXES:
+            return rank
+        stride = self.stage_stride
+        turn, rest = divmod(rank, self.pp * stride)
+        return rest // stride * self.stage_ranks + turn * stride + rest % stride
+
+    def _rank(self, numbers: Ints, folding: tuple[str, ...]) -> Ints:
+        """The ranks of some numbers in a folding."""
+        if folding is ATTENTION_AXES:
+            return numbers
+        stride = self.stage_stride
+        stage, place = np.divmod(numbers, self.stage_ranks)
+        return np.asarray(place // stride * (self.pp * stride) + stage * stride + place % stride)
 
     def require_world(self, world: int) -> None:
         """Refuse a number of ranks other than the product of the degrees.

@@ -49,6 +49,7 @@ def test_ranks_and_coordinates_are_one_to_one(layout: Layout) -> None:
         for axes, found in seen.items():
             found.add(tuple(place[axis] for axis in axes))
             assert layout.rank_at(**{axis: place[axis] for axis in axes}) == rank
+            assert layout.grid(*axes)[tuple(place[axis] for axis in axes)] == rank
     for axes, found in seen.items():
         assert found == set(itertools.product(*(range(layout.size(axis)) for axis in axes)))
 

@@ -298,6 +298,14 @@ def _flops(model: ModelSpec, base: StepOptions, *, has_documents: bool) -> Float
     return np.asarray(plain + again + tokens * _module_counts(model, base)[0])
 
 
+def layers_flop(model: ModelSpec, base: StepOptions) -> float:
+    """Useful FLOP of a step's layers at full windows, without the head; lowered as bounds are."""
+    tokens = base.context_tokens * base.step_sequences
+    pairs = layer_pairs(model, np.array([base.context_tokens])) * base.step_sequences
+    linear = 2.0 * (model.matmul_params - model.hidden * model.vocab) * tokens
+    return _ROUNDING * 3.0 * (linear + 1.0 * pair_flop(model) * pairs)
+
+
 @functools.cache
 def _repeated_shares(layers: int) -> tuple[Floats, Floats]:
     """Shares of layers that repeat their products, and their core, float64 [RECOMPUTES] each."""

@@ -6,6 +6,7 @@ Kept true (tests/unit/cli/plan/test_verb.py, tests/unit/plan/test_request.py)
 
 import numpy as np
 
+from equipoise.plan.bounds.across import least_across_s
 from equipoise.plan.export.program import Program
 from equipoise.plan.search.heuristics import recipe_rows
 from equipoise.plan.search.mixed import ClassSearch
@@ -49,5 +50,7 @@ def make_search(
     else:
         space = lattice.keep(recipe_rows(lattice))
         unlisted_s = least_peak_s(model, machine, lattice, packs=packer is not None)
+        if packer is None:
+            unlisted_s = max(unlisted_s, least_across_s(model, machine, lattice))
     kind = Search if is_uniform else ClassSearch
     return kind(model, machine, space, packer=packer), float(unlisted_s)

@@ -35,6 +35,7 @@ import numpy as np
 
 from equipoise.base.arrays import Floats, Ints
 from equipoise.base.errors import LayoutError, SpecError
+from equipoise.plan.bounds.across import across_bound_s
 from equipoise.plan.bounds.group import least_travel_s
 from equipoise.plan.bounds.pipeline import LESS, rounding_s
 from equipoise.plan.bounds.roofline import needed_bytes, peak_bound_s, stages_ahead
@@ -222,7 +223,7 @@ class ClassSearch(Search):
         return self._travel[key]
 
     def _peak_s(self, rows: Ints) -> tuple[Floats, Floats]:
-        """Each row's roofline bound and a guess, float64 [rows] [s]."""
+        """Bound of each row, by FLOP and by what crosses sites, and a guess, float64 [rows] [s]."""
         precision, machine, space = (
             self.listed.base.precision,
             self.machine,
@@ -234,6 +235,9 @@ class ClassSearch(Search):
             faster * peak_bound_s(self.model, machine, space, has_documents=is_short)
             for is_short in (True, self.packer is not None)
         )
+        if self.packer is None:
+            across = across_bound_s(self.model, machine, space.columns, space.base)
+            least, about = np.maximum(least, across), np.maximum(about, across)
         return least, about
 
     def _about_s(self, rows: Ints, bound: float, least: Floats) -> Floats:
@@ -252,7 +256,7 @@ class ClassSearch(Search):
         first, sites = np.asarray(batches[0]), self.prices.sites(layout)
         parts = [self.prices.parts(site, layout, plain).price(first) for site in sites]
         once = float(np.mean([layer_passes(each).sum() for each in parts]))
-        hop_s = slowest_hop_s(self.machine, layout, parts[0].hop_s)
+        hop_s = slowest_hop_s(self.machine, layout, parts[0], plain.residuals.traffic)
         trip = once * again + 2 * (layout.pp * space["virtual"] - 1) * hop_s
         is_two = np.isin(space["schedule"], schedules_with(lambda each: each.in_v))
         places = np.where(is_two, layout.pp, stages_ahead(space) / space["virtual"])

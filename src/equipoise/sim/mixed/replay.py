@@ -221,7 +221,7 @@ class _Step:
                 add(table, 1, "redistribution", moved)
             layers.append(table)
         base = [self._base[id(self.sites[rank])].price(doc_tokens) for rank in place.tolist()]
-        hop_s = slowest_hop_s(self.machine, layout, base[0].hop_s)
+        hop_s = slowest_hop_s(self.machine, layout, base[0], self.options.residuals.traffic)
         return BatchParts(tuple(layers), base[0].first, base[-1].last, hop_s)
 
     def _moved(self, site: Machine, before: Layout, after: Layout, tokens: float) -> float:

@@ -28,7 +28,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from equipoise.balance.stage import StageSplit, split_stages
-from equipoise.base.arrays import Floats, Ints
+from equipoise.base.arrays import Flags, Floats, Ints
 from equipoise.cost.offload import loads_without_copies
 from equipoise.cost.step.request import Precision, StepOptions, kernel_key
 from equipoise.schedule.pipeline.strategies import place_stages
@@ -37,9 +37,6 @@ from equipoise.sim.parts import BatchParts, StepParts
 from equipoise.spec.cluster.spec import ClusterSpec
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
-
-_HOP_BYTES = float(1 << 24)
-"""Message size at which hops over different links are compared [bytes]."""
 
 
 class Site(Machine):
@@ -51,10 +48,7 @@ class Site(Machine):
         classes = [cluster.classes[each] for each in _classes(cluster, layout)[rank]]
         slowest = slowest_of((each.device for each in classes), precision)
         super().__init__(cluster, precision, slowest)
-        grid = layout.grid("pp", "dp", "cp", "tp")
         self._layout, self._rank = layout, rank
-        self._places = np.empty(layout.world, dtype=np.int64)
-        self._places[grid.ravel()] = np.roll(grid, -rank, axis=0).ravel()
 
     def at(self, precision: Precision) -> Machine:
         """The same site at this precision."""
@@ -67,14 +61,45 @@ class Site(Machine):
 
     def stand(self, ranks: Sequence[int]) -> list[int]:
         """Rank r of the first stage stands where this stage's does."""
-        places: list[int] = self._places[list(ranks)].tolist()
+        ids, stride, stages = np.asarray(ranks), self._layout.stage_stride, self._layout.pp
+        stage = ids // stride % stages
+        places: list[int] = (ids + ((stage + self._rank) % stages - stage) * stride).tolist()
         return places
 
 
 def _classes(cluster: ClusterSpec, layout: Layout) -> list[tuple[int, ...]]:
-    """Numbers of the classes that each stage's ranks stand in."""
-    kinds = cluster.class_of(layout.grid("pp", "dp", "cp", "tp").reshape(layout.pp, -1))
-    return [tuple(np.unique(row).tolist()) for row in kinds]
+    """Numbers of the classes that each stage's ranks stand in.
+
+    Raises:
+        SpecError: the layout has more ranks than there are devices.
+    """
+    cluster.class_of(layout.world - 1)
+    stands = stage_classes(cluster, layout.stage_stride, layout.pp, world=layout.world)
+    return [tuple(np.flatnonzero(row).tolist()) for row in stands]
+
+
+def stage_classes(
+    cluster: ClusterSpec, stride: int, stages: int, *, world: int | None = None
+) -> Flags:
+    """Whether a stage has ranks in each class, bool [stages, classes].
+
+    Args:
+        cluster: Its classes follow each other.
+        stride: ``Layout.stage_stride``: a stage's ranks are runs of it, one in every
+            ``stride x stages``.
+        stages: Ranks of a pipeline.
+        world: All ranks; as many as there are devices unless given.
+    """
+    every, begins = stride * stages, np.arange(stages) * stride
+    begin, inside = 0, list[Flags]()
+    for each in cluster.classes:
+        turn, rest = divmod(begin, every)
+        is_here = rest < begins + stride
+        # The first rank of each stage that is ``begin`` or more.
+        first = turn * every + np.where(is_here, np.maximum(begins, rest), every + begins)
+        begin += each.devices
+        inside.append(first < min(begin, world or begin))
+    return np.array(inside).T
 
 
 def room_bytes(cluster: ClusterSpec, layout: Layout) -> Floats:
@@ -141,14 +166,21 @@ class SiteParts:
         return self._parts[key]
 
 
-def slowest_hop_s(machine: Machine, layout: Layout, first_s: float) -> float:
-    """The slowest of all hops between stages, by how much slower than the first it is [s]."""
+def slowest_hop_s(machine: Machine, layout: Layout, first: BatchParts, traffic: float) -> float:
+    """The slowest of all hops between stages [s].
+
+    Args:
+        machine: The cluster.
+        layout: Degrees.
+        first: A micro-batch as the first stage has it.
+        traffic: The residual of messages.
+    """
     if len(machine.cluster.classes) == 1 or layout.pp == 1:
-        return first_s
+        return first.hop_s
     ranks = [layout.rank_at(pp=rank) for rank in range(layout.pp)]
-    senders = layout.world // layout.pp
-    times = [machine.hop_s(a, b, _HOP_BYTES, at_once=senders) for a, b in itertools.pairwise(ranks)]
-    return first_s * max(times) / times[0]
+    size, senders = first.hop_bytes, layout.world // layout.pp
+    times = (machine.hop_s(a, b, size, at_once=senders) for a, b in itertools.pairwise(ranks))
+    return traffic * max(times)
 
 
 def rank_of_stages(layout: Layout, options: StepOptions) -> Ints:

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from equipoise.base.errors import LayoutError
 from equipoise.sim.answer import step_row
@@ -23,7 +25,7 @@ from equipoise.sim.step import run_step
 from equipoise.spec.cluster.link import find_link
 from equipoise.spec.cluster.spec import ClusterSpec, node_class
 from equipoise.spec.device.by_name import find_device
-from equipoise.spec.layout import Layout
+from equipoise.spec.layout import ATTENTION_AXES, Layout
 from support.machines import MODEL, h100, options
 
 PP_DP = ("pp", "dp", "cp", "tp")
@@ -37,6 +39,31 @@ def mixed(*names: str, between: str = "ethernet-25", **changes: Any) -> ClusterS
         for at, name in enumerate(names)
     ]
     return ClusterSpec("grown", tuple(classes), find_link(between))
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> Layout:
+    dp, cp, tp, pp = (draw(st.integers(1, 4)) for _ in range(4))
+    order = tuple(draw(st.permutations(ATTENTION_AXES)))
+    return Layout(dp=dp, cp=cp, tp=tp, pp=pp, order=order)
+
+
+@given(layouts(), st.lists(st.integers(1, 5), min_size=2, max_size=4))
+def test_stages_stand_where_their_ranks_do(layout: Layout, nodes: list[int]) -> None:
+    # Nodes of one device, the last class with as many more as the layout needs.
+    nodes[-1] += max(0, layout.world - sum(nodes))
+    classes = [
+        dataclasses.replace(node_class("h100-sxm", 1), name=str(at), nodes=count)
+        for at, count in enumerate(nodes)
+    ]
+    cluster = ClusterSpec("grown", tuple(classes), find_link("ethernet-25"))
+    grid = layout.grid("pp", "dp", "cp", "tp").reshape(layout.pp, -1)
+    names = [[classes[at].name for at in np.unique(row)] for row in cluster.class_of(grid)]
+    assert name_sites(cluster, layout) == ["+".join(each) for each in names]
+    for rank, site in enumerate(find_sites(Machine(cluster), layout)):
+        alike = next(at for at in range(layout.pp) if names[at] == names[rank])
+        stage = alike if layout.pp > 1 else 0
+        assert site.stand(grid[0].tolist()) == grid[stage].tolist()
 
 
 def test_a_faster_class_gets_more_layers() -> None:
