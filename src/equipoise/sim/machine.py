@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from equipoise.base.arrays import Floats
+from equipoise.base.arrays import Floats, Ints
 from equipoise.cost.kernel import attention_s, attention_slowdown, gemm_s, stream_s
 from equipoise.cost.link import Op, collective_s, group_of
 from equipoise.cost.step.dispatch import ExpertRoutes, carried_bytes_per_s
@@ -26,6 +26,10 @@ from equipoise.spec.cluster.spec import ClusterSpec
 from equipoise.spec.device.by_name import DeviceSpec, Dtype
 from equipoise.spec.layout import Layout
 from equipoise.spec.program.stack import Attention, Fp8
+from equipoise.spec.rank_group import RankGroup
+
+Ranks = tuple[int, ...] | RankGroup
+"""Ranks that communicate."""
 
 
 def _dtype_of(device: DeviceSpec, precision: Precision) -> Dtype:
@@ -58,7 +62,7 @@ class Machine:
         self._dtype: Dtype = _dtype_of(self.device, precision)
         self._other: Machine | None = None
         self._products: dict[tuple[float, float, float, bool, Fp8], float] = {}
-        self._traffic: dict[tuple[tuple[int, ...], int | None], Collective] = {}
+        self._traffic: dict[tuple[Ranks, int | None], Collective] = {}
         self._moves = float(stream_s(self.device, 1e9).s - stream_s(self.device, 0.0).s) / 1e9
 
     def at(self, precision: Precision) -> "Machine":
@@ -155,11 +159,11 @@ class Machine:
         """Between memory and cores, as kernels reach it."""
         return 1.0 / self._moves
 
-    def stand(self, ranks: Sequence[int]) -> list[int]:
-        """Devices on which these ranks stand: rank r on device r."""
-        return list(ranks)
+    def stand(self, ranks: Sequence[int] | Ints) -> Ints:
+        """Devices on which these ranks stand, int64 [ranks]: rank r on device r."""
+        return np.asarray(ranks, dtype=np.int64)
 
-    def collective(self, ranks: tuple[int, ...], *, at_once: int | None = None) -> Collective:
+    def collective(self, ranks: Ranks, *, at_once: int | None = None) -> Collective:
         """Collectives of one group of ranks: from the operation and the whole tensor's bytes.
 
         Args:
@@ -167,7 +171,8 @@ class Machine:
             at_once: As ``cost.link.group_of`` has it.
         """
         if (ranks, at_once) not in self._traffic:
-            group = group_of(self.cluster, self.stand(ranks), at_once=at_once)
+            named = ranks.ranks if isinstance(ranks, RankGroup) else ranks
+            group = group_of(self.cluster, self.stand(named), at_once=at_once)
             known: dict[tuple[str, float], float] = {}
 
             def seconds(operation: Op, size_bytes: float) -> float:

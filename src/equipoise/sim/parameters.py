@@ -22,7 +22,7 @@ Sources
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -38,6 +38,7 @@ from equipoise.sim.machine import Machine
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.offload import offloads_optimizer
+from equipoise.spec.rank_group import RankGroup
 
 SLOWDOWN = 0.15
 """Share by which computing slows down while a collective runs on the same cores and memory: what
@@ -127,19 +128,23 @@ def reduce_s(machine: Machine, layout: Layout, held: Held, element_bytes: float)
 class _Sharers:
     """Ranks of the groups of rank 0."""
 
-    shards: tuple[int, ...]
+    shards: RankGroup
     """Ranks that share the weights outside experts, each a shard."""
-    copies: tuple[int, ...]
+    copies: RankGroup
     """Ranks that hold the same shard."""
-    alike: tuple[int, ...]
+    alike: RankGroup
     """Ranks that hold the same experts."""
 
 
 @functools.lru_cache(maxsize=1024)
 def _sharers(layout: Layout) -> _Sharers:
-    ranks = tuple(layout.group_of(0, "dp", "cp"))
-    size = layout.zero_ranks // layout.replicas if layout.zero else len(ranks)
-    return _Sharers(ranks[:size], ranks[::size], tuple(layout.group_of(0, "edp")))
+    size = layout.zero_ranks // layout.replicas if layout.zero else layout.zero_ranks
+    # Layouts that differ in what no group depends on have equal groups.
+    dense = replace(layout, zero=1, replicas=1, ep=1, etp=1)
+    sparse = replace(layout, zero=1, replicas=1)
+    every = "dp", "cp"
+    copies = RankGroup(dense, every, layout.zero_ranks // size, step=size)
+    return _Sharers(RankGroup(dense, every, size), copies, RankGroup(sparse, ("edp",), layout.edp))
 
 
 def between_s(reduce_s: float, backward_s: float, *, overlaps: bool) -> float:

@@ -232,7 +232,12 @@ class Layout:
         return self.grid(*others, *axes).reshape(-1, count)
 
     def group_of(self, rank: int, *axes: str) -> list[int]:
-        """The ranks that differ from this one only in these axes, and this one.
+        """The ranks that differ from this one only in these axes, and this one."""
+        mine: list[int] = self.ranks_of(rank, *axes).tolist()
+        return mine
+
+    def ranks_of(self, rank: int, *axes: str) -> Ints:
+        """The same as an array, int64 [ranks].
 
         Cost: that of the group, however many other ranks there are.
         """
@@ -243,8 +248,7 @@ class Layout:
         ranks = np.array([number - sum(self._along(number, axis, strides) for axis in axes)])
         for axis in axes:
             ranks = (ranks[:, None] + strides[axis] * np.arange(self.size(axis))).ravel()
-        mine: list[int] = self._rank(ranks, folding).tolist()
-        return mine
+        return self._rank(ranks, folding)
 
     def coordinates(self, rank: int) -> dict[str, int]:
         """A rank's coordinate on every axis of attention and of experts.

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from equipoise.base.errors import LayoutError
 from equipoise.spec.layout import ATTENTION_AXES, EXPERT_AXES, Layout
 from equipoise.spec.model.presets import ModelSpec
+from equipoise.spec.rank_group import RankGroup
 
 MODEL = ModelSpec(layers=2, hidden=32, heads=6, kv_heads=2, ffn=48, vocab=320, head_width=16)
 EXPERT_FOLDING = ("pp", *EXPERT_AXES)
@@ -72,6 +73,8 @@ def test_groups_partition_the_ranks_and_differ_in_their_axes_alone(
             range(len(group))
         )
         assert layout.group_of(group[-1], *axes) == group
+    first = RankGroup(layout, tuple(axes), groups.shape[1])
+    assert [first.ranks.tolist(), len(first)] == [layout.group_of(0, *axes), groups.shape[1]]
 
 
 @given(layouts())

@@ -36,6 +36,8 @@ from equipoise.spec.cluster.spec import ClusterSpec
 LOCAL_STEPS = 500
 """Steps between two exchanges of local updates."""
 
+_SHARE = 0.8
+"""Share of the time that is left; what would change the plan needs some of it."""
 _UPDATE_BYTES = 4.0
 """Width of an element of what local steps changed."""
 _OUTER_BYTES = 8.0
@@ -99,7 +101,7 @@ def step_of_sites(
         sequences: Sequences of one step, over all sites, which share them by devices.
         params: Weights that are exchanged.
         make: A search of one site.
-        due: When the searches end; they share the time.
+        due: When planning ends; the searches share most of the time.
     """
     sites, rate = site_clusters(cluster), trunk_rate(cluster)
     shares = [sequences * each.devices / cluster.devices for each in sites]
@@ -112,7 +114,8 @@ def step_of_sites(
     alone: list[tuple[float, str]] = []
     for site, share in kinds.values():
         search = make(site, share)
-        outcome = search.run(seconds=due.left_s / (len(kinds) - len(alone)))
+        left_s = _SHARE * due.left_s
+        outcome = search.run(seconds=left_s / (len(kinds) - len(alone)))
         if not outcome.fitting:
             return None
         best = outcome.fitting[0]

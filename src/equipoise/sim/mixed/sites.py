@@ -59,12 +59,11 @@ class Site(Machine):
             self._other.extrapolated = self.extrapolated
         return self._other
 
-    def stand(self, ranks: Sequence[int]) -> list[int]:
+    def stand(self, ranks: Sequence[int] | Ints) -> Ints:
         """Rank r of the first stage stands where this stage's does."""
         ids, stride, stages = np.asarray(ranks), self._layout.stage_stride, self._layout.pp
         stage = ids // stride % stages
-        places: list[int] = (ids + ((stage + self._rank) % stages - stage) * stride).tolist()
-        return places
+        return np.asarray(ids + ((stage + self._rank) % stages - stage) * stride)
 
 
 def _classes(cluster: ClusterSpec, layout: Layout) -> list[tuple[int, ...]]:

@@ -63,7 +63,7 @@ def test_stages_stand_where_their_ranks_do(layout: Layout, nodes: list[int]) -> 
     for rank, site in enumerate(find_sites(Machine(cluster), layout)):
         alike = next(at for at in range(layout.pp) if names[at] == names[rank])
         stage = alike if layout.pp > 1 else 0
-        assert site.stand(grid[0].tolist()) == grid[stage].tolist()
+        assert site.stand(grid[0]).tolist() == grid[stage].tolist()
 
 
 def test_a_faster_class_gets_more_layers() -> None:
@@ -129,8 +129,8 @@ def test_groups_stand_where_their_ranks_do() -> None:
     assert {site.device.name for site in find_sites(machine, across)} == {"a100-80"}
     for rank, site in enumerate(sites):
         ranks = inside.group_of(0, "dp")
-        assert site.stand(ranks) == inside.group_of(inside.rank_at(pp=rank), "dp")
-    assert sites[1].at("fp32").stand([0]) == [8]
+        assert site.stand(ranks).tolist() == inside.group_of(inside.rank_at(pp=rank), "dp")
+    assert sites[1].at("fp32").stand([0]).tolist() == [8]
     asked = options(step_sequences=64)
     apart = run_sites(DEEP, machine, inside, asked).price
     crossing = run_sites(DEEP, machine, across, asked).price
