@@ -11,6 +11,7 @@ Kept true (tests/unit/sim/test_parts.py)
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -62,6 +63,7 @@ class Machine:
         self._dtype: Dtype = _dtype_of(self.device, precision)
         self._other: Machine | None = None
         self._products: dict[tuple[float, float, float, bool, Fp8], float] = {}
+        self._routes: dict[tuple[int, ...], ExpertRoutes] = {}
         self._traffic: dict[tuple[Ranks, int | None], Collective] = {}
         self._moves = float(stream_s(self.device, 1e9).s - stream_s(self.device, 0.0).s) / 1e9
 
@@ -197,6 +199,13 @@ class Machine:
         """
         if len(ranks) == 1:
             return None
+        if ranks not in self._routes:
+            self._routes[ranks] = self._routes_of(ranks)
+        routes = self._routes[ranks]
+        return replace(routes, most_nodes=most_nodes(routes.nodes))
+
+    def _routes_of(self, ranks: tuple[int, ...]) -> ExpertRoutes:
+        """Without what a router does about nodes."""
         stand = self.stand(ranks)
         nodes = len(np.unique(self.cluster.node_of(stand)))
         touched = [self.cluster.classes[at] for at in np.unique(self.cluster.class_of(stand))]
@@ -205,8 +214,7 @@ class Machine:
         far = min((level.bytes_per_s for level in beyond), default=0.0)
         near = min((each.tiers[-1].link for each in touched), key=lambda link: link.bytes_per_s)
         carried = carried_bytes_per_s(near.bytes_per_s)
-        most = most_nodes(nodes)
-        return ExpertRoutes(len(ranks), nodes, near.bytes_per_s, far, most, carried)
+        return ExpertRoutes(len(ranks), nodes, near.bytes_per_s, far, nodes, carried)
 
     def hop_s(
         self, source: int, target: int, size_bytes: float, *, at_once: int | None = None

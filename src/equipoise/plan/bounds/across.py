@@ -35,9 +35,7 @@ _DEGREES = ("tp", "cp", "pp", "dp", "micro_batch", "micro_batches")
 """Columns of a lattice's cells on which the bound depends."""
 
 _READ = ("tp", "cp", "pp", "dp", "micro_batches", "zero", "replicas")
-
-_MOST_TOUCHED = 4
-"""Classes that a shard over a part of the ranks counts for, at most: see the proof."""
+"""And of choices."""
 
 
 def least_across_s(model: ModelSpec, machine: Machine, lattice: Lattice) -> float:
@@ -158,11 +156,10 @@ def _gradients_bytes(
     narrow = 1 if base.precision == "fp8" and base.stack.gather_fp8 else width
     each = np.where(columns["zero"] == 0, 2.0 * grads, width + grads)
     each = np.where(columns["zero"] == 3, narrow + grads, each)
-    # Copies of shards add their gradients to each other's, or each copy crosses.
-    few = min(
-        (narrow + grads) * min(touched, _MOST_TOUCHED) / touched,
-        2.0 * grads * (1.0 - 1.0 / touched),
-    )
+    # Copies of shards add up over all classes; or shards cross, of half of the ranks at most.
+    ranks = np.maximum(2.0, columns["dp"] * columns["cp"])
+    crosses = (narrow + grads) * 4.0 * (1.0 - 2.0 / ranks) / (touched * (1.0 - 1.0 / ranks))
+    few = np.minimum(crosses, 2.0 * grads * (1.0 - 1.0 / touched))
     each = np.where(columns["replicas"] > 1, few, each)
     return np.asarray(weights * each * _times(model, columns, base))
 

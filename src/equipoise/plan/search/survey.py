@@ -69,8 +69,8 @@ class VastEstimates(Estimates):
 
     def kernels_s(self, row: int) -> float:
         """Bound of all choices that run the kernels of this one [s]."""
-        choice = self._lattice.choice(row)
-        passes = self._group_passes(self._lattice.keep(np.array([row])))
+        one = self._lattice.keep(np.array([row]))
+        choice, passes = one.choice(0), self._group_passes(one)
         if passes is None:
             return float(np.inf)
         if POLICIES[choice.options.policy].divides:

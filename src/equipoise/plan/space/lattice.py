@@ -143,7 +143,7 @@ class Lattice:
         columns = {name: values[cell] for name, values in self.cells.items()}
         left = rows - self.firsts[cell]
         for factor in reversed(self.factors):
-            sizes = factor.sizes[cell]
+            sizes = factor.size[factor.kind[cell]]
             places = factor.at(cell, left % sizes)
             left = left // sizes
             columns |= {name: factor.values[name][places] for name in factor.names}
@@ -227,7 +227,7 @@ class Lattice:
         of_cell, rows, stride = np.repeat(cells, counts), np.zeros(len(left), np.int64), 1
         strides: Ints | int = stride
         for factor, whole in zip(reversed(factors), reversed(self.factors), strict=True):
-            sizes = factor.sizes[of_cell]
+            sizes = factor.size[factor.kind[of_cell]]
             rows += factor.place[factor.at(of_cell, left % sizes)] * strides
             left = left // sizes
             strides = strides * whole.sizes[of_cell]
