@@ -245,7 +245,8 @@ class Layout:
         folding = self._folding(axes)
         strides = self._strides(folding)
         number = self._number(rank, folding)
-        ranks = np.array([number - sum(self._along(number, axis, strides) for axis in axes)])
+        own = sum(number // strides[axis] % self.size(axis) * strides[axis] for axis in axes)
+        ranks = np.array([number - own])
         for axis in axes:
             ranks = (ranks[:, None] + strides[axis] * np.arange(self.size(axis))).ravel()
         return self._rank(ranks, folding)
@@ -263,7 +264,7 @@ class Layout:
         place_on: dict[str, int] = {}
         for axes in _FOLDED:
             number, strides = self._number(rank, axes), self._strides(axes)
-            place_on |= {axis: self._along(number, axis, strides) // strides[axis] for axis in axes}
+            place_on |= {axis: number // strides[axis] % self.size(axis) for axis in axes}
         return {axis: place_on[axis] for axis in (*ATTENTION_AXES, *EXPERT_AXES)}
 
     def rank_at(self, **coordinates: int) -> int:
@@ -294,11 +295,7 @@ class Layout:
         return int(self._rank(np.array([number]), folding)[0])
 
     def _folding(self, axes: tuple[str, ...]) -> tuple[str, ...]:
-        """The folding that these axes are of.
-
-        Raises:
-            LayoutError: of none, or one is given twice.
-        """
+        """The folding that these axes are of; refuses those of none, and one given twice."""
         for folding in _FOLDED:
             if set(axes) <= set(folding) and len(set(axes)) == len(axes):
                 return folding
@@ -320,10 +317,6 @@ class Layout:
             strides[axis] = stride
             stride *= self.size(axis)
         return strides
-
-    def _along(self, number: int, axis: str, strides: dict[str, int]) -> int:
-        """What a coordinate adds to a number."""
-        return number // strides[axis] % self.size(axis) * strides[axis]
 
     def _number(self, rank: int, folding: tuple[str, ...]) -> int:
         """A rank's number in a folding: the rank, or the stage's first number and a place in it."""
