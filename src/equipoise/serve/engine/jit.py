@@ -22,7 +22,8 @@ import multiprocessing
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numba
@@ -92,7 +93,8 @@ class KeptKernel:
     def is_kept(self, kinds: tuple[Any, ...]) -> bool:
         """Whether the cache has code for arguments of these types."""
         # numba has no public way to ask without compiling.
-        return self._run._cache.load_overload(kinds, self._run.targetctx) is not None
+        with _same_torch_threads():  # what is loaded makes the pool
+            return self._run._cache.load_overload(kinds, self._run.targetctx) is not None
 
     def _prepare(self, kinds: tuple[Any, ...]) -> None:
         """Have another process compile it if the cache has no code for such arguments."""
@@ -171,10 +173,15 @@ def exp(x: Any) -> Any:
 
 def use_threads(threads: int) -> None:
     """Run kernels that this thread calls on this many threads, at most one per core."""
+    with _same_torch_threads():
+        numba.set_num_threads(min(threads, _CORES))
+
+
+@contextmanager
+def _same_torch_threads() -> Iterator[None]:
+    """Undo that OpenMP, which torch shares, gives whoever makes numba's pool a thread per core."""
     before = torch.get_num_threads()
-    numba.set_num_threads(min(threads, _CORES))
-    # Its first call in a process makes the pool, and gives the caller's OpenMP, which torch
-    # shares, a thread per core.
+    yield
     if torch.get_num_threads() != before:
         torch.set_num_threads(before)
 

@@ -29,6 +29,14 @@ for name, dtype in {"fp32": torch.float32, "bf16": torch.bfloat16}.items():
     assert compile_ahead(name) is None, name
 """
 
+COUNT_THREADS = """
+import torch
+from equipoise.serve.engine.ahead import compile_ahead
+
+assert compile_ahead("fp32") is None
+print(torch.get_num_threads())
+"""
+
 
 @pytest.mark.long
 def test_what_was_compiled_ahead_is_what_an_engine_calls(tmp_path: Path) -> None:
@@ -37,6 +45,11 @@ def test_what_was_compiled_ahead_is_what_an_engine_calls(tmp_path: Path) -> None
     command = [sys.executable, "-c", PROGRAM]
     done = subprocess.run(command, env=given, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+    # To look at what is kept leaves torch its threads.
+    given |= {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "2"}
+    command = [sys.executable, "-c", COUNT_THREADS]
+    done = subprocess.run(command, env=given, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("1\n", "")
 
 
 @pytest.mark.long
