@@ -12,8 +12,8 @@ from equipoise.fault.drill.acts import pace
 from equipoise.observe.links import open_sockets
 from equipoise.train.health.links import LinkWatch
 
-NARROW = 3e6
-"""What the slow link carries [bytes/s]: so little that it costs most of a round on a busy host."""
+NARROW = 12e6
+"""What the slow link carries [bytes/s]."""
 
 _PART = 1 << 16
 """Numbers that each rank sends to each other one in a round."""
