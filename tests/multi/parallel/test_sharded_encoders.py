@@ -32,7 +32,7 @@ class Step:
     """What a rank found in one step of encoders alone."""
 
     errors: dict[str, float]
-    """Of each gradient's part that the rank holds, relative to the largest of all."""
+    """The error of each gradient's part that the rank holds, relative to the largest gradient."""
     kept: int
     """Numbers of weights that the rank keeps."""
     gathered: list[int]
@@ -42,7 +42,7 @@ class Step:
     messages: int
     """With those of the bridge."""
     bridge_messages: int
-    """Of all ranks."""
+    """The messages that the bridge carries among all ranks."""
 
 
 def _encoders(frozen: str) -> nn.ModuleDict:
@@ -107,7 +107,7 @@ def _alone(documents: tuple[int, ...], frozen: str) -> dict[str, Tensor | None]:
 
 
 def _errors(encoders: nn.ModuleDict, expected: dict[str, Tensor | None]) -> dict[str, float]:
-    """Of weights without a gradient on either side, none."""
+    """Errors by name; a weight that has no gradient on either side is left out."""
     scale = max(
         (float(each.abs().max()) for each in expected.values() if each is not None), default=1.0
     )

@@ -5,8 +5,6 @@ import os
 import sys
 import threading
 
-import pytest
-
 from equipoise.serve.side import leave_cores
 
 
@@ -14,7 +12,6 @@ def priority() -> int:
     return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has priorities of threads")
 def test_only_side_threads_have_a_lower_priority() -> None:
     async def look() -> tuple[int, int]:
         leave_cores()
@@ -24,7 +21,7 @@ def test_only_side_threads_have_a_lower_priority() -> None:
     try:
         beside, own = asyncio.run(look())
         assert own == priority() == before
-        assert beside == max(before, 10)
+        assert beside == (max(before, 10) if sys.platform == "linux" else before)
         assert sys.getswitchinterval() <= 1e-4
     finally:
         sys.setswitchinterval(interval_s)
