@@ -102,8 +102,12 @@ class CurvePrice:
         if logits_s is None:
             logits_s = self._logits_s[work.logits] = self._head_s(work.logits)
         curve = self.curve
+        chunks_s = 0.0
+        if work.chunks:
+            chunks_s = curve.chunk_kv_token_s * work.chunk_kv_tokens
+            chunks_s += curve.call_s * work.later_calls
         if self.exchange is not None:
-            alone_s = curve.pair_s * work.pairs + curve.kv_token_s * work.kv_tokens
+            alone_s = curve.pair_s * work.pairs + curve.kv_token_s * work.kv_tokens + chunks_s
             are_single = work.tokens == work.sequences
             attention_s = self.exchange.attention_s(
                 alone_s, work.tokens, work.kv_tokens, are_single=are_single
@@ -115,6 +119,7 @@ class CurvePrice:
             + curve.pair_s * work.pairs
             + curve.kv_token_s * work.kv_tokens
             + curve.sequence_s * work.sequences
+            + chunks_s
         )
 
     def decodes_s(self, work: IterationWork, iterations: int) -> list[float]:

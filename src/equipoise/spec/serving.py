@@ -24,12 +24,58 @@ class IterationWork(NamedTuple):
     """Sequences with at least one new token."""
     logits: int
     """Rows that pass through the head."""
+    chunks: int = 0
+    """Those of the sequences that compute a chunk of a prompt: each attends by itself, single
+    tokens together."""
+    chunk_kv_tokens: int = 0
+    """Those of the rows of keys and values that chunks read."""
+
+    @property
+    def later_calls(self) -> int:
+        """Calls of attention after the first, in each layer.
+
+        >>> IterationWork(34, 0, 0, 4, 0, chunks=2).later_calls
+        2
+        """
+        return max(0, self.chunks - (self.chunks == self.sequences))
+
+    def with_decode(self, context_tokens: int) -> "IterationWork":
+        """Beside a single token more, which reads this context, itself included.
+
+        >>> IterationWork(0, 0, 0, 0, 0).with_decode(4)[:5]
+        (1, 4, 4, 1, 1)
+        """
+        return IterationWork(
+            self.tokens + 1,
+            self.pairs + context_tokens,
+            self.kv_tokens + context_tokens,
+            self.sequences + 1,
+            self.logits + 1,
+            self.chunks,
+            self.chunk_kv_tokens,
+        )
+
+    def with_chunk(self, start: int, tokens: int, logits: int) -> "IterationWork":
+        """Beside tokens [start, start + tokens) of one more sequence.
+
+        >>> IterationWork(0, 0, 0, 0, 0).with_chunk(3, 2, 1)[:5]
+        (2, 9, 5, 1, 1)
+        """
+        return IterationWork(
+            self.tokens + tokens,
+            self.pairs + chunk_pairs(start, tokens),
+            self.kv_tokens + start + tokens,
+            self.sequences + 1,
+            self.logits + logits,
+            self.chunks + 1,
+            self.chunk_kv_tokens + start + tokens,
+        )
 
     def after(self, iterations: int) -> "IterationWork":
         """As many iterations of single tokens later, with every context as much longer.
 
-        >>> IterationWork(2, 30, 30, 2, 2).after(3)
-        IterationWork(tokens=2, pairs=36, kv_tokens=36, sequences=2, logits=2)
+        >>> IterationWork(2, 30, 30, 2, 2).after(3)[:5]
+        (2, 36, 36, 2, 2)
         """
         grown = iterations * self.sequences
         return IterationWork(

@@ -15,11 +15,13 @@ CURVE = ServingCurve(
     kv_token_s=1e-7,
     sequence_s=1e-5,
     swap_token_s=1e-7,
+    chunk_kv_token_s=3e-7,
+    call_s=2e-3,
 )
 PRICE = CurvePrice(CURVE)
 EXCHANGE = ContextExchange(3e-3, 1e-6, 2e-5, 1e-3, 3e-5, 1e-5, ranks=4)
 OVER_RANKS = CurvePrice(CURVE, EXCHANGE)
-sizes = st.tuples(*(st.integers(0, 10_000) for _ in range(5)))
+sizes = st.tuples(*(st.integers(0, 10_000) for _ in range(7)))
 
 
 def test_points_are_met() -> None:
@@ -27,6 +29,19 @@ def test_points_are_met() -> None:
     assert PRICE.iteration_s(IterationWork(4096, 0, 0, 0, 64)) == pytest.approx(0.2 + 4e-4)
     assert PRICE.iteration_s(IterationWork(0, 5, 7, 3, 0)) == pytest.approx(5e-8 + 7e-7 + 3e-5)
     assert PRICE.swap_s(10) == 1e-6
+
+
+def test_each_chunk_lays_its_keys_out_and_attends_by_itself() -> None:
+    decodes = IterationWork(2, 60, 60, 2, 2)
+    for one, sooner, kv_tokens in (
+        (decodes.with_chunk(100, 20, 0), 1, 120),
+        (decodes.with_chunk(100, 20, 0).with_chunk(0, 8, 1), 2, 128),
+        (IterationWork(0, 0, 0, 0, 0).with_chunk(100, 20, 0).with_decode(30), 1, 120),
+        (IterationWork(0, 0, 0, 0, 0).with_chunk(100, 20, 0), 0, 120),
+    ):
+        plain = IterationWork(*one[:5])
+        more_s = PRICE.iteration_s(one) - PRICE.iteration_s(plain)
+        assert more_s == pytest.approx(kv_tokens * 3e-7 + sooner * 2e-3)
 
 
 def test_a_pace_follows_what_is_measured_and_passes_over_one_stall() -> None:
@@ -55,7 +70,7 @@ def test_more_work_never_takes_less_time(one: tuple[int, ...], more: tuple[int, 
 @given(one=sizes, more=sizes)
 def test_nor_over_ranks(one: tuple[int, ...], more: tuple[int, ...]) -> None:
     """Also where the fewer tokens are single ones, which go another way."""
-    tokens, pairs, read, _, logits = one
+    tokens, pairs, read, _, logits, *_ = one
     single = IterationWork(tokens, pairs, read, tokens, logits)
     both = IterationWork(*(a + b for a, b in zip(single, more, strict=True)))
     assert OVER_RANKS.iteration_s(both) >= OVER_RANKS.iteration_s(single)

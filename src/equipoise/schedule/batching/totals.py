@@ -3,7 +3,7 @@
 from equipoise.schedule.batching.decodes import Decodes
 from equipoise.schedule.batching.sequence import Sequence
 from equipoise.schedule.batching.settings import BatchSettings, ServingPrice
-from equipoise.spec.serving import IterationWork, chunk_pairs
+from equipoise.spec.serving import IterationWork
 
 
 def decodes_work(decodes: Decodes) -> IterationWork:
@@ -55,12 +55,12 @@ class Totals:
 
     def add_decode(self, context_tokens: int) -> None:
         """Add one more decode, which reads this context."""
-        self.work = self._plus(context_tokens - 1, 1, 1)
+        self.work = self.work.with_decode(context_tokens)
         self._has_added = self._is_shared
 
     def add_chunk(self, start: int, tokens: int, logits: int) -> None:
         """Add tokens [start, start + tokens) of one sequence."""
-        self.work = self._plus(start, tokens, logits)
+        self.work = self.work.with_chunk(start, tokens, logits)
         self._prefill_tokens += tokens
         self._has_added = True
 
@@ -108,14 +108,5 @@ class Totals:
     def _fits(self, start: int, tokens: int, logits: int) -> bool:
         if self._prefill_tokens + tokens > self._settings.iteration_tokens:
             return False
-        return self._price.iteration_s(self._plus(start, tokens, logits)) <= self._budget_s
-
-    def _plus(self, start: int, tokens: int, logits: int) -> IterationWork:
-        work = self.work
-        return IterationWork(
-            work.tokens + tokens,
-            work.pairs + chunk_pairs(start, tokens),
-            work.kv_tokens + start + tokens,
-            work.sequences + 1,
-            work.logits + logits,
-        )
+        work = self.work.with_chunk(start, tokens, logits)
+        return self._price.iteration_s(work) <= self._budget_s

@@ -50,7 +50,7 @@ from equipoise.schedule.batching.settings import (
     single_s,
 )
 from equipoise.schedule.batching.totals import decodes_work
-from equipoise.spec.serving import IterationWork, chunk_pairs
+from equipoise.spec.serving import IterationWork
 
 DECODE_TIMES = 3
 """Prompts may make an iteration this many times as long as its decodes alone. Where a machine is
@@ -222,14 +222,7 @@ class TenantTurns:
         """Up to where decodes fill an iteration beside which prompts wait [s]."""
         least = min(groups, key=lambda each: each.own_s)
         work, page = _work(least.rows, least.context_tokens), self._settings.page_tokens
-        with_page = IterationWork(
-            work.tokens + page,
-            work.pairs + chunk_pairs(0, page),
-            work.kv_tokens + page,
-            work.sequences + 1,
-            work.logits,
-        )
-        page_s = self._price.iteration_s(with_page) - least.own_s
+        page_s = self._price.iteration_s(work.with_chunk(0, page, 0)) - least.own_s
         return max(least.own_s, min((limit_s + least.own_s) / 2, limit_s - page_s))
 
     def _alone_s(self, groups: list[_TenantRows]) -> float:
@@ -239,17 +232,11 @@ class TenantTurns:
             rows += each.rows
             context_tokens += each.context_tokens
             prompt_tokens += each.prompt_tokens
-        decodes_s = self._price.iteration_s(_work(rows, context_tokens))
+        decodes = _work(rows, context_tokens)
+        decodes_s = self._price.iteration_s(decodes)
         if not prompt_tokens:
             return decodes_s
-        whole = IterationWork(
-            rows + prompt_tokens,
-            context_tokens + chunk_pairs(0, prompt_tokens),
-            context_tokens + prompt_tokens,
-            rows + 1,
-            rows + 1,
-        )
-        whole_s = self._price.iteration_s(whole)
+        whole_s = self._price.iteration_s(decodes.with_chunk(0, prompt_tokens, 1))
         if whole_s <= _TIMES * decodes_s:  # they have room within the decodes' own limit
             return decodes_s
         return min(max(self._settings.iteration_s, DECODE_TIMES * decodes_s), whole_s)

@@ -25,7 +25,7 @@ from typing import TypeVar
 import torch
 
 from equipoise.base.errors import SpecError
-from equipoise.cost.serving import rising_points
+from equipoise.cost.serving import read_points, rising_points
 from equipoise.cost.work import forward_flop, pair_flop
 from equipoise.observe.machine import BUSY_CORES, OtherLoad
 from equipoise.schedule.batching.iteration import PageRun, ServeChunk, Swap
@@ -39,16 +39,17 @@ from equipoise.spec.device.serving import (
     write_serving,
 )
 from equipoise.spec.device.spec import Dtype
+from equipoise.spec.serving import chunk_pairs
 
 _ROWS = (1, 4, 16, 64, 256, 512)
 _LOGITS = (1, 8, 32, 64)
-_CHUNK, _CONTEXT = 256, 2048
-_SEQUENCES = 8
+_FEW, _CHUNK, _CONTEXT = 32, 256, 2048
+_SEQUENCES, _SHORT = 8, 64
 _BUDGET_S = 0.1
 """Time for the runs of one iteration, but at least three of them [s]."""
 
-_LONG_S = 0.25
-"""A run that takes longer is not repeated [s]."""
+_LONG_S, _ENDLESS_S = 0.25, 2.5
+"""A run that takes longer is repeated once, and not at all [s]."""
 
 _LEAST_S = 1e-9
 
@@ -85,7 +86,10 @@ def finish(steps: Steps[_T]) -> _T:
 
 
 def median_s(call: Callable[[], None], *, clock: Callable[[], float] = time.perf_counter) -> float:
-    """The median time of some runs after one that warms up; of a long one, that one [s]."""
+    """The median time of some runs after one that warms up; of long ones, the second [s].
+
+    The first run also waits for memory that nobody has used before: seconds of a large pool.
+    """
     return finish(median_steps(call, clock=clock))
 
 
@@ -101,9 +105,14 @@ def median_steps(
 
     first_s = once()
     yield
-    if first_s > _LONG_S:
+    if first_s > _ENDLESS_S:
         return first_s
     times = list[float]()
+    if first_s > _LONG_S:
+        times.append(once())
+        yield
+        if times[0] > _LONG_S:
+            return times[0]
     while len(times) < 3 or (sum(times) < _BUDGET_S and len(times) < 9):
         times.append(once())
         yield
@@ -136,10 +145,17 @@ class _Probe:
 
     def decodes_s(self, sequences: int, context: int) -> Steps[float]:
         """One token each of sequences with this many tokens."""
+        return (yield from self._run_s(self._decodes(sequences, context)))
+
+    def both_s(self, sequences: int, context: int, tokens: int) -> Steps[float]:
+        """The same beside the first tokens of another sequence."""
+        chunks = [self._chunk(0, tokens), *self._decodes(sequences, context)]
+        return (yield from self._run_s(chunks))
+
+    def _decodes(self, sequences: int, context: int) -> list[ServeChunk]:
         pages = -(-context // self._size)
         last = self._decoder.pool.pages - pages
-        chunks = [self._chunk(context - 1, 1, min(at * pages, last)) for at in range(sequences)]
-        return (yield from self._run_s(chunks))
+        return [self._chunk(context - 1, 1, min(at * pages, last)) for at in range(sequences)]
 
     def _run_s(self, chunks: Sequence[ServeChunk]) -> Steps[float]:
         tokens = [1] * sum(chunk.tokens for chunk in chunks)
@@ -195,38 +211,49 @@ def curve_steps(
     probe = _Probe(decoder, timer)
     context = max(1, min(_CONTEXT, probe.pool_tokens - _CHUNK))
     chunk = min(_CHUNK, probe.pool_tokens - context)
-    # Two differences, two unknowns: pairs and rows of keys.
-    late_s, early_s = (
-        (yield from probe.chunk_s(context, chunk)),
-        (yield from probe.chunk_s(0, chunk)),
-    )
-    short = min(context, 64)
+    few = min(_FEW, chunk)
+    late_s = dict[int, float]()
+    for rows in (chunk, few):
+        late_s[rows] = yield from probe.chunk_s(context, rows)
+        late_s[rows] -= yield from probe.chunk_s(0, rows)
+    short = min(context, _SHORT)
     far_s = yield from probe.decodes_s(_SEQUENCES, context)
     near_s = yield from probe.decodes_s(_SEQUENCES, short)
+    # Three differences, three unknowns: pairs, rows of keys, and those rows for a chunk.
     row_s = max(0.0, far_s - near_s) / (_SEQUENCES * max(1, context - short))
-    pair_s = max(0.0, late_s - early_s - row_s * context) / max(1, (chunk - 1) * context)
+    pair_s = max(0.0, late_s[chunk] - late_s[few]) / max(1, (chunk - few) * context)
     pair_s = min(pair_s, row_s) if row_s else pair_s
     kv_token_s = max(0.0, row_s - pair_s)
+    chunk_kv_token_s = max(0.0, late_s[few] / context - few * pair_s - kv_token_s)
     tokens = list[tuple[int, float]]()
     for rows in _ROWS:
         if rows > probe.pool_tokens:
             break
         if time.monotonic() - begin > most_s and rows not in _NEEDED_ROWS:
             continue
-        attention_s = pair_s * rows * (rows + 1) / 2 + kv_token_s * rows
+        attention_s = pair_s * rows * (rows + 1) / 2 + (kv_token_s + chunk_kv_token_s) * rows
         rows_s = yield from probe.chunk_s(0, rows)
         tokens.append((rows, max(_LEAST_S, rows_s - attention_s)))
-    apart_s = (yield from probe.decodes_s(_SEQUENCES, 1)) - _read(tokens, _SEQUENCES)
+    points = rising_points(tokens)
+    apart_s = (yield from probe.decodes_s(_SEQUENCES, 1)) - read_points(points, _SEQUENCES)
+    sequence_s = max(0.0, apart_s) / _SEQUENCES
+    beside = min(_SHORT, probe.pool_tokens)
+    call_s = yield from probe.both_s(_SEQUENCES, short, beside)
+    call_s -= read_points(points, _SEQUENCES + beside) + (_SEQUENCES + 1) * sequence_s
+    call_s -= _SEQUENCES * short * row_s + chunk_pairs(0, beside) * pair_s
+    call_s -= beside * (kv_token_s + chunk_kv_token_s)
     logits = list[tuple[int, float]]()
     for rows in _LOGITS:
         logits.append((rows, (yield from probe.logits_s(rows))))
     return ServingCurve(
-        tokens=rising_points(tokens),
+        tokens=points,
         logits=rising_points(logits),
         pair_s=pair_s,
         kv_token_s=kv_token_s,
-        sequence_s=max(0.0, apart_s) / _SEQUENCES,
+        sequence_s=sequence_s,
         swap_token_s=(yield from probe.swap_token_s()),
+        chunk_kv_token_s=chunk_kv_token_s,
+        call_s=max(0.0, call_s),
     )
 
 
@@ -263,10 +290,6 @@ def estimate_curve(decoder: PagedDecoder, *, timer: Timer = _again_s) -> Serving
         sequence_s=0.0,
         swap_token_s=2 * kv_token_s,
     )
-
-
-def _read(points: Sequence[tuple[int, float]], rows: int) -> float:
-    return next((seconds for at, seconds in points if at >= rows), points[-1][1])
 
 
 def kept_curve(

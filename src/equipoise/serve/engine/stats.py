@@ -92,6 +92,8 @@ class Tally:
             kv_tokens=work.kv_tokens,
             sequences=work.sequences,
             logits=work.logits,
+            chunks=work.chunks,
+            chunk_kv_tokens=work.chunk_kv_tokens,
             preempted=len(schedule.preempted),
             swapped_out=len(schedule.swaps_out),
         )

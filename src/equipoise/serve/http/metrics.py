@@ -1,6 +1,7 @@
 """Prometheus metrics: counted once, shown under our names and under vLLM's.
 
 What it decides
+    A page shows one moment: every number is read once, whatever names it goes by.
     The only labels are the model, the tenant, why an answer ended, what moves between ranks, and
     what a preemption did; tenants are those of the tenants file, so the number of series is
     bounded.
@@ -123,8 +124,6 @@ class Metrics:
         for reason in _REFUSALS:
             self._refused.labels(model, reason)
         self._registry.register(_EngineCollector(engine, model, self._tenants))
-        self._mirrored = CollectorRegistry()
-        self._mirrored.register(_Mirror(self._registry))
 
     def _counter(self, name: str, words: str, labels: tuple[str, ...]) -> Counter:
         return Counter(f"equipoise_{name}", words, labels, registry=self._registry)
@@ -187,7 +186,8 @@ class Metrics:
 
     def write(self) -> bytes:
         """The text that ``/metrics`` answers."""
-        return generate_latest(self._registry) + generate_latest(self._mirrored)
+        seen = [*self._registry.collect()]
+        return generate_latest(_Seen(seen)) + generate_latest(_Seen(map(_mirror, seen)))
 
 
 class _EngineCollector(Collector):
@@ -255,30 +255,29 @@ class _EngineCollector(Collector):
         return counter
 
 
-class _Mirror(Collector):
-    """The same numbers under vLLM's names; tenants, and ways to preempt, are added up."""
+class _Seen(Collector):
+    """Numbers that were read already."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._registry = registry
+    def __init__(self, metrics: Iterable[Metric | None]) -> None:
+        self._metrics = [each for each in metrics if each is not None]
 
-    def describe(self) -> list[Metric]:
-        return []
+    def collect(self) -> list[Metric]:
+        return self._metrics
 
-    def collect(self) -> Iterator[Metric]:
-        for metric in self._registry.collect():
-            theirs = _VLLM.get(metric.name)
-            if theirs is None:
-                continue
-            copy = Metric(theirs, metric.documentation, metric.type)
-            sums: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
-            for sample in metric.samples:
-                if sample.name.endswith("_created"):
-                    continue
-                labels = {k: v for k, v in sample.labels.items() if k not in _OUR_LABELS}
-                name = theirs + sample.name.removeprefix(metric.name)
-                key = name, tuple(sorted({**labels, "engine": "0"}.items()))
-                sums[key] = sums.get(key, 0.0) + sample.value
-            copy.samples = [
-                Sample(name, dict(labels), value) for (name, labels), value in sums.items()
-            ]
-            yield copy
+
+def _mirror(metric: Metric) -> Metric | None:
+    """The same numbers under vLLM's name, if it has one; tenants and ways to preempt are summed."""
+    theirs = _VLLM.get(metric.name)
+    if theirs is None:
+        return None
+    copy = Metric(theirs, metric.documentation, metric.type)
+    sums: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+    for sample in metric.samples:
+        if sample.name.endswith("_created"):
+            continue
+        labels = {k: v for k, v in sample.labels.items() if k not in _OUR_LABELS}
+        name = theirs + sample.name.removeprefix(metric.name)
+        key = name, tuple(sorted({**labels, "engine": "0"}.items()))
+        sums[key] = sums.get(key, 0.0) + sample.value
+    copy.samples = [Sample(name, dict(labels), value) for (name, labels), value in sums.items()]
+    return copy

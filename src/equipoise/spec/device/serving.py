@@ -7,7 +7,8 @@ Why
 
 What it decides
     An iteration's seconds are a curve over its new tokens, another one over rows that pass through
-    the head, and terms linear in pairs, rows of keys and values, and sequences. The file in the
+    the head, and terms linear in pairs, rows of keys and values, sequences, and calls of attention:
+    every chunk of a prompt is one, all single tokens together are another one. The file in the
     cache holds a curve for each model, precision and number of threads that was measured.
 
 Kept true (tests/unit/spec/device/test_serving.py)
@@ -51,6 +52,10 @@ class ServingCurve:
     """One sequence more in an iteration [s]."""
     swap_token_s: float
     """Moving one token's keys and values to host memory or back [s]."""
+    chunk_kv_token_s: float = 0.0
+    """Laying out one token's keys and values for a chunk of a prompt, in all layers [s]."""
+    call_s: float = 0.0
+    """One call of attention more in every layer: for a chunk beside other sequences [s]."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -405,3 +405,15 @@ def test_bodies_are_let_go_with_their_requests(server: Running) -> None:
         ask(server.port, "POST", "/v1/completions", data)
     until(lambda: is_idle(server))
     assert limits._bodies.size_bytes == 0
+
+
+def test_a_page_of_metrics_shows_one_moment(server: Running) -> None:
+    """Iterations go on while it is written."""
+    with begin(server):
+        until(lambda: server.state.model.engine.stats().running == 1)
+        for _ in range(30):
+            seen = scraped(server)
+            iterations = seen["equipoise_iterations_total", ""]
+            assert iterations == seen["equipoise_iteration_tokens_count", ""]
+            assert iterations == seen["vllm:iteration_tokens_total_count", ""]
+    until(lambda: is_idle(server))
