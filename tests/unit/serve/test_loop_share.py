@@ -22,6 +22,7 @@ class Thread:
         """A request arrives; it is read at its turn, if that comes soon."""
         wait_s = self.share.arrive(tenant)
         if wait_s > MOST_WAIT_S:
+            self.share.refuse(tenant)
             self.share.leave(tenant)
         else:
             heappush(self._due, (self.now_s + wait_s, tenant, cost_s, size))
@@ -117,3 +118,57 @@ def test_what_parsing_takes_on_other_threads_is_charged(late_s: float) -> None:
         thread.pass_s(0.3)
     # Two tenants are here, so that one may begin in 3.2 s, which is half of a quarter of the time.
     assert waits[0] == 0.0 and 2.0 < max(waits) <= 0.4 * 8
+
+
+def test_what_refusals_take_makes_nobody_elses_requests_wait() -> None:
+    thread = Thread()
+    thread.ask("s", 0.4)
+    thread.share.arrive("a")
+    waits, refused = [], 0
+    for _ in range(200):
+        waits.append(thread.ask("a", 0.001))
+        for _ in range(50):
+            if thread.ask("s", 0.001) > MOST_WAIT_S:
+                refused += 1
+                thread.spent_s += 0.001
+            thread.pass_s(0.002)
+    assert refused > 5_000
+    assert max(waits) == 0.0
+
+
+def test_clients_that_ask_again_at_once_are_refused_seldom_and_all_begin() -> None:
+    clients, seconds, stream_s = 40, 10.0, 4.0
+    thread = Thread()
+    thread.ask("s", 0.4)  # a long body
+    thread.share.arrive("a")  # a stream that goes on
+    thread.pass_s(0.3)
+    begin_s, refused, begun = thread.now_s, 0, set[int]()
+    turns: list[tuple[float, int, str]] = [(thread.now_s, each, "ask") for each in range(clients)]
+    while turns[0][0] < begin_s + seconds:
+        thread.now_s, client, what = heappop(turns)
+        if what == "begin":
+            thread.share.begin("s")
+            thread.spent_s += 0.001
+            begun.add(client)
+            heappush(turns, (thread.now_s + stream_s, client, "leave"))
+            continue
+        if what == "leave":
+            thread.share.leave("s")
+        wait_s = thread.share.arrive("s")
+        if wait_s <= MOST_WAIT_S:
+            heappush(turns, (thread.now_s + wait_s, client, "begin"))
+            continue
+        refused += 1
+        thread.spent_s += 0.001
+        heappush(turns, (thread.now_s + thread.share.refuse("s") + 0.001, client, "leave"))
+    assert len(begun) == clients
+    assert refused <= clients * seconds / 2, "those that begin are not refused any more"
+
+
+def test_of_a_flood_only_so_many_are_kept_until_they_are_refused() -> None:
+    share = LoopShare(refusal_s=1.0)
+    kept = []
+    for _ in range(1_000):
+        share.arrive("s")
+        kept.append(share.refuse("s"))
+    assert kept == [1.0] * 256 + [0.0] * 744

@@ -209,6 +209,7 @@ class Gate:
         held.callback(share.leave, tenant)
         if wait_s > MOST_WAIT_S:
             self._state.metrics.count_refusal("rate_limit")
+            await asyncio.sleep(share.refuse(tenant))
             raise HttpError(
                 429,
                 f"{tenant or 'Who has no key'} sends more requests than can be read beside those "

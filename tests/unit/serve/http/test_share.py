@@ -34,7 +34,7 @@ def test_requests_at_fault_are_counted_and_then_not_even_parsed() -> None:
 
 def test_a_flood_beside_others_is_refused_before_it_is_read() -> None:
     now_s, spent_s = 0.0, 0.0
-    share = LoopShare(lambda: now_s, lambda: spent_s)
+    share = LoopShare(lambda: now_s, lambda: spent_s, refusal_s=0.01)
     for name in ("few", "", "ann"):
         share.arrive(name)
         share.begin(name)
