@@ -34,8 +34,21 @@ class OtherTensorsError(CheckpointError):
     """A sound checkpoint of other tensors than those of the run."""
 
 
+_MOMENTS = "optimizer.state."
+
+
+def has_moments(index: Index, weight: str) -> bool:
+    """Whether a checkpoint has moments of a weight."""
+    return any(name.startswith(f"{_MOMENTS}{weight}.") for name in index)
+
+
 def require_same_tensors(
-    folder: Path, index: Index, state: Mapping[str, Any], ranks: Ranks | None
+    folder: Path,
+    index: Index,
+    state: Mapping[str, Any],
+    ranks: Ranks | None,
+    *,
+    other_moments: bool = False,
 ) -> None:
     """Compare a checkpoint's tensors with the state of all ranks; each of them calls this.
 
@@ -44,6 +57,7 @@ def require_same_tensors(
         index: Its tensors.
         state: This rank's, as ``places.live_state`` returns it.
         ranks: All ranks; one alone unless given.
+        other_moments: Whether each side may have moments of weights of which the other has none.
 
     Raises:
         OtherTensorsError: names the first tensor that differs, and both sides.
@@ -55,12 +69,25 @@ def require_same_tensors(
     }
     wanted = own if ranks is None else _union(ranks.gather_objects(own))
     held: _Kinds = {name: (stored.dtype, stored.shape) for name, stored in index.items()}
+    if other_moments:
+        mine, theirs = _with_moments(wanted), _with_moments(held)
+        wanted = {name: kind for name, kind in wanted.items() if _weight(name) not in mine - theirs}
+        held = {name: kind for name, kind in held.items() if _weight(name) not in theirs - mine}
     sentence = _difference(held, wanted)
     if sentence:
         raise OtherTensorsError(
             f"{folder} holds another model: {sentence}. Give run.toml the sizes of the checkpoint, "
             f"or train into another folder with --out."
         )
+
+
+def _with_moments(kinds: _Kinds) -> set[str]:
+    return {_weight(name) for name in kinds} - {""}
+
+
+def _weight(name: str) -> str:
+    """The weight that a moment is of; empty for any other tensor."""
+    return name.removeprefix(_MOMENTS).rpartition(".")[0] if name.startswith(_MOMENTS) else ""
 
 
 def _union(rows: list[_Kinds]) -> _Kinds:

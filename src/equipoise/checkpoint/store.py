@@ -5,6 +5,10 @@ What it decides
     writes and reads its own names. Tensors come from the checkpoint, the optimizer's settings from
     the run that loads it.
 
+    A run may resume with other weights frozen than before. Weights that are newly trained have no
+    moments in the checkpoint and begin as at a first step; moments of newly frozen ones are not
+    read.
+
     A rank reads the bytes that it needs. Every byte is verified all the same, divided over the
     ranks (``checkpoint.reading``). Damage anywhere is an error on all ranks, and so is a tensor
     that is missing, left over, or of another shape or dtype.
@@ -31,7 +35,7 @@ from equipoise.checkpoint.background import Saver
 from equipoise.checkpoint.manifest import Manifest, folder_name
 from equipoise.checkpoint.places import live_state
 from equipoise.checkpoint.reading import ReadCounts
-from equipoise.checkpoint.same import require_same_tensors
+from equipoise.checkpoint.same import has_moments, require_same_tensors
 from equipoise.checkpoint.shards import ShardReader
 from equipoise.comm.group import Ranks
 
@@ -73,6 +77,7 @@ def load(
     *,
     manifest: Manifest | None = None,
     ranks: Ranks | None = None,
+    other_moments: bool = False,
 ) -> ReadCounts:
     """Fill a sharded module and its optimizer from a checkpoint, in place.
 
@@ -83,6 +88,7 @@ def load(
         manifest: As ``open_manifest`` returned it, to verify every byte; without one all of them
             were verified before.
         ranks: All ranks; each of them calls this. One alone unless given.
+        other_moments: Whether it may have moments of other weights than those that are trained.
 
     Returns:
         What this rank has read.
@@ -98,7 +104,10 @@ def load(
     ]
     state, groups = live_state(module, optimizer)
     reader = _open(folder, manifest, ranks)
-    require_same_tensors(folder, reader.index, state, ranks)
+    require_same_tensors(folder, reader.index, state, ranks, other_moments=other_moments)
+    moments = state["optimizer"]["state"]
+    new = [name for name in moments if other_moments and not has_moments(reader.index, name)]
+    fresh = {name: moments.pop(name) for name in new}
     try:
         state_dict_loader.load(state, storage_reader=reader)
         reader.settle()
@@ -110,6 +119,10 @@ def load(
         raise CheckpointError(f"{folder} could not be loaded ({lines[-1]}).") from error
     finally:
         reader.close()
+    for each in fresh.values():
+        for value in each.values():
+            value.zero_()
+    moments |= fresh
     state["optimizer"]["param_groups"] = groups
     set_model_state_dict(module, state["model"])
     set_optimizer_state_dict(module, optimizer, state["optimizer"])

@@ -11,19 +11,30 @@ What it decides
     and moved as ``parallel.modality.shard`` does it: each is split by rows, the same number on
     every rank, so the last one's may be padded.
 
+    Weights in ``EncoderSpec.frozen`` have no gradient and no moments. The backward ends at the
+    first trained layer; layers before it keep nothing for a backward and are not gathered for one.
+    A frozen encoder is freed as soon as its rows are made.
+
 Kept true (tests/unit/cost/test_modality.py, tests/unit/nn/modality/test_encoder.py,
 tests/multi/check/test_modality.py)
     More patches, layers or width never cost less; one large item costs more than small ones of as
     many patches; bytes equal those that autograd saves, and those that ranks send.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from equipoise.base.arrays import Ints
-from equipoise.cost.memory.weights import SMALL_BYTES, WeightGroup, count_held, is_kept_whole
+from equipoise.cost.memory.weights import (
+    SMALL_BYTES,
+    HeldNumbers,
+    WeightGroup,
+    count_held,
+    is_kept_whole,
+)
 from equipoise.cost.step.layer import LAUNCH_S, Rates
 from equipoise.spec.device.parts import EncoderPoint
 from equipoise.spec.layout import Layout
@@ -68,32 +79,55 @@ def encode_passes(
     if not total:
         return EncodePasses(0.0, 0.0)
     hidden, joined, rows = spec.hidden, spec.merged * spec.hidden, total // spec.merged
-    layer = [(total, 3 * hidden, hidden), (total, hidden, hidden)]
-    layer += [(total, spec.ffn, hidden), (total, hidden, spec.ffn)]
-    ends = [(rows, joined, joined), (rows, width, joined)]
+    layer = {
+        "query_key_value": (total, 3 * hidden, hidden),
+        "output": (total, hidden, hidden),
+        "up": (total, spec.ffn, hidden),
+        "down": (total, hidden, spec.ffn),
+    }
+    embed = (total, hidden, spec.values)
+    ends = {"join": (rows, joined, joined), "project": (rows, width, joined)}
 
     def product_s(size: tuple[int, int, int]) -> float:
         return rates.product_s(*size, fp8=False)
 
-    def backward_s(size: tuple[int, int, int]) -> float:
+    def backward_s(name: str, size: tuple[int, int, int], *, reaches: bool) -> float:
         n, columns, inner = size
-        return product_s((n, inner, columns)) + product_s((columns, inner, n))
+        of_input = product_s((n, inner, columns)) if reaches else 0.0
+        trained = f"{name}.weight" not in frozen
+        return of_input + (product_s((columns, inner, n)) if trained else 0.0)
 
-    embed = (total, hidden, spec.values)
-    forward = spec.layers * sum(map(product_s, layer)) + sum(map(product_s, [embed, *ends]))
-    backward = spec.layers * sum(map(backward_s, layer)) + sum(map(backward_s, ends))
-    backward += product_s((hidden, spec.values, total))
+    frozen = set(spec.frozen)
+    back = [at for at, runs in enumerate(spec.layers_back) if runs]
+    forward = spec.layers * sum(map(product_s, layer.values()))
+    forward += sum(map(product_s, [embed, *ends.values()]))
+    # Layers that are trained alike cost alike.
+    alike = {0: len(back)} if not spec.frozen else dict.fromkeys(back, 1)
+    backward = sum(
+        count * backward_s(f"layers.{at}.{name}", size, reaches=True)
+        for at, count in alike.items()
+        for name, size in layer.items()
+    )
+    backward += backward_s("embed", embed, reaches=False)
+    reaches = bool(back) or spec.trains("embed", "norm")
+    for name, size in ends.items():
+        backward += backward_s(name, size, reaches=reaches)
+        reaches = reaches or spec.trains(name)
     # n x n pairs of an item are those of a causal document of this length.
     lengths = (np.sqrt(1.0 + 8.0 * patches.astype(np.float64) ** 2) - 1.0) / 2.0
     of_heads = spec.heads, spec.heads, spec.hidden // spec.heads
     core, core_back = (
-        float(rates.attention_s(lengths, *of_heads, backward=back).sum()) for back in (False, True)
+        float(rates.attention_s(lengths, *of_heads, backward=is_back).sum())
+        for is_back in (False, True)
     )
-    moved = spec.layers * total * _MOVED * hidden * ELEMENT_BYTES / rates.bytes_per_s * moves
-    launched = LAUNCH_S * (spec.layers * (_KERNELS + sizes) + _END_KERNELS)
+    moved = total * _MOVED * hidden * ELEMENT_BYTES / rates.bytes_per_s * moves
+    kernels, end_kernels = LAUNCH_S * (_KERNELS + sizes), LAUNCH_S * _END_KERNELS
+    ends_s = 0.0 if spec.is_frozen else _BACKWARD_KERNELS * end_kernels
     return EncodePasses(
-        forward + spec.layers * core + moved + launched,
-        backward + spec.layers * core_back + _MOVES_BACKWARD * moved + _BACKWARD_KERNELS * launched,
+        forward + spec.layers * (core + moved + kernels) + end_kernels,
+        backward
+        + len(back) * (core_back + _MOVES_BACKWARD * moved + _BACKWARD_KERNELS * kernels)
+        + ends_s,
     )
 
 
@@ -113,37 +147,51 @@ def timed_passes(point: EncoderPoint, spec: EncoderSpec, patches: Ints, width: i
     )
 
 
-def encoder_params(spec: EncoderSpec, width: int) -> int:
+def encoder_params(spec: EncoderSpec, width: int, *, trained: bool = False) -> int:
     """Weights of an encoder, biases and norms included.
 
     Args:
         spec: Sizes.
         width: Hidden width of the decoder.
+        trained: Only those that are trained.
     """
-    return sum(group.params for group in encoder_groups(spec, width, Layout()))
+    groups = encoder_groups(spec, width, Layout())
+    return sum(group.trained.params if trained else group.params for group in groups)
 
 
-def encoder_groups(spec: EncoderSpec, width: int, layout: Layout) -> list[WeightGroup]:
+NOTHING = WeightGroup(0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderGroup(WeightGroup):
+    """Weights of an encoder that are gathered together."""
+
+    trained: WeightGroup = NOTHING
+    """Those of them that have a gradient."""
+    runs_back: bool = True
+    """Whether the backward computes with them."""
+
+
+def encoder_groups(spec: EncoderSpec, width: int, layout: Layout) -> list[EncoderGroup]:
     """Weights that move together: those outside of layers first, then each layer's.
 
     Args:
-        spec: Sizes.
+        spec: Sizes, and what is trained.
         width: Hidden width of the decoder.
         layout: The encoders' own (``Layout.of_encoders``).
     """
-    hidden, joined = spec.hidden, spec.merged * spec.hidden
-    embed, norm = [(hidden, spec.values), (hidden, 1)], [(hidden, 1)] * 2
-    join, project = [(joined, joined), (joined, 1)], [(width, joined), (width, 1)]
-    attention = [(3 * hidden, hidden), (3 * hidden, 1), (hidden, hidden), (hidden, 1)]
-    feed_forward = [(spec.ffn, hidden), (spec.ffn, 1), (hidden, spec.ffn), (hidden, 1)]
-    ends, layer = (
-        WeightGroup(
-            sum(rows * columns for rows, columns in shapes),
-            sum(-(-rows // layout.shards) * columns for rows, columns in shapes),
-        )
-        for shapes in (embed + norm + join + project, 2 * norm + attention + feed_forward)
-    )
-    return [ends, *[layer] * spec.layers]
+    numbers = np.zeros((1 + spec.layers, 4), dtype=np.int64)
+    frozen = set(spec.frozen)
+    for name, (rows, *columns) in spec.shapes(width).items():
+        group = 1 + int(name.split(".")[1]) if name.startswith("layers.") else 0
+        inner = math.prod(columns)
+        held = np.array([rows * inner, -(-rows // layout.shards) * inner])
+        numbers[group] += np.concatenate((held, held * (name not in frozen)))
+    runs = not spec.is_frozen, *spec.layers_back
+    return [
+        EncoderGroup(params, owned, trained=WeightGroup(some, own), runs_back=runs_back)
+        for (params, owned, some, own), runs_back in zip(numbers.tolist(), runs, strict=True)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,17 +229,18 @@ def count_weight_traffic(
     >>> traffic[1].sent_bytes == 2 * 4 * encoder_params(one, 16)
     True
     """
-    sent_bytes = messages = 0
-    for spec in encoders:
-        for group in encoder_groups(spec, width, layout):
-            sends = count_moves(group, layout, small_bytes=small_bytes) * (layout.shards - 1)
-            sent_bytes += layout.world * sends * group.owned * element_bytes
-            messages += layout.world * sends
-    return EncoderTraffic(sent_bytes, messages)
+    numbers = messages = 0
+    if layout.shards > 1:
+        for group in (each for spec in encoders for each in encoder_groups(spec, width, layout)):
+            gathers = count_gathers(group, layout, small_bytes=small_bytes)
+            numbers += gathers * group.owned + group.trained.owned
+            messages += gathers + (group.trained.params > 0)
+    to_all = layout.world * (layout.shards - 1)
+    return EncoderTraffic(to_all * numbers * element_bytes, to_all * messages)
 
 
-def count_moves(group: WeightGroup, layout: Layout, *, small_bytes: int = SMALL_BYTES) -> int:
-    """How often a group of encoders' weights is gathered, or its gradients split, in a step.
+def count_gathers(group: EncoderGroup, layout: Layout, *, small_bytes: int = SMALL_BYTES) -> int:
+    """How often a group of encoders' weights is gathered in a step.
 
     Args:
         group: Of ``encoder_groups``.
@@ -200,10 +249,8 @@ def count_moves(group: WeightGroup, layout: Layout, *, small_bytes: int = SMALL_
     """
     if layout.shards == 1:
         return 0
-    is_small = is_kept_whole(
-        group, width=ELEMENT_BYTES, zero=layout.zero, pp=layout.pp, small_bytes=small_bytes
-    )
-    return 3 if layout.zero == 3 and not is_small else 2
+    is_small = _is_small(group, layout, small_bytes)
+    return 2 if layout.zero == 3 and group.runs_back and not is_small else 1
 
 
 def held_bytes(
@@ -224,19 +271,40 @@ def held_bytes(
         read_rows: Rows that it reads, whose gradients it keeps, too.
     """
     groups = [encoder_groups(spec, width, layout) for spec, _ in shares]
-    ends, layers = [each[0] for each in groups], [layer for each in groups for layer in each[1:]]
-    held = count_held(ends, layers, layout, width=ELEMENT_BYTES)
+    owned = sum(each.owned + 2 * each.trained.owned for encoder in groups for each in encoder)
+    trained = [each for each in groups if each[0].runs_back]
+    held = _count_held(trained, layout)
+    small = [each for encoder in trained for each in encoder if _is_small(each, layout)]
+    gradients = sum(each.trained.params for encoder in trained for each in encoder)
+    if layout.zero > 1:
+        gradients = sum(each.trained.owned for encoder in trained for each in encoder)
+        gradients += sum(each.trained.params - each.trained.owned for each in small)
+    # Before rows arrive, a frozen encoder is whole; it is freed before their gradients are kept.
+    whole = [_count_held([each], layout).gathered for each in groups if not each[0].runs_back]
+    passing = max(2 * read_rows * width, *whole, 0)
     # A weight and its two moments; it in its gathered form, and its gradient.
-    states = 3 * held.owned + held.gathered + held.gradients
-    rows = (sent_rows + 2 * read_rows) * width
-    return ELEMENT_BYTES * (states + rows) + sum(kept_bytes(*each) for each in shares)
+    numbers = owned + held.gathered + gradients + sent_rows * width + passing
+    return ELEMENT_BYTES * numbers + sum(kept_bytes(*each) for each in shares)
+
+
+def _count_held(encoders: Sequence[Sequence[EncoderGroup]], layout: Layout) -> HeldNumbers:
+    ends, layers = [each[0] for each in encoders], [one for each in encoders for one in each[1:]]
+    return count_held(ends, layers, layout, width=ELEMENT_BYTES)
+
+
+def _is_small(group: WeightGroup, layout: Layout, small_bytes: int = SMALL_BYTES) -> bool:
+    return is_kept_whole(
+        group, width=ELEMENT_BYTES, zero=layout.zero, pp=layout.pp, small_bytes=small_bytes
+    )
 
 
 def kept_bytes(spec: EncoderSpec, patches: Ints) -> int:
     """What autograd keeps of a rank's items from their forward to their backward [bytes].
 
+    Exact where what is frozen comes before what is trained; at most this elsewhere.
+
     Args:
-        spec: Sizes.
+        spec: Sizes, and what is trained.
         patches: Patches of each item that the rank encodes, int64 [items].
     """
     hidden, head_width = spec.hidden, spec.hidden // spec.heads
@@ -244,5 +312,14 @@ def kept_bytes(spec: EncoderSpec, patches: Ints) -> int:
     # turned queries and keys; the core's output, as items and joined, and a figure for each head;
     # the activation's input and output.
     layer = 19 * hidden + 4 + spec.heads
-    of_patch = spec.values + head_width + spec.layers * layer + 4 * hidden + 2
+    back = sum(spec.layers_back)
+    of_patch = (spec.values if spec.trains("embed.weight") else 0) + back * layer
+    of_patch += head_width if back else 0
+    # The last norm's input and two figures; what joins items, its output, and the activation's.
+    if back or spec.trains("embed", "norm"):
+        of_patch += 4 * hidden + 2
+    elif spec.trains("join"):
+        of_patch += 3 * hidden
+    elif spec.trains("project.weight"):
+        of_patch += hidden
     return ELEMENT_BYTES * int(patches.sum()) * of_patch

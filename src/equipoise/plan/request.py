@@ -204,7 +204,9 @@ def decide(inputs: Inputs, outcome: Outcome, finalists: list[Finalist], due: Dea
     if len(finalists) > 1:
         second = finalists[1]
         flip = find_flip(best.terms, second.run.price.terms, second.choice.words()["layout"])
-    bound = outcome.progress.bound_s
+    # Bounds are of passes in which every weight is trained.
+    is_whole = finalists[0].choice.options.trained is None
+    bound = outcome.progress.bound_s if is_whole else 0.0
     if isinstance(inputs, RunInputs) and bound:  # 0 where nothing is bounded
         bound += inputs.beside_s(finalists[0])
     bound = min(bound, best.step_s, inputs.unlisted_s)

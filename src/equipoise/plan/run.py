@@ -42,6 +42,7 @@ from equipoise.spec.catalog import Policy
 from equipoise.spec.cluster.spec import ClusterSpec, this_machine
 from equipoise.spec.device.by_name import THIS_CPU, own_name
 from equipoise.spec.device.here import device_file
+from equipoise.spec.modality.trained import run_shares
 from equipoise.spec.offload import Offload
 from equipoise.spec.plan import RUN_TOML, Plan, Wall, read_plan, require_fresh
 from equipoise.spec.run.load import read_run
@@ -277,6 +278,7 @@ def run_options(run: ResolvedRun, machine: Machine, policy: Policy) -> StepOptio
         sharding=run.spec.layout.sharding,
         seed=run.spec.train.seed,
         residuals=residuals_of(machine.device),
+        trained=run_shares(run.spec, run.model),
     )
 
 
@@ -289,19 +291,24 @@ def digest_run(run: ResolvedRun, store: "TokenStore", cluster: ClusterSpec) -> d
     lengths = store.doc_tokens if store.mixture is None else [store.doc_tokens, store.mixture]
     encoded = {}
     if spec.encoders:
-        items = store.require_items()
+        items, sizes = store.require_items(), [each.sizes for each in spec.encoders]
         encoded["images and sound"] = digest(
-            [spec.encoders, items.begin, items.rows, items.kind, items.grid]
+            [sizes, items.begin, items.rows, items.kind, items.grid]
         )
-    return encoded | {
-        "model": digest(run.model),
-        "lengths": digest(lengths),
-        "packing": digest([pack, spec.train.seed, layout.sharding, layout.ranks_per_node]),
-        "precision": digest(spec.train.precision),
-        "machine": digest([cluster.device.title, cluster.devices]),
-        "curves": digest_curves(cluster),
-        "equipoise": __version__,
-    }
+    frozen = {"frozen weights": digest(spec.train.freeze)} if spec.train.freeze else {}
+    return (
+        encoded
+        | frozen
+        | {
+            "model": digest(run.model),
+            "lengths": digest(lengths),
+            "packing": digest([pack, spec.train.seed, layout.sharding, layout.ranks_per_node]),
+            "precision": digest(spec.train.precision),
+            "machine": digest([cluster.device.title, cluster.devices]),
+            "curves": digest_curves(cluster),
+            "equipoise": __version__,
+        }
+    )
 
 
 def guess_sentence(cluster: ClusterSpec) -> str:

@@ -25,6 +25,7 @@ from equipoise.cost.curve import LoadCurve
 from equipoise.cost.curves.parts import Once, PartCurves, part_curves
 from equipoise.cost.step.layer import add
 from equipoise.cost.step.request import TERMS, StepOptions, element_bytes
+from equipoise.cost.step.trained import cut_ends, cut_layers
 from equipoise.schedule.attention.count import Wire
 from equipoise.schedule.attention.price import (
     BACKWARD_OVER_FORWARD,
@@ -89,14 +90,19 @@ class MeasuredParts:
         """What each stage's rank pays once: before, after, optimizer, float64 [pp]; and a step."""
         last = len(layers) - 1
         kinds: tuple[Once, ...] = ("gather_s", "reduce_s", "optimizer_s")
-        before, after, optimizer = (
-            np.array(
-                [
-                    self._curves.once_s(kind, len(mine), first=rank == 0, last=rank == last)
-                    for rank, mine in enumerate(layers)
-                ]
+        trained = self._options.trained
+
+        def once_s(kind: Once, rank: int) -> float:
+            first, head, mine = float(rank == 0), float(rank == last), layers[rank]
+            if trained is None or kind == "gather_s":
+                return self._curves.once_s(kind, len(mine), first=first, last=head)
+            held = sum(trained.layers[at] for at in mine)
+            return self._curves.once_s(
+                kind, held, first=first * trained.first, last=head * trained.last
             )
-            for kind in kinds
+
+        before, after, optimizer = (
+            np.array([once_s(kind, rank) for rank in range(len(layers))]) for kind in kinds
         )
         return before, after, optimizer, self._curves.way.step_s.mid
 
@@ -120,7 +126,8 @@ class MeasuredParts:
         first, last = np.zeros((2, 3, len(TERMS)))
         first[:, 0] = self._curves.passes_s("first", tokens, halves=self._halves)
         last[:, 0] = self._curves.passes_s("last", tokens, halves=self._halves)
-        return BatchParts(tuple(layers), first, last, self._hop_s(tokens))
+        first, last = cut_ends(first, last, options)
+        return BatchParts(cut_layers(tuple(layers), options), first, last, self._hop_s(tokens))
 
     def _hop_s(self, tokens: float) -> float:
         if self._layout.pp == 1:

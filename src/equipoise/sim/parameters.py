@@ -225,7 +225,12 @@ def travel_of(
                 reduce_s(machine, layout, moved, stack.grad_bytes) * slow,
                 optimizer_s(machine, layout, held, options),
             )
-        by_rank.append(rows[key])
+        gather, reduce, update = rows[key]
+        if (trained := options.trained) is not None:
+            ends = {"embeds": rank == 0, "has_head": rank == layout.pp - 1}
+            share = trained.of_rank(model, mine, **ends)
+            reduce, update = share * reduce, share * update
+        by_rank.append((gather, reduce, update))
     gather, reduce, optimizer = np.array(by_rank).T
     return Travel(gather, reduce, optimizer, np.array([len(mine) for mine in layers]))
 

@@ -23,6 +23,7 @@ from equipoise.cost.step.again import left_out
 from equipoise.cost.step.layer import LayerTraffic, add, price_layer, product_passes, wait_for_host
 from equipoise.cost.step.modules import module_forward
 from equipoise.cost.step.request import TERMS, StepOptions, element_bytes
+from equipoise.cost.step.trained import cut_ends, cut_layers
 from equipoise.cost.step.work import LayerWork, head_work, layer_work
 from equipoise.schedule.attention.price import Links
 from equipoise.schedule.pipeline.prices import make_prices
@@ -217,10 +218,11 @@ class StepParts:
         if layout.pp > 1:
             hop = self._machine.hop_s(0, self._next, size, at_once=senders)
         hop *= self._options.residuals.traffic
-        layers = tuple(made[kind] for kind in self._kind_of)
+        layers = cut_layers(tuple(made[kind] for kind in self._kind_of), self._options)
+        first, last = cut_ends(self._first(core), self._last(core), self._options)
         spared = [float(self._kinds[self._key(each, kind[0])][1].sum()) for each, kind in parts]
         of_layers = tuple(spared[kind] for kind in self._kind_of) if any(spared) else ()
-        return BatchParts(layers, self._first(core), self._last(core), hop, size, of_layers)
+        return BatchParts(layers, first, last, hop, size, of_layers)
 
     def _key(self, core: CoreTimes, sparse: bool) -> KindKey:
         beside_layer = self._options.stack.dispatch_beside == "layer" and self._layout.ep > 1

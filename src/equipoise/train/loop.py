@@ -58,7 +58,7 @@ from equipoise.train.saving.saves import RunSaves
 from equipoise.train.saving.trust import set_aside
 from equipoise.train.side import build_sides, run_sides, span_all
 from equipoise.train.sinks.catalog import Sinks, open_sinks
-from equipoise.train.trained import count_trained
+from equipoise.train.trained import saved_bytes
 from equipoise.train.watch import FolderGoneError, Word
 
 
@@ -107,9 +107,8 @@ class Trainer:
         self.runner, self.record = self.sides[0].runner, self.sides[0].record
         self.packer = self.sides[0].packer
         self.evaluator = Evaluator(resolved, ranks, self.journal, self.runner, self.curve)
-        params = self.runner.model.decoder.params
-        needed_bytes = 4 * params + 8 * count_trained(self.spec, self.model)  # moments
-        self.ground = RunFolder(folder, ranks, journals, needed_bytes)
+        needed = saved_bytes(self.spec, self.model, self.runner.model.decoder.params)
+        self.ground = RunFolder(folder, ranks, journals, needed)
         self._second = Path(second) if (second := resolved.second_checkpoints) else None
         places = self.checkpoints, self._second
         self.saves = RunSaves.of_run(self.spec, places, self.runner, self.journal, self.ground)
@@ -134,6 +133,7 @@ class Trainer:
             self.journal,
             self._require_own,
             second=self._second,
+            frozen=self.spec.train.freeze,
         )
         if newest is None:
             return

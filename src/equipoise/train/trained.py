@@ -4,7 +4,8 @@ What it decides
     A pattern names a weight, or everything below a name: ``embed`` is ``embed.weight``, and
     ``layers.1`` is all of that layer. ``*`` stands for any letters, dots too, and ``0-3`` between
     dots for the numbers from 0 to 3. What a pattern matches follows from the names of the whole
-    model, so it is the same on every stage of a pipeline.
+    model, so it is the same on every stage of a pipeline. Encoders of images and sound are part of
+    it: ``encoders.image`` is all of one, ``encoders.*.project`` the last product of each.
 
     A frozen weight has no gradient, no moments and no weight decay; checkpoints hold it, so that a
     run goes on without the folder that it began from.
@@ -13,75 +14,20 @@ Kept true (tests/unit/train/test_trained.py, tests/multi/check/test_trained.py)
     Gradients of the other weights are those of a run that trains all of them, on every layout.
 """
 
-import itertools
 import math
-import re
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from equipoise.base.errors import SpecError
-from equipoise.base.nearest import nearest
+from equipoise.cost.modality import encoder_params
 from equipoise.nn.decoder import Decoder
 from equipoise.nn.hf.read import weight_shapes
 from equipoise.nn.packed import PackedModel
+from equipoise.spec.modality.trained import every_name, frozen_names
 from equipoise.spec.model.presets import ModelSpec
-from equipoise.spec.run.keys import toml
 from equipoise.spec.run.spec import RunSpec
 
-_RANGE = re.compile(r"(\d{1,9})-(\d{1,9})")
 _THEIRS = "theirs."
 """Where a model of transformers stands in what trains it."""
-
-_MOST_LAYERS = 4096
-"""As run.toml has them."""
-
-
-def match_names(pattern: str, names: Iterable[str]) -> list[str]:
-    """The names that a pattern of ``train.freeze`` stands for.
-
-    >>> match_names("layers.0-1.norm", ["layers.1.norm.weight", "layers.2.norm.weight"])
-    ['layers.1.norm.weight']
-    >>> match_names("*.bias", ["layers.0.query.bias", "norm.weight"])
-    ['layers.0.query.bias']
-    """
-    shape = re.compile(r"\.".join(map(_part, pattern.split("."))) + r"(?:\..*)?", re.DOTALL)
-    return [name for name in names if shape.fullmatch(name)]
-
-
-def _part(part: str) -> str:
-    """The regular expression of what stands between two dots of a pattern."""
-    if span := _RANGE.fullmatch(part):
-        numbers = range(int(span[1]), min(int(span[2]), _MOST_LAYERS) + 1)
-        return f"(?:{'|'.join(map(str, numbers))})" if numbers else r"(?!)"
-    return ".*".join(map(re.escape, part.split("*")))
-
-
-def frozen_names(patterns: Sequence[str], names: Sequence[str]) -> set[str]:
-    """Every name that some pattern stands for.
-
-    Raises:
-        SpecError: a pattern matches nothing, or all of them leave nothing to train.
-    """
-    frozen: set[str] = set()
-    for pattern in patterns:
-        matched = match_names(pattern, names)
-        if not matched:
-            stems = {".".join(parts) for name in names for parts in _beginnings(name)}
-            raise SpecError(
-                f"train.freeze: {toml(pattern)} matches none of the model's {len(names)} weights. "
-                f"Nearest: {toml(nearest(pattern, sorted(stems)))}."
-            )
-        frozen.update(matched)
-    if frozen.issuperset(names):
-        raise SpecError(
-            f"train.freeze = {toml(tuple(patterns))} leaves none of the model's {len(names)} "
-            f"weights to train. Remove a pattern."
-        )
-    return frozen
-
-
-def _beginnings(name: str) -> Iterable[tuple[str, ...]]:
-    return itertools.accumulate(((part,) for part in name.split(".")), lambda a, b: a + b)
 
 
 def require_trained(spec: RunSpec, model: ModelSpec, folder: Path) -> None:
@@ -98,7 +44,7 @@ def require_trained(spec: RunSpec, model: ModelSpec, folder: Path) -> None:
         ModelError: transformers cannot build the model.
     """
     if spec.model.engine == "equipoise":
-        frozen = frozen_names(spec.train.freeze, list(weight_shapes(model)))
+        frozen = frozen_names(spec.train.freeze, every_name(spec, model))
         held = [name for name in sorted(frozen) if ".experts." in name]
         if spec.experts.memory_mib and held:
             raise SpecError(
@@ -118,13 +64,16 @@ def require_trained(spec: RunSpec, model: ModelSpec, folder: Path) -> None:
 
 
 def trained_names(spec: RunSpec, model: ModelSpec) -> set[str]:
-    """Names of the model's own weights that a run trains: none beside adapters."""
-    names = list(weight_shapes(model))
-    return set() if spec.lora.rank else set(names) - frozen_names(spec.train.freeze, names)
+    """Names of the decoder's own weights that a run trains: none beside adapters."""
+    if spec.lora.rank:
+        return set()
+    return set(weight_shapes(model)) - frozen_names(spec.train.freeze, every_name(spec, model))
 
 
 def choose_trained(decoder: PackedModel, spec: RunSpec, model: ModelSpec) -> None:
-    """Add the adapters of a run, or freeze what it does not train, in place.
+    """Add the adapters of a run, or freeze what it does not train of a decoder, in place.
+
+    Encoders are made as ``EncoderSpec.frozen`` says (``nn.modality.attach``).
 
     Args:
         decoder: The whole, or some stages of a pipeline; not divided over ranks yet.
@@ -136,13 +85,14 @@ def choose_trained(decoder: PackedModel, spec: RunSpec, model: ModelSpec) -> Non
     elif spec.train.freeze:
         held = {name.removeprefix(_THEIRS): each for name, each in decoder.named_parameters()}
         is_ours = isinstance(decoder, Decoder)
-        frozen = frozen_names(spec.train.freeze, list(weight_shapes(model) if is_ours else held))
+        names = every_name(spec, model) if is_ours else list(held)
+        frozen = frozen_names(spec.train.freeze, names)
         for name, weight in held.items():
             weight.requires_grad_(name not in frozen)
 
 
 def count_trained(spec: RunSpec, model: ModelSpec) -> int:
-    """How many numbers a run trains, adapters and all: each has a gradient and two moments.
+    """How many numbers of the decoder a run trains, adapters and all: each has two moments.
 
     Models of transformers are counted as if nothing of them were frozen.
     """
@@ -158,3 +108,18 @@ def count_trained(spec: RunSpec, model: ModelSpec) -> int:
         if spec.lora.rank and name.endswith(ends) and ".shared." not in name and len(shape) == 2:
             count += spec.lora.rank * sum(shape)
     return count
+
+
+def saved_bytes(spec: RunSpec, model: ModelSpec, params: int) -> int:
+    """Bytes of a checkpoint's tensors: fp32 weights, and two moments of each that is trained.
+
+    Args:
+        spec: The run's keys.
+        model: Its sizes.
+        params: Weights of its decoder.
+    """
+    moments = count_trained(spec, model)
+    for each in spec.encoders:
+        params += encoder_params(each, model.hidden)
+        moments += encoder_params(each, model.hidden, trained=True)
+    return 4 * params + 8 * moments

@@ -25,14 +25,18 @@ def _of(ranks: int) -> list[Case]:
     halves = [
         each
         for each in cases
-        if not each.router and 4 not in (each.layout.cp, each.layout.tp, each.layout.pp)
+        if not each.router
+        and not each.train.freeze
+        and 4 not in (each.layout.cp, each.layout.tp, each.layout.pp)
     ]
-    return halves + piped
+    copied = [each for each in cases if each.train.freeze and each.layout.replicas == 2]
+    return halves + piped + copied
 
 
 def test_every_axis_is_beside_every_stage_of_encoders() -> None:
     for ranks in (2, 4):
-        layouts = [each.layout for each in modal_cases(ranks, MODEL) if not each.router]
+        cases = modal_cases(ranks, MODEL)
+        layouts = [each.layout for each in cases if not each.router and not each.train.freeze]
         for axis in ("dp", "cp", "tp", "pp"):
             stages = {each.zero for each in layouts if getattr(each, axis) > 1}
             assert stages == {0, 1, 2, 3}, (ranks, axis)
@@ -45,6 +49,20 @@ def test_every_axis_is_beside_encoders_and_experts() -> None:
         assert any(getattr(each.layout, axis) > 1 for each in cases), axis
     assert {each.experts.policy for each in cases} == {"exact", "fixed", "tutel"}
     assert all(each.resolved.spec.encoders and each.precision == "fp64" for each in cases)
+
+
+def test_decoders_and_encoders_are_frozen_beside_every_axis() -> None:
+    cases = [each for each in modal_cases(2, MODEL) if each.train.freeze]
+    kinds: dict[tuple[bool, bool], set[str]] = {}
+    for case in cases:
+        spec, layout = case.resolved.spec, case.layout
+        trains = any(not each.is_frozen for each in spec.encoders), "head" not in case.train.freeze
+        axes = [axis for axis in ("cp", "tp", "pp", "ep") if getattr(layout, axis) > 1]
+        kinds.setdefault(trains, set()).update(axes or ["dp"])
+    assert kinds[True, False] == {"dp", "cp", "tp", "pp", "ep"}  # encoders alone
+    assert kinds[False, True] == {"dp", "cp", "pp", "ep"}  # the decoder alone
+    assert kinds[True, True] == {"dp", "tp", "pp"}
+    assert {each.layout.zero for each in cases} == {0, 1, 2, 3}
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
@@ -60,9 +78,13 @@ def test_encoders_on_all_ranks_equal_one_rank(ranks: int) -> None:
 
 def test_they_do_over_gloo() -> None:
     dense = [each for each in modal_cases(2, MODEL) if not each.router]
-    cases = [each for each in dense if each.layout.zero == 3 or each.layout.pp == 2]
-    verdicts = run_ranks(2, check_cases, cases[:-1])[0]  # what zb-v sends is what 1f1b sends
-    assert len(verdicts) == 7
+    whole = [each for each in dense if not each.train.freeze]
+    cases = [each for each in whole if each.layout.zero == 3 or each.layout.pp == 2]
+    cases = cases[:-1]  # what zb-v sends is what 1f1b sends
+    some = [each for each in dense if each.train.freeze]
+    cases += [each for each in some if each.layout.zero == 3 or each.layout.pp == 2]
+    verdicts = run_ranks(2, check_cases, cases)[0]
+    assert len(verdicts) == 7 + 6
     assert [verdict for verdict in verdicts if not verdict.is_exact] == []
 
 

@@ -12,21 +12,26 @@ import pytest
 from PIL import Image
 
 from equipoise.base.errors import CheckpointError
+from equipoise.checkpoint.index import read_index
 from equipoise.comm.local import run_ranks
 from equipoise.cost.modality import count_weight_traffic
 from equipoise.data.cache.store import TokenStore, prepare
 from equipoise.data.modality.rules import ItemRules
 from equipoise.data.progress import SilentProgress
+from equipoise.nn.decoder import Decoder, initialize
+from equipoise.nn.modality.attach import ENCODERS, make_encoders
 from equipoise.observe.reader import read_run
 from equipoise.serve.source import open_model
 from equipoise.spec.layout import Layout
+from equipoise.spec.modality.encoder import match_any
 from equipoise.spec.modality.sections import AudioSpec, VisionSpec
+from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.run.resolved import ResolvedFile
 from equipoise.spec.run.spec import DataSpec
 from equipoise.train.saving.reshape import ReshapeRequest, predict_reshape
 from support.make_run import MODEL, MakeRun
 from support.ranks import on_ranks
-from support.ranks.on_ranks import Ended
+from support.ranks.on_ranks import Ended, weights_of
 from support.read_run import assert_close, events
 
 VISION = VisionSpec(layers=1, hidden=16, heads=2, patch=4, least_tokens=1)
@@ -121,3 +126,62 @@ def test_a_resume_on_other_axes_trains_as_one_rank(tmp_path: Path, rows: TokenSt
         made = _make(rows, steps=5, dp=1)
         _train(folder, dataclasses.replace(made, spec=dataclasses.replace(made.spec, vision=other)))
     assert "vision.layers = 1 before and 2 now" in str(refused.value)
+
+
+DECODER = ("embed", "layers", "norm", "head")
+PROJECTORS = ("encoders.*.embed", "encoders.*.layers", "encoders.*.norm")
+"""What stays as it is while the last products of encoders are trained."""
+
+
+def _first_weights(model: ModelSpec) -> dict[str, np.ndarray]:
+    decoder = Decoder(model)
+    initialize(decoder, 0)
+    decoder.add_module(ENCODERS, make_encoders((VISION.encoder, AUDIO.encoder), model.hidden, 0))
+    return weights_of(decoder)
+
+
+def test_projectors_then_the_decoder_then_all_train_as_on_one_rank(
+    tmp_path: Path, rows: TokenStore
+) -> None:
+    model = dataclasses.replace(MODEL, layers=2)
+    phases = [
+        (2, (*DECODER, *PROJECTORS), [{"dp": 1, "pp": 2}, {"dp": 2, "zero": 3}]),
+        (3, ("encoders",), [{"dp": 1, "tp": 2}]),
+        (4, (), [{"dp": 2, "zero": 2}]),
+    ]
+    specs, before = (VISION.encoder, AUDIO.encoder), _first_weights(model)
+    step = 0
+    for steps, freeze, layouts in phases:
+        alone = _train(
+            tmp_path / "alone", _make(rows, steps=steps, dp=1, model=model, freeze=freeze)
+        )
+        losses: list[float] = []
+        for at, keys in enumerate(layouts, steps - len(layouts) + 1):
+            made = _make(rows, steps=at, model=model, freeze=freeze, **keys)
+            ended = _train(tmp_path / "resumed", made)
+            losses += ended.losses
+        assert losses == pytest.approx(alone.losses, rel=1e-5)
+        assert_close(dataclasses.replace(ended, losses=alone.losses), alone)
+        frozen = set(match_any(freeze, before))
+        for name, weights in ended.weights.items():
+            is_same = bool(np.array_equal(weights, before[name]))
+            assert is_same == (name in frozen), name
+        before = ended.weights
+
+        folder = tmp_path / "resumed" / "checkpoint" / f"step-{steps:06}"
+        start = "optimizer.state."
+        kept = {name.removeprefix(start) for name in read_index(folder) if name.startswith(start)}
+        assert {name.rpartition(".")[0] for name in kept} == set(before) - frozen
+
+        some = [each.with_frozen(freeze) for each in specs]
+        for event, keys in zip(
+            events(tmp_path / "resumed", "encoders")[step:], layouts, strict=True
+        ):
+            layout = Layout(dp=2, zero=keys.get("zero", 1))
+            counted = count_weight_traffic(some, model.hidden, layout)
+            assert (event["weight_bytes"], event["weight_messages"]) == dataclasses.astuple(counted)
+            if freeze == ("encoders",):  # rows go, and nothing returns
+                assert 0 < event["bridge_bytes"] <= event["rows"] * 4 * model.hidden
+        step += len(layouts)
+    changed = [each["message"] for each in events(tmp_path / "resumed", "changed")]
+    assert [each for each in changed if 'train.freeze = ["encoders"] before and [] now' in each]

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from equipoise.comm.group import Ranks
 from equipoise.comm.turns import play_ranks
-from equipoise.cost.modality import count_weight_traffic, encoder_groups
+from equipoise.cost.modality import count_weight_traffic, encoder_groups, encoder_params
 from equipoise.nn.modality.attach import make_encoders
 from equipoise.parallel.modality.api import Modality
 from equipoise.parallel.modality.shard import ShardedEncoders
@@ -32,7 +32,8 @@ class Step:
     """What a rank found in one step of encoders alone."""
 
     errors: dict[str, float]
-    """The error of each gradient's part that the rank holds, relative to the largest gradient."""
+    """The error of each gradient's part that the rank holds, relative to the largest gradient; a
+    weight that has none on either side is left out."""
     kept: int
     """Numbers of weights that the rank keeps."""
     gathered: list[int]
@@ -45,11 +46,8 @@ class Step:
     """The messages that the bridge carries among all ranks."""
 
 
-def _encoders(frozen: str) -> nn.ModuleDict:
-    encoders = make_encoders(SPECS, WIDTH, 0).double()
-    for name, weight in encoders.named_parameters():
-        weight.requires_grad_(not frozen or not name.startswith(frozen))
-    return encoders
+def _encoders(frozen: tuple[str, ...]) -> nn.ModuleDict:
+    return make_encoders([each.with_frozen(frozen) for each in SPECS], WIDTH, 0).double()
 
 
 def _whole(encoders: nn.ModuleDict) -> int:
@@ -57,7 +55,11 @@ def _whole(encoders: nn.ModuleDict) -> int:
 
 
 def _step(
-    ranks: Ranks, layout: Layout, small_bytes: int, documents: tuple[int, ...], frozen: str
+    ranks: Ranks,
+    layout: Layout,
+    small_bytes: int,
+    documents: tuple[int, ...],
+    frozen: tuple[str, ...],
 ) -> Step:
     """Half the square of every row is its loss; an evaluation comes before."""
     encoders = _encoders(frozen)
@@ -81,23 +83,24 @@ def _step(
         counted[:] = 0
     encoded = modality.encode(planned)
     gathered.append(_whole(encoders))
-    for inserted in encoded.inserted.values():
-        (inserted.rows_ND.square().sum() / 2).backward()
+    for turn in range(packed.micro_batches):
+        if (inserted := encoded.of_turn(turn)) is not None and planned.returns:
+            (inserted.rows_ND.square().sum() / 2).backward()
     modality.return_gradients(encoded)
     modality.sum_gradients()
     gathered.append(_whole(encoders))
-    bridge_bytes = planned.plan.bytes(WIDTH, element_bytes=8)[ranks.rank].sum()
+    bridge_bytes = planned.bytes(WIDTH, element_bytes=8)[ranks.rank].sum()
     return Step(
         _errors(encoders, _alone(documents, frozen)),
         sum(w.to_local().numel() for w in encoders.parameters() if isinstance(w, DTensor)),
         gathered,
         int(sharded.ledger.sent_bytes.sum() - bridge_bytes),
         int(sharded.ledger.sent_messages.sum()),
-        planned.plan.messages,
+        planned.messages,
     )
 
 
-def _alone(documents: tuple[int, ...], frozen: str) -> dict[str, Tensor | None]:
+def _alone(documents: tuple[int, ...], frozen: tuple[str, ...]) -> dict[str, Tensor | None]:
     encoders = _encoders(frozen)
     for document in documents:
         inserted = encode_alone(encoders, ITEMS, document, 0, DOC_TOKENS[document])
@@ -122,26 +125,47 @@ def _errors(encoders: nn.ModuleDict, expected: dict[str, Tensor | None]) -> dict
     return errors
 
 
+FROZEN = [
+    (1, ()),
+    (2, ("encoders.image",)),
+    (2, ("encoders.image.layers.0",)),
+    (2, ("encoders.audio.embed",)),
+    (2, ("encoders.*.embed", "encoders.*.layers", "encoders.*.norm")),
+    (3, ("encoders.image.embed", "encoders.image.layers.0", "encoders.audio")),
+    (2, ("encoders",)),
+    (4, ()),
+]
+
+
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
-@pytest.mark.parametrize(
-    ("ranks", "frozen"),
-    [(1, ""), (2, "image"), (2, "image.layers.0"), (2, "audio.embed"), (4, "")],
-)
-def test_gradients_are_one_ranks_with_frozen_weights(ranks: int, zero: int, frozen: str) -> None:
+@pytest.mark.parametrize(("ranks", "frozen"), FROZEN)
+def test_gradients_are_one_ranks_with_frozen_weights(
+    ranks: int, zero: int, frozen: tuple[str, ...]
+) -> None:
     layout, documents = Layout(dp=ranks, zero=zero), (0, 1, 3, 4)
     steps = play_ranks(ranks, _step, layout, 0, documents, frozen)
+    specs = [each.with_frozen(frozen) for each in SPECS]
+    names = [(each, name) for each in specs for name in each.shapes(WIDTH)]
+    trained = {f"{each.kind}.{name}" for each, name in names if name not in each.frozen}
+    counted = count_weight_traffic(specs, WIDTH, layout, element_bytes=8, small_bytes=0)
     for each in steps:
-        assert max(each.errors.values()) < 1e-12
-        assert not any(name.startswith(frozen) for name in each.errors if frozen)
+        assert max(each.errors.values(), default=0.0) < 1e-12
+        assert set(each.errors) == trained
         assert each.gathered[0] == each.gathered[2] == 0
+        # What has no backward is freed as soon as its rows are made.
+        whole = sum(encoder_params(spec, WIDTH) for spec in specs if not spec.is_frozen)
+        assert each.gathered[1] == (0 if zero == 3 else whole)
+    assert sum(each.sent_bytes for each in steps) == counted.sent_bytes
+    messages = sum(each.messages for each in steps) - steps[0].bridge_messages
+    assert messages == counted.messages
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 @pytest.mark.parametrize("documents", [(4,), ()])
 def test_ranks_without_items_take_part(zero: int, documents: tuple[int, ...]) -> None:
-    steps = play_ranks(4, _step, Layout(dp=4, zero=zero), 0, documents, "")
+    steps = play_ranks(4, _step, Layout(dp=4, zero=zero), 0, documents, ())
     for each in steps:
-        assert len(each.errors) == len(list(_encoders("").parameters()))
+        assert len(each.errors) == len(list(_encoders(()).parameters()))
         assert max(each.errors.values()) < 1e-12
 
 
@@ -162,7 +186,7 @@ def test_a_rank_keeps_its_share_and_sends_what_is_counted(
 ) -> None:
     groups = [group for spec in SPECS for group in encoder_groups(spec, WIDTH, layout)]
     params, owned = (sum(getattr(each, name) for each in groups) for name in ("params", "owned"))
-    steps = play_ranks(4, _step, layout, small_bytes, (0, 1, 3), "")
+    steps = play_ranks(4, _step, layout, small_bytes, (0, 1, 3), ())
     assert [each.gathered for each in steps] == [[0, between * params, 0]] * 4
     kept = [each.kept for each in steps]
     assert max(kept) == owned and sum(kept) == params * 4 // layout.shards

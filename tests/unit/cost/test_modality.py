@@ -94,3 +94,55 @@ def test_rows_that_ranks_do_not_divide_are_padded() -> None:
     )  # project's 510 rows and biases
     traffic = count_weight_traffic([spec], 510, Layout(dp=4))
     assert traffic == EncoderTraffic(4 * 2 * 3 * 4 * (ends.owned + layer.owned), 4 * 2 * 3 * 2)
+
+
+def test_frozen_weights_are_held_and_gathered_alone() -> None:
+    nothing, layout = np.zeros(0, dtype=np.int64), Layout(dp=8, zero=1)
+    frozen = SPEC.with_frozen(["encoders"])
+    params = encoder_params(SPEC, 512)
+    assert frozen.is_frozen and encoder_params(frozen, 512, trained=True) == 0
+    held = held_bytes([(frozen, nothing)], 512, layout, sent_rows=0, read_rows=0)
+    # Gathered until its rows are made, which is before any gradient is kept.
+    assert held == 4 * params + 4 * params // 8
+    most = held_bytes([(frozen, nothing)], 512, layout, sent_rows=0, read_rows=10**6)
+    assert most == 4 * (params // 8 + 2 * 10**6 * 512)
+    assert kept_bytes(frozen, np.array([64])) == 0
+    half = SPEC.with_frozen(["encoders.image.embed", "encoders.image.layers.0-1"])
+    assert half.layers_back == (False, False, True, True)
+    trained = encoder_params(half, 512, trained=True)
+    assert trained == sum(each.trained.params for each in encoder_groups(half, 512, layout))
+    held = held_bytes([(half, nothing)], 512, layout, sent_rows=0, read_rows=0)
+    owned = sum(each.trained.owned for each in encoder_groups(half, 512, layout))
+    assert held == 4 * (params // 8 + 2 * owned + params + trained)
+
+
+def test_traffic_of_frozen_weights_is_one_gather() -> None:
+    def traffic(*patterns: str, zero: int) -> EncoderTraffic:
+        spec, layout = SPEC.with_frozen(patterns), Layout(dp=4, zero=zero)
+        return count_weight_traffic([spec], 512, layout, small_bytes=0)
+
+    params, every = encoder_params(SPEC, 512), 4 * 3
+    for zero in (1, 2, 3):
+        alone = traffic("encoders", zero=zero)
+        assert alone == EncoderTraffic(3 * 4 * params, every * (1 + SPEC.layers))
+    first = traffic("encoders.image.embed", "encoders.image.layers.0", zero=3)
+    # The first layer is gathered in the forward alone, and has no gradient that is split.
+    assert first.messages == every * (3 * (1 + SPEC.layers) - 2)
+    whole = traffic(zero=3)
+    layer = encoder_groups(SPEC, 512, Layout(dp=4))[1].params
+    embed = SPEC.hidden * (SPEC.values + 1)
+    assert whole.sent_bytes - first.sent_bytes == 3 * 4 * (2 * layer + embed)
+
+
+def test_the_backward_ends_at_the_first_trained_layer() -> None:
+    patches, whole = [1024] * 4, _whole([1024] * 4)
+    backs = []
+    for layers in range(SPEC.layers + 1):
+        freeze = ["encoders.image.embed"]
+        freeze += [f"encoders.image.layers.0-{layers - 1}"] * (layers > 0)
+        backs.append(_whole(patches, SPEC.with_frozen(freeze)))
+    assert all(each.forward_s == whole.forward_s for each in backs)
+    seconds = [each.backward_s for each in backs]
+    assert seconds == sorted(seconds, reverse=True) and 0 < seconds[-1] < seconds[0] / 2
+    assert seconds[0] < whole.backward_s
+    assert _whole(patches, SPEC.with_frozen(["encoders"])).backward_s == 0.0

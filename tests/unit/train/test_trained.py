@@ -9,6 +9,9 @@ import torch
 from equipoise.base.errors import SpecError
 from equipoise.nn.decoder import Decoder, initialize
 from equipoise.nn.hf.read import weight_shapes
+from equipoise.spec.modality.sections import AudioSpec, VisionSpec
+from equipoise.spec.modality.trained import every_name, frozen_names
+from equipoise.spec.model.match import match_names
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.run.load import read_run
 from equipoise.spec.run.lora import LoraSpec
@@ -16,9 +19,8 @@ from equipoise.spec.run.spec import ExpertsSpec, RunSpec, TrainSpec
 from equipoise.train.trained import (
     choose_trained,
     count_trained,
-    frozen_names,
-    match_names,
     require_trained,
+    saved_bytes,
     trained_names,
 )
 
@@ -94,6 +96,52 @@ def test_frozen_weights_need_no_gradient_and_are_not_counted() -> None:
     assert trained == trained_names(spec, MODEL)
     assert count_trained(spec, MODEL) == sum(held[name].numel() for name in trained)
     assert count_trained(RunSpec(), MODEL) == MODEL.params
+
+
+def _with_encoders(*freeze: str) -> RunSpec:
+    vision, audio = VisionSpec(layers=12, hidden=16, heads=2, patch=2), AudioSpec(layers=1)
+    return RunSpec(vision=vision, audio=audio, train=TrainSpec(freeze=freeze))
+
+
+def test_names_of_encoders_are_those_of_the_model() -> None:
+    spec = _with_encoders("layers.0-10", "encoders.image.layers.1", "encoders.*.project")
+    image, audio = (each.frozen for each in spec.encoders)
+    assert len(image) == 12 + 2 and audio == ("project.weight", "project.bias")
+    assert {name.rpartition("layers.")[2].partition(".")[0] for name in image[:12]} == {"1"}
+    assert not any(each.is_frozen for each in spec.encoders)
+    left = {name.split(".")[1] for name in trained_names(spec, MODEL) if name.startswith("layers")}
+    assert left == {"11"}
+    assert [each.is_frozen for each in _with_encoders("encoders.audio").encoders] == [False, True]
+    # Layers of a decoder are no layers of encoders.
+    assert not any(each.frozen for each in _with_encoders("layers", "embed", "norm").encoders)
+    states = saved_bytes(spec, MODEL, MODEL.params) - saved_bytes(RunSpec(), MODEL, MODEL.params)
+    whole = saved_bytes(_with_encoders(), MODEL, 0) - saved_bytes(RunSpec(), MODEL, 0)
+    assert states < whole
+    require_trained(spec, MODEL, Path())
+
+
+@pytest.mark.parametrize(
+    ("freeze", "sentence"),
+    [
+        (
+            ("encoders.images",),
+            'train.freeze: "encoders.images" matches none of the model\'s {count} weights. '
+            'Nearest: "encoders.image".',
+        ),
+        (
+            ("*", "encoders"),
+            'train.freeze = ["*", "encoders"] leaves none of the model\'s {count} weights to '
+            "train. Remove a pattern.",
+        ),
+    ],
+)
+def test_patterns_are_refused_by_all_names(freeze: tuple[str, ...], sentence: str) -> None:
+    spec = _with_encoders(*freeze)
+    with pytest.raises(SpecError) as caught:
+        require_trained(spec, MODEL, Path())
+    assert str(caught.value) == sentence.format(count=len(every_name(spec, MODEL)))
+    # All of the decoder may be frozen, as long as something of an encoder is not.
+    require_trained(_with_encoders("embed", "layers", "norm", "head", "*.up"), MODEL, Path())
 
 
 def test_adapters_alone_are_trained_and_change_nothing_at_first() -> None:

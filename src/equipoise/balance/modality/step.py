@@ -34,6 +34,25 @@ class ModalityStep:
     """Those of the corpus that the step has, int64 [items of the step]."""
     dealt: Dealt
     plan: BridgePlan
+    back: BridgePlan
+    """The rows whose gradients return: those of encoders that train something."""
+    returns: bool
+    """Whether any encoder trains something, items or not."""
+
+    @property
+    def messages(self) -> int:
+        """Messages of all ranks on the bridge, there and back."""
+        return (self.plan.messages + self.back.messages) // 2
+
+    def bytes(self, width: int, *, element_bytes: int) -> Ints:
+        """Bytes that each rank sends to each on the bridge, there and back, int64 [ranks, ranks].
+
+        Args:
+            width: Hidden width of the decoder.
+            element_bytes: Of one number.
+        """
+        total: Ints = (self.plan.away + self.back.away.T) * width * element_bytes
+        return total
 
     def own(self, rank: int) -> Ints:
         """Items of the corpus that a rank encodes, ascending."""
@@ -95,5 +114,11 @@ def plan_step(
     chosen, readers = read_rows(packed, items, documents, embeds)
     dealt = deal_items(count_work(items, chosen, encoders, width), ranks)
     rows = max(1, ROUND_BYTES // (width * element_bytes))
-    plan = plan_bridge(readers, dealt.owner, items.rows[chosen], ranks=ranks, round_rows=rows)
-    return ModalityStep(chosen, dealt, plan)
+    sizes = {"ranks": ranks, "round_rows": rows}
+    plan = plan_bridge(readers, dealt.owner, items.rows[chosen], **sizes)
+    trained = [KINDS.index(each.kind) for each in encoders if not each.is_frozen]
+    back = plan
+    if len(trained) < len(encoders):
+        returning = plan.readers.some(np.isin(items.kind[chosen], trained)[plan.readers.item])
+        back = plan_bridge(returning, dealt.owner, items.rows[chosen], **sizes)
+    return ModalityStep(chosen, dealt, plan, back, len(trained) > 0)

@@ -68,10 +68,10 @@ class PartCurves:
         """Whether ``tokens`` exceeds what was timed."""
         return tokens > self.way.sizes[-1].tokens
 
-    def once_s(self, kind: Once, layers: int, *, first: bool, last: bool) -> float:
-        """What a rank with these layers pays once per step [s]."""
-        held: list[tuple[float, OncePoint]] = [(float(layers), self.way.layer)]
-        held += [(float(first), self.way.first), (float(last), self.way.last)]
+    def once_s(self, kind: Once, layers: float, *, first: float, last: float) -> float:
+        """What a rank with these layers and ends, or shares of them, pays once per step [s]."""
+        held: list[tuple[float, OncePoint]] = [(layers, self.way.layer)]
+        held += [(first, self.way.first), (last, self.way.last)]
         whole = 0.0
         for count, point in held:
             each: Measured = getattr(point, kind)

@@ -72,16 +72,20 @@ _ROUTE_BYTES = 8.0
 def weight_bytes(options: StepOptions) -> tuple[float, float, float]:
     """Bytes of a weight as it is computed with, of its gradient and of its optimizer states.
 
+    Where some weights are frozen, gradients and states are those of the part of which most are: a
+    bound from below, beside which ``cost.memory.forecast`` has each rank's own.
+
     >>> weight_bytes(StepOptions(8192, 1)), weight_bytes(StepOptions(8192, 1, precision="fp32"))
     ((2.0, 4.0, 12.0), (4.0, 4.0, 8.0))
     """
     stack, width = options.stack, float(element_bytes(options.precision))
     gradient = max(width, float(stack.grad_bytes))
+    least = 1.0 if options.trained is None else options.trained.least
     if width == _MASTER_BYTES:
-        return width, gradient, _MOMENTS_BYTES
+        return width, least * gradient, least * _MOMENTS_BYTES
     is_rest = stack.master == "rest" and options.precision == "bf16"
     master = 0.0 if stack.master == "none" else _MASTER_BYTES - (width if is_rest else 0.0)
-    return width, gradient, stack.moment_bytes + master
+    return width, least * gradient, least * (stack.moment_bytes + master)
 
 
 def hosted_bytes(options: StepOptions) -> float:

@@ -31,6 +31,7 @@ from equipoise.base.arrays import Floats
 from equipoise.base.errors import LayoutError, SpecError
 from equipoise.spec.device.by_name import DEVICES, DeviceSpec
 from equipoise.spec.layout import Layout
+from equipoise.spec.model.weights import TrainedShares
 from equipoise.spec.offload import Offload, offloads_activations
 from equipoise.spec.program.stack import Stack as Stack
 
@@ -180,6 +181,8 @@ class StepOptions:
     """Seed of drawn documents."""
     stack: Stack = field(default_factory=Stack)
     residuals: Residuals = FITTED
+    trained: TrainedShares | None = None
+    """How much of the decoder is trained; None for all of it."""
 
     def skew_of(self, layout: Layout) -> float:
         """Rows of the fullest of the ranks that share experts, over the mean [ratio].

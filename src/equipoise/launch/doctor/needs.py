@@ -14,7 +14,7 @@ from equipoise.balance.expert.auto import most_held
 from equipoise.base.errors import FitError
 from equipoise.base.units import format_bytes
 from equipoise.cost.memory.forecast import forecast_memory
-from equipoise.cost.memory.share import StageShare
+from equipoise.cost.memory.share import StageShare, whole_model
 from equipoise.cost.modality import encoder_params, held_bytes
 from equipoise.launch.doctor.checks import count_group_files
 from equipoise.launch.doctor.facts import MachineFacts, Needs
@@ -22,6 +22,7 @@ from equipoise.launch.forms import Nodes
 from equipoise.schedule.expert.prefetch import SliceBytes
 from equipoise.spec.cluster.spec import ClusterSpec
 from equipoise.spec.layout import Layout
+from equipoise.spec.modality.trained import run_shares
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.run.spec import RunSpec
 
@@ -41,7 +42,13 @@ def needs_of(
         nodes: What they stand on.
         cluster: Whose devices they compute on; None for the nodes themselves.
     """
-    layout = spec.layout.of_ranks(ranks)
+    layout, shares = spec.layout.of_ranks(ranks), run_shares(spec, model)
+
+    def trained(stage: StageShare | None) -> float:
+        held = whole_model(model) if stage is None else stage
+        ends = {"embeds": held.embeds, "has_head": held.has_head}
+        return 1.0 if shares is None else shares.of_rank(model, held.layers, **ends)
+
     forecasts = [
         forecast_memory(
             model,
@@ -50,15 +57,20 @@ def needs_of(
             precision=spec.train.precision,
             recompute=spec.train.recompute,
             stage=stage,
+            trained=trained(stage),
         )
         for stage in _stages(model.layers, layout)
     ]
     fullest = max(forecasts, key=lambda each: each.total_bytes)
     encoded = [(each, np.zeros(0, dtype=np.int64)) for each in spec.encoders]
     encoders = held_bytes(encoded, model.hidden, layout.of_encoders, sent_rows=0, read_rows=0)
-    # fp32 weights and the optimizer's two moments of each.
-    encoder_weights = sum(encoder_params(each, model.hidden) for each in spec.encoders)
-    checkpoint_bytes = 12 * (model.params + encoder_weights)
+    # fp32 weights, and the optimizer's two moments of each that is trained.
+    weights, moments = (
+        sum(encoder_params(each, model.hidden, trained=only) for each in spec.encoders)
+        for only in (False, True)
+    )
+    moments += round(model.params * trained(None))
+    checkpoint_bytes = 4 * (model.params + weights) + 8 * moments
     copies = copy_bytes(spec, model, spec.experts.slots)
     filed = filed_bytes(spec, model, layout)
     on_device = cluster is not None and nodes.accelerator != "none"

@@ -17,9 +17,8 @@ from torch import nn
 
 from equipoise.base.digest import digest
 from equipoise.nn.modality.encoder import ItemEncoder
+from equipoise.spec.modality.encoder import ENCODERS as ENCODERS
 from equipoise.spec.modality.encoder import EncoderSpec
-
-ENCODERS = "encoders"
 
 
 def make_encoders(specs: Sequence[EncoderSpec], width: int, seed: int) -> nn.ModuleDict:
@@ -28,7 +27,7 @@ def make_encoders(specs: Sequence[EncoderSpec], width: int, seed: int) -> nn.Mod
     Each weight is drawn from a generator of its own, named by the seed and the weight's name.
 
     Args:
-        specs: Sizes, each of another kind.
+        specs: Sizes, each of another kind, and which weights need no gradient.
         width: Hidden width of the decoder.
         seed: Seed of the weights, the same on every rank.
     """
@@ -42,6 +41,9 @@ def make_encoders(specs: Sequence[EncoderSpec], width: int, seed: int) -> nn.Mod
             key = digest([seed, f"{ENCODERS}.{name}"])
             generator = torch.Generator().manual_seed(int(key[:15], 16))
             weight.normal_(0.0, 0.02, generator=generator)
+    for spec in specs:
+        for name, weight in encoders[spec.kind].named_parameters():
+            weight.requires_grad_(name not in spec.frozen)
     return encoders
 
 

@@ -18,6 +18,10 @@ What it decides
 
     Weights change afterwards, with the decoder's, in one step of one optimizer under one norm.
 
+    A frozen encoder ends with its forward: no gradient of its rows is sent back. As long as some
+    encoder is trained, every micro-batch gets rows that need a gradient, zero rows if it has no
+    item, so that all ranks run the same backward.
+
 Kept true (tests/multi/parallel/test_modality.py)
     Loss and every gradient of encoder and decoder equal one rank's, for items of any size, ranks
     without an item and documents without any.
@@ -28,6 +32,7 @@ Sources
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -73,6 +78,8 @@ class EncodedStep:
     """Which of the rows that arrived belong to each of its micro-batches."""
     inserted: dict[int, Inserted]
     """Rows of each of its micro-batches that has any."""
+    none: Inserted | None
+    """Zero rows for every other micro-batch, where rows need a gradient; else None."""
     arrived: int
     """Rows that this rank reads."""
     took_s: Floats
@@ -81,7 +88,7 @@ class EncodedStep:
 
     def of_turn(self, turn: int) -> Inserted | None:
         """The rows of one of this rank's micro-batches."""
-        return self.inserted.get(turn)
+        return self.inserted.get(turn, self.none)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,7 +127,9 @@ class Modality:
         """
         rank, plan, readers = self.ranks.rank, step.plan, step.plan.readers
         began_s = _clocks_s(self.sharded.meter)
-        rows_ND, starts = self._forward(step.own(rank))
+        rows_ND, starts = self._forward(step.own(rank), list(self._encoders))
+        if torch.is_grad_enabled():
+            self.sharded.free_frozen()
         mine = np.flatnonzero(plan.owner[readers.item] == rank)
         first = np.zeros(len(plan.owner), dtype=np.int64)
         first[plan.items_of(rank)] = starts
@@ -133,41 +142,51 @@ class Modality:
         arrived_KD = carry(sent_MD.detach(), plan, rank, self.sharded.ledger)
         took_s[2] += time.perf_counter() - began
         here = np.flatnonzero(readers.rank == rank)
+        needs = step.returns and torch.is_grad_enabled()
         order, inserted = {}, {}
         for turn in np.unique(readers.turn[here]).tolist():
             these = np.flatnonzero(readers.turn[here] == turn)
             these = these[np.argsort(readers.row[here][these])]
             order[turn] = self._send(these)
-            leaf_ND = arrived_KD[order[turn]].requires_grad_(torch.is_grad_enabled())
+            leaf_ND = arrived_KD[order[turn]].requires_grad_(needs)
             inserted[turn] = Inserted(self._send(readers.row[here][these]), leaf_ND)
-        return EncodedStep(step, sent_MD, order, inserted, len(here), took_s)
+        no_rows_ND = arrived_KD.new_zeros(0, self._width, requires_grad=True)
+        none = Inserted(self._send(here[:0]), no_rows_ND) if needs else None
+        return EncodedStep(step, sent_MD, order, inserted, none, len(here), took_s)
 
     def return_gradients(self, encoded: EncodedStep) -> None:
-        """Send the gradients of all rows back, and run the encoders' backward; every rank calls it.
+        """Send gradients of rows back, and run the encoders' backward; every rank calls it.
 
-        From stage 2 of ZeRO on it also sums their gradients over all ranks.
+        From stage 2 of ZeRO on it also sums their gradients over all ranks. It does nothing if no
+        encoder is trained.
         """
-        plan, rank = encoded.step.plan, self.ranks.rank
+        step, rank = encoded.step, self.ranks.rank
+        if not step.returns:
+            return
         grads_KD = encoded.sent_MD.new_zeros(encoded.arrived, self._width)
         for turn, inserted in encoded.inserted.items():
             if inserted.rows_ND.grad is not None:
                 grads_KD[encoded.order[turn]] = inserted.rows_ND.grad
         began = time.perf_counter()
-        back_MD = carry_back(grads_KD, plan, rank, self.sharded.ledger)
+        if step.back is step.plan:
+            back_MD = carry_back(grads_KD, step.plan, rank, self.sharded.ledger)
+        else:  # rows of frozen encoders have no graph, so any gradient does
+            read, sent = self._returning(step)
+            back_MD = torch.zeros_like(encoded.sent_MD)
+            back_MD[sent] = carry_back(grads_KD[read], step.back, rank, self.sharded.ledger)
         encoded.took_s[2] += time.perf_counter() - began
         began_s = _clocks_s(self.sharded.meter)
         self.sharded.prepare_micro_batch(last=not self.sharded.sums_at_end)
-        if encoded.sent_MD.requires_grad:
-            encoded.sent_MD.backward(back_MD)
+        encoded.sent_MD.backward(back_MD)
         encoded.took_s += _clocks_s(self.sharded.meter) - began_s
 
     def sum_gradients(self) -> None:
         """Sum what gradients the backward left, and free all weights; every rank calls it."""
-        if self.sharded.sums_at_end:
+        trained = [kind for kind, each in self._encoders.items() if not each.spec.is_frozen]
+        if self.sharded.sums_at_end and trained:
             self.sharded.prepare_micro_batch(last=True)
-            none_ND, _ = self._forward(np.zeros(0, dtype=np.int64))
-            if none_ND.requires_grad:
-                none_ND.sum().backward()
+            none_ND, _ = self._forward(np.zeros(0, dtype=np.int64), trained)
+            none_ND.sum().backward()
         self.sharded.free_gathered()
 
     @property
@@ -188,11 +207,21 @@ class Modality:
     def _width(self) -> int:
         return next(iter(self._encoders.values())).width
 
-    def _forward(self, own: Ints) -> tuple[Tensor, Ints]:
+    def _returning(self, step: ModalityStep) -> tuple[Tensor, Tensor]:
+        """Which rows that this rank reads have gradients that return, and which that it sent."""
+        readers, rank = step.plan.readers, self.ranks.rank
+        kinds = [KINDS.index(each.kind) for each in self.specs if not each.is_frozen]
+        returns = np.isin(self.items.kind[step.items], kinds)[readers.item]
+        read = np.flatnonzero(returns[readers.rank == rank])
+        sent = np.flatnonzero(returns[step.plan.owner[readers.item] == rank])
+        return self._send(read), self._send(sent)
+
+    def _forward(self, own: Ints, kinds: Sequence[str]) -> tuple[Tensor, Ints]:
         """Rows of items of the corpus, kind by kind, and where each item's begin."""
         like = next(self.sharded.encoders.parameters())
         starts, parts, before = np.zeros(len(own), dtype=np.int64), [], 0
-        for name, encoder in self._encoders.items():
+        for name in kinds:
+            encoder = self._encoders[name]
             these = np.flatnonzero(self.items.kind[own] == KINDS.index(name))
             # By size, so that items of one size are one call of attention.
             these = these[np.argsort(self.items.patches[own[these]], kind="stable")]
@@ -201,7 +230,8 @@ class Modality:
             patches = np.concatenate([none, *map(self.items.load, chosen.tolist())])
             patches_PC = send(torch.from_numpy(patches), like.device).to(like.dtype)
             grids = [(rows, columns) for rows, columns in self.items.grid[chosen].tolist()]
-            parts.append(encoder(patches_PC, grids))
+            with torch.set_grad_enabled(torch.is_grad_enabled() and not encoder.spec.is_frozen):
+                parts.append(encoder(patches_PC, grids))
             rows = self.items.rows[chosen]
             starts[these] = before + np.cumsum(rows) - rows
             before += int(rows.sum())

@@ -23,6 +23,10 @@ What it decides
     Ranks meet wherever weights are gathered or gradients split, so each runs every encoder once in
     every step, without items if it has none.
 
+    Frozen weights are sharded like the others, and have no gradient. A frozen encoder has no
+    backward: at every stage it is freed as soon as its rows are made. If only later layers are
+    trained, the backward ends at the first of them, and does not gather those before it.
+
 Kept true (tests/multi/check/test_modality.py, tests/multi/parallel/test_modality.py)
     Loss and every gradient equal one rank's at every stage; a rank keeps its share alone; bytes are
     those of ``cost.modality.count_weight_traffic``.
@@ -35,7 +39,7 @@ from typing import cast
 
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
 from equipoise.comm.group import Ranks
 from equipoise.comm.mail import Ledger
@@ -77,10 +81,25 @@ class ShardedEncoders(ShardedParts):
             note=self._note_part,
         )
         mesh = join_weights(ranks, layout)
-        for encoder in encoders.values():
-            for part in (*cast(ItemEncoder, encoder).layers, encoder):
+        for encoder in map(_own, encoders.values()):
+            parts = [*encoder.layers, encoder]
+            for part in parts:
                 self._shard(part, mesh)
             self._switch(encoder)
+            # By default a part's backward gathers the part that ran before it, which a backward
+            # that ends here never reads.
+            for runs_back, part in zip(encoder.spec.layers_back, parts[1:], strict=True):
+                if not runs_back:
+                    cast(FSDPModule, part).set_modules_to_backward_prefetch(
+                        [cast(FSDPModule, part)]
+                    )
+
+    def free_frozen(self) -> None:
+        """Keep only this rank's shards of encoders that are frozen: no backward follows."""
+        for encoder in map(_own, self.encoders.values()):
+            if encoder.spec.is_frozen:
+                # It also clears the list of forwards, which otherwise a backward does.
+                cast(FSDPModule, encoder).reset_iter_state()
 
     def _note_part(self, part: Tensor, group: dist.ProcessGroup) -> None:
         """Count a part that goes to all others of a group, as theirs come."""
@@ -88,3 +107,7 @@ class ShardedEncoders(ShardedParts):
         self.ledger.sent_bytes[peers] += part.nbytes
         self.ledger.sent_messages[peers] += 1
         self.ledger.received_bytes[peers] += part.nbytes
+
+
+def _own(encoder: nn.Module) -> ItemEncoder:
+    return cast(ItemEncoder, encoder)

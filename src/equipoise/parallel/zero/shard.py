@@ -187,6 +187,8 @@ class ShardedDecoder(ShardedParts):
         policy = mixed_precision(precision)
         super().__init__(ranks, zero=zero, policy=policy, small_bytes=small_bytes)
         self.decoder = decoder
+        self.trains = any(weight.requires_grad for weight in decoder.parameters())
+        """Whether anything of the decoder is trained, and not only of what is attached to it."""
         self.mesh = mesh
         self.tiers: ExpertTiers | None = None
         """Experts that have no memory, if there are any."""
@@ -224,6 +226,9 @@ class ShardedDecoder(ShardedParts):
 
     def sum_gradients(self) -> None:
         """Run one micro-batch of no tokens, whose backward sums what the others left."""
+        if not self.trains:
+            self.free_gathered()
+            return
         empty = torch.zeros(0, dtype=torch.int64, device=self._device)
         self.prepare_micro_batch(last=True)
         self.decoder(empty, (), labels_T=empty).backward()

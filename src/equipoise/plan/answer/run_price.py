@@ -141,6 +141,7 @@ def forecast_ranks(
     own = -(-tokens // choice.layout.cp)
     heads = max(1, model.kv_heads // choice.layout.tp)
     received = 2 * heads * model.head_width * (tokens - own)
+    trained = choice.options.trained
     return [
         forecast_memory(
             model,
@@ -152,6 +153,9 @@ def forecast_ranks(
             received_values=received,
             micro_batches=len(sizes),
             sizes=len(set(sizes)),
+            trained=1.0
+            if trained is None
+            else trained.of_rank(model, share.layers, embeds=share.embeds, has_head=share.has_head),
         )
         for share in run.memory.shares
     ]

@@ -16,7 +16,8 @@ What it decides
         round 0                  b                         d
         round 1                  c                         e
 
-    Gradients return the same way in the opposite direction, so a step sends each row twice.
+    Gradients return the same way in the opposite direction, so a step sends each row twice; those
+    of rows behind which nothing is trained do not, and a second plan has the rows that return.
 
 Kept true (tests/unit/schedule/modality/test_bridge.py, tests/multi/parallel/test_modality.py)
     Each row that is read arrives once; ranks send exactly the bytes counted here, pair by pair.
@@ -30,7 +31,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from equipoise.base.arrays import Ints
+from equipoise.base.arrays import Flags, Ints
 from equipoise.base.digest import digest
 from equipoise.base.errors import CheckError
 
@@ -49,6 +50,16 @@ class Readers:
     """Which of its micro-batches."""
     row: Ints
     """The row among those that it keeps of that micro-batch."""
+
+    def some(self, which: Flags | Ints) -> "Readers":
+        """Some of them, or all in another order."""
+        return Readers(
+            self.item[which],
+            self.item_row[which],
+            self.rank[which],
+            self.turn[which],
+            self.row[which],
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,6 +83,12 @@ class BridgePlan:
         return sent
 
     @property
+    def away(self) -> Ints:
+        """Rows that each rank sends to each other, int64 [ranks, ranks]."""
+        away: Ints = self.sent * ~np.eye(self.ranks, dtype=np.bool_)
+        return away
+
+    @property
     def digest(self) -> str:
         """Equal for equal plans, on every rank."""
         readers = self.readers
@@ -85,8 +102,7 @@ class BridgePlan:
             width: Hidden width of the decoder.
             element_bytes: Of one number.
         """
-        away = self.sent * ~np.eye(self.ranks, dtype=np.bool_)
-        total: Ints = (away + away.T) * width * element_bytes
+        total: Ints = (self.away + self.away.T) * width * element_bytes
         return total
 
     @property
@@ -139,15 +155,9 @@ def plan_bridge(
     ([[1, 1], [0, 0]], 1, [[0, 8], [8, 0]])
     """
     order = np.lexsort((readers.row, readers.turn, readers.rank, owner[readers.item]))
-    ordered = Readers(
-        readers.item[order],
-        readers.item_row[order],
-        readers.rank[order],
-        readers.turn[order],
-        readers.row[order],
-    )
+    ordered = readers.some(order)
     plan = BridgePlan(ranks, owner, item_rows, ordered, 0)
-    away = plan.sent * ~np.eye(ranks, dtype=np.bool_)
+    away = plan.away
     most = int(max(away.sum(axis=0).max(initial=0), away.sum(axis=1).max(initial=0)))
     return BridgePlan(ranks, owner, item_rows, ordered, -(-most // round_rows))
 
@@ -176,7 +186,7 @@ def check_bridge(plan: BridgePlan) -> None:
             f"again from the pack."
         )
     rounds = [plan.rows_of_round(number) for number in range(plan.rounds)]
-    away = plan.sent * ~np.eye(plan.ranks, dtype=np.bool_)
+    away = plan.away
     carried = sum(rounds, np.zeros_like(away)) * ~np.eye(plan.ranks, dtype=np.bool_)
     if (carried != away).any():
         source, target = np.argwhere(carried != away)[0].tolist()

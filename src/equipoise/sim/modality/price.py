@@ -11,7 +11,8 @@ What it decides
         weights  max      bridge                        bridge            max       weights
 
     Weights are gathered and gradients summed over all ranks by the layout's stage of ZeRO, group by
-    group (``cost.modality.encoder_groups``); under 3 they are gathered a second time.
+    group (``cost.modality.encoder_groups``); under 3 they are gathered a second time. What is
+    frozen has no gradient that is summed, sent back over the bridge or updated with.
 
     Nothing hides any of them. Where ``equipoise calibrate RUN.toml`` timed an encoder on as many
     ranks of this machine, its times answer, with the reading of files; else the kernels do. The
@@ -35,7 +36,7 @@ from equipoise.cost.curves.parts import encoder_points
 from equipoise.cost.modality import (
     ELEMENT_BYTES,
     EncodePasses,
-    count_moves,
+    count_gathers,
     encode_passes,
     encoder_groups,
     held_bytes,
@@ -130,13 +131,21 @@ def price_encoders(
         layout: The encoders' own (``Layout.of_encoders``).
     """
     machine, ranks, sent = machine.at("fp32"), step.plan.ranks, step.plan.sent
-    timed, passes, held = encoder_points(machine.device, ranks), [], []
+    points, passes, held = encoder_points(machine.device, ranks), [], []
 
     def passes_of(spec: EncoderSpec, patches: Ints) -> EncodePasses:
-        point = timed.get(encoder_name(spec, width))
-        if point is not None:
-            return timed_passes(point, spec, patches, width)
-        return encode_passes(spec, patches, width, machine, moves=residuals.moves)
+        point = points.get(encoder_name(spec, width))
+        priced = encode_passes(spec, patches, width, machine, moves=residuals.moves)
+        if point is None:
+            return priced
+        timed = timed_passes(point, spec, patches, width)
+        if not spec.frozen or not timed.backward_s:
+            return timed
+        # Timed with every weight trained: its backward is shorter as the kernels' is.
+        every = dataclasses.replace(spec, frozen=())
+        whole = encode_passes(every, patches, width, machine, moves=residuals.moves)
+        back_s = timed.backward_s * priced.backward_s / whole.backward_s
+        return EncodePasses(timed.forward_s, back_s)
 
     for rank in range(ranks):
         own = step.own(rank)
@@ -145,10 +154,11 @@ def price_encoders(
         passes.append(sum((passes_of(*each) for each in shares), EncodePasses(0.0, 0.0)))
         rows = {"sent_rows": int(sent[rank].sum()), "read_rows": int(sent[:, rank].sum())}
         held.append(held_bytes(shares, width, layout, **rows))
-    owned = sum(group.owned for each in encoders for group in encoder_groups(each, width, layout))
+    groups = (group for each in encoders for group in encoder_groups(each, width, layout))
+    owned = sum(group.trained.owned for group in groups)
     return EncoderPrice(
         tuple(passes),
-        residuals.traffic * bridge_s(step.plan, width, machine),
+        residuals.traffic * (way_s(step.plan, width, machine) + way_s(step.back, width, machine)),
         residuals.traffic * weights_s(encoders, width, layout, machine),
         owned * ADAM_BYTES / machine.bytes_per_s * residuals.moves,
         np.array(held, dtype=np.int64),
@@ -171,27 +181,28 @@ def weights_s(
     for group in (each for spec in encoders for each in encoder_groups(spec, width, layout)):
         if layout.shards > 1:
             exchange, whole = machine.collective(tuple(sharers)), group.params * ELEMENT_BYTES
-            gathers = count_moves(group, layout) - 1
-            seconds += gathers * exchange("all_gather", whole) + exchange("reduce_scatter", whole)
-        if len(copies) > 1:
-            share = group.owned * ELEMENT_BYTES
+            seconds += count_gathers(group, layout) * exchange("all_gather", whole)
+            if group.trained.params:
+                seconds += exchange("reduce_scatter", group.trained.params * ELEMENT_BYTES)
+        if len(copies) > 1 and group.trained.params:
+            share = group.trained.owned * ELEMENT_BYTES
             seconds += machine.collective(tuple(copies))("all_reduce", share)
     return seconds
 
 
-def bridge_s(plan: BridgePlan, width: int, machine: Machine) -> float:
-    """Seconds of rows on their way to readers, and of gradients on their way back.
+def way_s(plan: BridgePlan, width: int, machine: Machine) -> float:
+    """Seconds of rows on their way to readers, or of gradients on their way back.
 
     Args:
-        plan: Of the step.
+        plan: Of the rows, or of those whose gradients return.
         width: Numbers of a row.
         machine: Links between the ranks.
     """
     if plan.ranks == 1 or not plan.rounds:
         return 0.0
-    away = plan.sent * ~np.eye(plan.ranks, dtype=np.bool_)
+    away = plan.away
     busiest = int(max(away.sum(axis=0).max(), away.sum(axis=1).max()))
     # An exchange of as many bytes with every rank, its own among them.
     whole = busiest * width * ELEMENT_BYTES * plan.ranks / (plan.ranks - 1)
     exchange = machine.collective(tuple(range(plan.ranks)))
-    return 2 * plan.rounds * exchange("all_to_all", whole / plan.rounds)
+    return plan.rounds * exchange("all_to_all", whole / plan.rounds)

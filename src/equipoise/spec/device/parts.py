@@ -164,7 +164,7 @@ class ModelParts:
 
 def encoder_name(spec: EncoderSpec, width: int) -> str:
     """A name for an encoder beside a decoder of some hidden width."""
-    return digest([spec, width])
+    return digest([spec.sizes, width])
 
 
 def parts_name(model: ModelSpec) -> str:

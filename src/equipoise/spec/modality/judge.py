@@ -107,12 +107,6 @@ def _judge_beside(wish: Wish, said: str) -> None:
             f"{wish['lora.rank']} trains adapters, but {said} is proven where the weights "
             "themselves are trained. Set lora.rank = 0.",
         )
-    if wish["train.freeze"]:
-        wish.tell(
-            "train.freeze",
-            f"{toml(wish['train.freeze'])} is given, but {said} is proven where every weight is "
-            "trained. Remove train.freeze.",
-        )
     if wish.is_sound("train.precision") and wish["train.precision"] == "fp8":
         wish.tell("train.precision", f'"fp8" is given, but {said} is proven in fp32 and bf16.')
     policy = wish["pack.policy"]

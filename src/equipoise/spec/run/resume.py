@@ -53,18 +53,19 @@ _COMPARED = """
     model.expert_ffn model.shared_ffn model.shared_gate model.dense_layers model.expert_every
     model.norm_top_k model.balance model.balance_rate model.capacity_factor
     model.identity_experts model.real_top_k model.shortcut
-    train.freeze lora.rank lora.alpha lora.targets
+    lora.rank lora.alpha lora.targets
     vision.layers vision.hidden vision.heads vision.patch vision.least_tokens vision.most_tokens
     audio.layers audio.hidden audio.heads
 """
 """Without ``model.init``: the checkpoint's weights are used, whatever it says."""
 
 TRAINED = (
-    *("train.freeze", "lora.rank", "lora.alpha", "lora.targets"),
+    *("lora.rank", "lora.alpha", "lora.targets"),
     *("vision.layers", "vision.hidden", "vision.heads", "vision.patch"),
     *("audio.layers", "audio.hidden", "audio.heads"),
 )
-"""Keys that say which weights are trained; a checkpoint has no moments of others."""
+"""Keys that say which weights there are to train, beside the model's sizes. Without
+``train.freeze``: what is trained after being frozen begins without moments."""
 
 _KINDS = {
     **dict.fromkeys(_FREE.split(), OnResume.FREE),

@@ -389,5 +389,6 @@ class RunSpec:
 
     @property
     def encoders(self) -> tuple[EncoderSpec, ...]:
-        """Encoders of images and of sound, as far as there are any."""
-        return tuple(each.encoder for each in (self.vision, self.audio) if each.layers)
+        """Encoders of images and of sound, as far as there are any, with what stays frozen."""
+        given = [each.encoder for each in (self.vision, self.audio) if each.layers]
+        return tuple(each.with_frozen(self.train.freeze) for each in given)

@@ -8,6 +8,7 @@ Kept true (tests/unit/train/calibrate/test_parts_table.py)
     The run's sizes are covered, however small.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -92,7 +93,8 @@ class PartsPlan:
             spec.train.precision,
             spec.pack.most_tokens,
             spec.pack.context_tokens,
-            encoders=spec.encoders,
+            # Timed with every weight trained; a price leaves out what is frozen.
+            encoders=tuple(dataclasses.replace(each, frozen=()) for each in spec.encoders),
             groups=() if items is None else choose_groups(items, spec.encoders),
         )
 

@@ -5,7 +5,8 @@ What it decides
     the decoder; copies of shards; windows that cut items; axes together. Policies that divide
     documents over ranks are refused and have none. Then the same encoders beside a decoder with
     experts, which ranks share: as they lie, balanced by copies, and cut by hidden units, beside
-    every axis.
+    every axis. At last what recipes freeze at first: the decoder, under whole encoders or under
+    their last products alone; all encoders; one of them and the first layers of the decoder.
 
 Kept true (tests/multi/check/test_modality.py)
     Every axis is beside encoders at every stage, and beside encoders and experts.
@@ -48,7 +49,44 @@ def modal_cases(ranks: int, model: ModelSpec) -> list[Case]:
         cases += [make(cp=2, tp=2), pipelined(cp=2, schedule="zb-h1"), pipelined(tp=2)]
         cases += [make(zero=zero, replicas=2) for zero in (2, 3)]
     cases = [dataclasses.replace(case, repeats=at == 0) for at, case in enumerate(cases)]
-    return cases + _beside_experts(ranks, with_experts(model))
+    return cases + _beside_experts(ranks, with_experts(model)) + _frozen(ranks, model)
+
+
+DECODER = ("embed", "layers", "norm")
+PROJECTORS = ("encoders.*.embed", "encoders.*.layers", "encoders.*.norm")
+"""What stays as it is where only the last products of encoders are trained."""
+
+
+def _frozen(ranks: int, model: ModelSpec) -> list[Case]:
+    """A part of decoder and encoders is trained, beside every axis."""
+    decoder = DECODER if model.tied else (*DECODER, "head")
+    some = "encoders.image", "embed", "layers.0"
+    short = {"policy": "in-order", "context_tokens": 64}  # some micro-batches have text alone
+    piped = {"pp": ranks} | short
+    shapes: list[tuple[tuple[str, ...], dict[str, Any]]] = [
+        ((*decoder, *PROJECTORS), {"zero": 3} | short),
+        (decoder, {"zero": 1}),
+        (("encoders",), {"zero": 2}),
+        (some, {"zero": 0}),
+    ]
+    if ranks > 1:
+        shapes += [(decoder, {"cp": ranks, "zero": 3, "recompute": "full"})]
+        shapes += [((*some, "encoders.audio"), {"cp": ranks, "zero": 1})]
+        shapes += [((*decoder, *PROJECTORS), piped), (("encoders",), piped | {"schedule": "zb-v"})]
+        shapes += [(some, piped | {"zero": 2})]
+    if ranks > 1 and model.heads % ranks == 0:
+        shapes += [((*decoder, *PROJECTORS), {"tp": ranks}), (some, {"tp": ranks, "zero": 3})]
+    if ranks == 4:
+        shapes += [((*decoder, *PROJECTORS), {"zero": 3, "replicas": 2})]
+    cases = [(freeze, _make(model, ranks, **shape)) for freeze, shape in shapes]
+    sparse = with_experts(model)
+    if ranks > 1 and shares_experts(sparse.experts, ranks):
+        beside = _beside_experts(ranks, sparse)
+        cases += [(decoder, beside[0]), (("encoders",), beside[1])]
+    return [
+        dataclasses.replace(case, train=dataclasses.replace(case.train, freeze=freeze))
+        for freeze, case in cases
+    ]
 
 
 def _beside_experts(ranks: int, model: ModelSpec) -> list[Case]:

@@ -156,7 +156,7 @@ class Reference:
             for name, parameter in decoder.named_parameters()
             if parameter.grad is not None or self.gradients[name].any()
         ]
-        return max(errors)
+        return max(errors, default=(0.0, ""))  # a stage may train nothing
 
 
 def make_theirs(case: Case) -> PackedModel:
@@ -223,7 +223,8 @@ def compute_reference(decoder: PackedModel, sample: Sample, rows: Sequence[Row])
         piece = sample.piece(row)
         refer = _refer(decoder, sample, row)
         loss = refer(piece.tokens_T, piece.doc_tokens, labels_T=piece.labels_T) / sample.labels
-        loss.backward()
+        if loss.requires_grad:  # a piece of text alone has none where encoders alone are trained
+            loss.backward()
         total += float(loss.detach())
         with torch.no_grad():
             logits[row[:2]] = refer(piece.tokens_T, piece.doc_tokens)

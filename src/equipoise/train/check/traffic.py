@@ -2,9 +2,10 @@
 
 What it decides
     Nothing: the schedules are those that the step runs, of ``ContextPlanner``, ``plan_turn`` and
-    ``StagePlanner``. Counted are attention's messages, forward and backward in every layer; in a
-    pipeline hidden states and their gradients between stages, and a tied table's gradient; of
-    encoders rows, weights that are gathered, and gradients that are split.
+    ``StagePlanner``. Counted are attention's messages, in the forward of every layer and in the
+    backward of those that have one; in a pipeline hidden states and their gradients between stages,
+    and a tied table's gradient; of encoders rows, gradients of rows behind which something is
+    trained, weights that are gathered, and gradients that are split.
 
 Kept true (tests/multi/check/test_check.py, tests/multi/check/test_pipeline.py)
     Ranks send exactly that; a byte more fails the case.
@@ -17,6 +18,7 @@ from equipoise.sim.rank_loads import ContextPlanner
 from equipoise.sim.stages import StagePlanner
 from equipoise.spec.catalog import POLICIES
 from equipoise.spec.layout import rows_of
+from equipoise.spec.modality.trained import run_shares
 from equipoise.spec.pack import MicroBatch, PackedStep
 from equipoise.spec.recompute import attention_repeats
 from equipoise.train.check.case import Case
@@ -76,14 +78,19 @@ def _plans(case: Case, packed: PackedStep, planner: ContextPlanner) -> list[Cont
 
 
 def _attention(case: Case, packed: PackedStep, planner: ContextPlanner, width: int) -> Traffic:
-    model = case.model
+    model, spec = case.model, case.resolved.spec
+    shares = run_shares(spec, model)
+    # In a pipeline every stage has a backward, whatever is trained.
+    first = 0 if shares is None or case.layout.pp > 1 else shares.first_back
+    backwards = model.layers - first
     forwards = model.layers + attention_repeats(case.train.recompute, model.layers)
+    forwards -= attention_repeats(case.train.recompute, first)
     sent_bytes = messages = 0
     for plan in _plans(case, packed, planner):
         counts = count_attention(plan.schedule, Wire(model.head_width, width, width))
         sent_bytes += forwards * int(counts.forward_bytes.sum())
-        sent_bytes += model.layers * int(counts.backward_bytes.sum())
-        messages += (forwards + model.layers) * int(counts.messages.sum())
+        sent_bytes += backwards * int(counts.backward_bytes.sum())
+        messages += (forwards + backwards) * int(counts.messages.sum())
     return sent_bytes, messages
 
 

@@ -120,7 +120,7 @@ def _loads(modality: Modality, encoded: EncodedStep, took_s: Floats) -> EncoderL
     kind, patches = items.kind[own], items.patches[own]
     shares = [(each, patches[kind == KINDS.index(each.kind)]) for each in modality.specs]
     width, sharded = encoded.sent_MD.shape[1], modality.sharded
-    sent = planned.plan.bytes(width, element_bytes=modality.element_bytes)
+    sent = planned.bytes(width, element_bytes=modality.element_bytes)
     weights = count_weight_traffic(
         modality.specs,
         width,
@@ -136,7 +136,7 @@ def _loads(modality: Modality, encoded: EncodedStep, took_s: Floats) -> EncoderL
         work_in_turn=planned.dealt.work_in_turn.tolist(),
         gap=planned.dealt.gap,
         bytes=int(np.sum(sent)),
-        messages=planned.plan.messages,
+        messages=planned.messages,
         weight_bytes=weights.sent_bytes,
         weight_messages=weights.messages,
         encode_s=took_s[:, 0].tolist(),

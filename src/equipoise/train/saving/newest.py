@@ -10,7 +10,7 @@ Kept true (tests/multi/train/test_train.py, tests/multi/checkpoint/test_damage.p
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -36,6 +36,7 @@ def load_newest(
     require: Callable[[Path, Manifest], None],
     *,
     second: Path | None = None,
+    frozen: Sequence[str] = (),
 ) -> Newest | None:
     """Fill a model and its optimizer from the newest whole checkpoint, if there is any.
 
@@ -47,6 +48,8 @@ def load_newest(
         journal: This rank's.
         require: Refuses a checkpoint that is not the run's, by a ``CheckpointError``.
         second: Another folder of its checkpoints.
+        frozen: The run's ``train.freeze``; if it was another one when the checkpoint was saved,
+            weights that are newly trained begin without moments.
 
     Raises:
         CheckpointError: none is whole, or the newest is refused, or has other tensors.
@@ -54,9 +57,17 @@ def load_newest(
     torn: dict[Path, str] = {}
     while (newest := _newest(root, torn, ranks, require, second)) is not None:
         path, manifest, _ = newest
+        others = list(manifest.run.get("train.freeze", ())) != list(frozen)
         try:
             with journal.span("load", step=manifest.step), model.loading(optimizer):
-                counts = load(path, model.decoder, optimizer, manifest=manifest, ranks=ranks)
+                counts = load(
+                    path,
+                    model.decoder,
+                    optimizer,
+                    manifest=manifest,
+                    ranks=ranks,
+                    other_moments=others,
+                )
         except OtherTensorsError:
             raise
         except CheckpointError as error:

@@ -18,7 +18,7 @@ from equipoise.launch.forms import Nodes
 from equipoise.spec.cluster.spec import ClusterSpec, find_cluster
 from equipoise.spec.modality.sections import VisionSpec
 from equipoise.spec.model.presets import preset
-from equipoise.spec.run.spec import CheckpointSpec, LayoutSpec, PackSpec, RunSpec
+from equipoise.spec.run.spec import CheckpointSpec, LayoutSpec, PackSpec, RunSpec, TrainSpec
 from support.launch.ports import free_port
 
 
@@ -123,6 +123,22 @@ def test_encoders_count_with_their_weights_and_moments() -> None:
     assert encoded.checkpoint_bytes - plain.checkpoint_bytes == 12 * weights
     kept = (encoded.checkpoint_bytes - plain.checkpoint_bytes) // 2
     assert encoded.rank_bytes - plain.rank_bytes == pytest.approx(held + kept, abs=1)
+
+
+def test_what_is_frozen_has_neither_gradients_nor_moments() -> None:
+    vision, model = VisionSpec(layers=12, hidden=768), preset("30m")
+    whole, frozen = (
+        needs_of(
+            RunSpec(vision=vision, train=TrainSpec(freeze=freeze)), model, 2, Nodes(1, 2, "none")
+        )
+        for freeze in ((), ("layers", "encoders"))
+    )
+    weights, layers = encoder_params(vision.encoder, model.hidden), 8 * model.layer_params
+    assert frozen.terms["encoders"] == 4 * weights + 4 * weights // 2
+    left = 1 - layers / model.params
+    for name in ("gradients", "optimizer"):
+        assert frozen.terms[name] == pytest.approx(left * whole.terms[name], rel=1e-3)
+    assert whole.checkpoint_bytes - frozen.checkpoint_bytes == 8 * (weights + layers)
 
 
 def test_what_a_run_needs_here() -> None:

@@ -64,6 +64,29 @@ def test_a_plan_prices_encoders_and_goes_stale_with_them(
     )
 
 
+def test_a_plan_knows_what_is_frozen(capsys: pytest.CaptureFixture[str], run_toml: Path) -> None:
+    prices = []
+    for freeze in ("[]", '["layers"]', '["layers", "encoders"]'):
+        flags = ["--ranks", 1, "--layout.dp", 1, "--train.freeze", freeze, "--json"]
+        code, out, _ = plan(capsys, run_toml, *flags)
+        assert code == 0
+        found = json.loads(out)
+        prices.append(found["best"]["price"])
+        # No bound is known of steps in which something is not trained.
+        assert (found["bound_s"] == 0) == (found["gap"] is None) == (freeze != "[]")
+    for name in ("optimizer", "encoders"):
+        assert prices[0]["terms"][name] > prices[2]["terms"][name]
+        assert prices[0]["memory"][name] > prices[2]["memory"][name]
+    assert prices[0]["memory"]["gradients"] > prices[1]["memory"]["gradients"]
+    seconds = [each["step_s"] for each in prices]
+    assert seconds == sorted(seconds, reverse=True) and len(set(seconds)) == 3
+
+    lock = run_toml.parent / "plan.lock"
+    with pytest.raises(PlanError) as caught:
+        read_obeyed(lock, read_run(run_toml, [("layout.dp", "1"), ("train.freeze", "layers")]))
+    assert str(caught.value).startswith(f"{lock} is stale: frozen weights changed since it was")
+
+
 def test_what_was_timed_of_encoders_is_priced(
     capsys: pytest.CaptureFixture[str], run_toml: Path
 ) -> None:

@@ -1,6 +1,7 @@
 """Encoders: packed items equal each alone, and their rows stand among a decoder's."""
 
 import dataclasses
+from typing import cast
 
 import numpy as np
 import pytest
@@ -154,10 +155,32 @@ def test_neighbours_of_one_size_are_one_call_of_attention(monkeypatch: pytest.Mo
     torch.testing.assert_close(packed, torch.cat(alone), rtol=0, atol=1e-13)
 
 
-@pytest.mark.parametrize("layers", [1, 3])
-def test_weights_and_what_autograd_keeps_are_as_counted(layers: int) -> None:
-    spec = dataclasses.replace(VISION, layers=layers).encoder
-    encoder = ItemEncoder(spec, 12)
+PROJECTOR = ("encoders.image.embed", "encoders.image.layers", "encoders.image.norm")
+
+
+@pytest.mark.parametrize(
+    ("layers", "freeze"),
+    [
+        (1, ()),
+        (3, ()),
+        (3, ("encoders.image.embed",)),
+        (3, ("encoders.image.embed", "encoders.image.layers.0-1")),
+        (3, PROJECTOR[:2]),
+        (2, PROJECTOR),
+        (2, (*PROJECTOR, "encoders.image.join")),
+        (2, ("encoders",)),
+    ],
+)
+def test_weights_and_what_autograd_keeps_are_as_counted(
+    layers: int, freeze: tuple[str, ...]
+) -> None:
+    spec = dataclasses.replace(VISION, layers=layers).encoder.with_frozen(freeze)
+    encoder = cast(ItemEncoder, make_encoders([spec], 12, 0)["image"])
+    shapes = {name: tuple(each.shape) for name, each in encoder.named_parameters()}
+    assert list(spec.shapes(12).items()) == list(shapes.items())
+    trained = sum(each.numel() for each in encoder.parameters() if each.requires_grad)
+    assert trained == encoder_params(spec, 12, trained=True)
+    assert spec.is_frozen == (trained == 0)
     weights = {each.untyped_storage().data_ptr() for each in encoder.parameters()}
     assert sum(each.numel() for each in encoder.parameters()) == encoder_params(spec, 12)
     kept: dict[int, Tensor] = {}
@@ -169,7 +192,8 @@ def test_weights_and_what_autograd_keeps_are_as_counted(layers: int) -> None:
 
     patches = torch.cat([each.float() for each in _patches(encoder, GRIDS)])
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        encoder(patches, GRIDS)
+        rows = encoder(patches, GRIDS)
+    assert rows.requires_grad == (trained > 0)
     held = sum(each.untyped_storage().nbytes() for each in kept.values())
     counted = kept_bytes(spec, np.array([rows * columns for rows, columns in GRIDS]))
     assert held == counted

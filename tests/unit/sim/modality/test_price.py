@@ -10,7 +10,7 @@ from equipoise.cost.modality import encode_passes, encoder_groups, encoder_param
 from equipoise.cost.step.request import Residuals, StepOptions
 from equipoise.schedule.modality.readers import embedding_places
 from equipoise.sim.machine import Machine
-from equipoise.sim.modality.price import EncoderPrice, bridge_s, price_encoders
+from equipoise.sim.modality.price import EncoderPrice, price_encoders, way_s
 from equipoise.sim.step import price_step
 from equipoise.spec.cluster.spec import find_cluster
 from equipoise.spec.layout import Layout
@@ -26,7 +26,11 @@ MACHINE, MODEL = Machine(find_cluster("h100-sxm:4")), preset("7m")
 ITEMS = make_items([[(0, 900, 0)], [(5, 40, 0), (50, 10, 1)], [(3, 300, 0)], []])
 
 
-def _step(items: Items = ITEMS, documents: tuple[int, ...] = (0, 1, 2, 3)) -> ModalityStep:
+def _step(
+    items: Items = ITEMS,
+    documents: tuple[int, ...] = (0, 1, 2, 3),
+    specs: tuple[EncoderSpec, ...] = ENCODERS,
+) -> ModalityStep:
     batches = [MicroBatch(np.array([[each, 0, 1024]])) for each in documents]
     packed = PackedStep("by-work", tuple((each,) for each in batches))
 
@@ -34,7 +38,7 @@ def _step(items: Items = ITEMS, documents: tuple[int, ...] = (0, 1, 2, 3)) -> Mo
         tokens = packed.ranks[data_rank][turn].tokens
         return embedding_places(Layout(dp=4), data_rank, [np.arange(tokens)])
 
-    return plan_step(packed, items, 4, embeds, ENCODERS, ranks=4, width=320, element_bytes=4)
+    return plan_step(packed, items, 4, embeds, specs, ranks=4, width=320, element_bytes=4)
 
 
 def _price(
@@ -117,10 +121,52 @@ def test_the_bridge_is_priced_by_its_busiest_rank_both_ways() -> None:
     away = plan.sent * ~np.eye(4, dtype=np.bool_)
     most = max(away.sum(axis=0).max(), away.sum(axis=1).max())
     exchange = MACHINE.collective((0, 1, 2, 3))
-    assert bridge_s(plan, 320, MACHINE) == pytest.approx(
-        2 * exchange("all_to_all", most * 320 * 4 * 4 / 3)
-    )
+    one_way_s = exchange("all_to_all", most * 320 * 4 * 4 / 3)
+    assert way_s(plan, 320, MACHINE) == pytest.approx(one_way_s)
+    assert _price(_step()).bridge_s == pytest.approx(2 * one_way_s)
     in_two = dataclasses.replace(plan, rounds=2)
-    assert bridge_s(in_two, 320, MACHINE) > bridge_s(plan, 320, MACHINE)
+    assert way_s(in_two, 320, MACHINE) > way_s(plan, 320, MACHINE)
     at_home = dataclasses.replace(plan, rounds=0)
-    assert bridge_s(at_home, 320, MACHINE) == 0.0
+    assert way_s(at_home, 320, MACHINE) == 0.0
+
+
+def _frozen(*patterns: str) -> tuple[EncoderSpec, ...]:
+    return tuple(each.with_frozen(patterns) for each in ENCODERS)
+
+
+def test_what_is_frozen_has_no_backward_no_update_and_no_way_back() -> None:
+    step = _step()
+    whole, nothing = _price(step), _price(_step(specs=_frozen("encoders")), _frozen("encoders"))
+    assert nothing.update_s == 0.0
+    assert [each.backward_s for each in nothing.passes] == [0.0] * 4
+    assert [each.forward_s for each in nothing.passes] == [each.forward_s for each in whole.passes]
+    assert nothing.bridge_s == pytest.approx(way_s(step.plan, 320, MACHINE))
+    assert (nothing.held_bytes < whole.held_bytes).all()
+    # A gather, where there was one and a sum.
+    exchange = MACHINE.collective((0, 1, 2, 3))
+    groups = [group for each in ENCODERS for group in encoder_groups(each, 320, Layout(dp=4))]
+    assert nothing.weights_s == pytest.approx(
+        sum(exchange("all_gather", 4 * each.params) for each in groups)
+    )
+    parts = [("encoders.*.project",), ("encoders.*.embed",), ("encoders.*.layers",)]
+    some = [_price(step, _frozen(*each)) for each in parts]
+    deep = _price(step, _frozen("encoders.*.embed", "encoders.*.layers", "encoders.*.norm"))
+    for each in (*some, deep):
+        assert 0 < each.update_s < whole.update_s
+        assert nothing.step_s < each.step_s < whole.step_s
+        assert (each.held_bytes < whole.held_bytes).all()
+    # Below the last products nothing is trained, so nothing runs back through the layers.
+    assert deep.terms["encoders"] < min(each.terms["encoders"] for each in some)
+
+
+def test_rows_of_a_frozen_encoder_do_not_return() -> None:
+    whole, step = _step(), _step(specs=_frozen("encoders.image"))
+    assert step.returns and not _step(specs=_frozen("encoders")).returns
+    assert step.plan.digest == whole.plan.digest and whole.back is whole.plan
+    kinds = ITEMS.kind[step.items[step.back.readers.item]]
+    assert set(kinds.tolist()) == {1}
+    assert int(step.back.sent.sum()) == 10  # the rows of the only sound
+    sent = step.bytes(320, element_bytes=4)
+    assert (sent == 4 * 320 * (step.plan.away + step.back.away.T)).all()
+    assert step.back.messages < step.plan.messages == whole.messages
+    assert step.messages == (step.plan.messages + step.back.messages) // 2

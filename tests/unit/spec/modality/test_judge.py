@@ -56,11 +56,6 @@ REFUSED = [
         "experts.memory_mib = 0.",
     ),
     (
-        {"train.freeze": '["embed"]'},
-        f'--train.freeze: ["embed"] is given, but {SAID} where every weight is trained. Remove '
-        "train.freeze.",
-    ),
-    (
         {"train.precision": "fp8"},
         f'--train.precision: "fp8" is given, but {SAID} in fp32 and bf16.',
     ),
@@ -93,6 +88,8 @@ def test_what_is_proven_is_accepted() -> None:
     run = read_run(None, list(GIVEN.items()))
     assert [each.kind for each in run.spec.encoders] == ["image"]
     assert read_run(None, []).spec.encoders == ()
+    frozen = read_run(None, list((GIVEN | {"train.freeze": '["embed", "encoders"]'}).items()))
+    assert [each.is_frozen for each in frozen.spec.encoders] == [True]
     beside = {"model.preset": "moe-3m", "experts.policy": "exact"}
     assert read_run(None, list((GIVEN | beside).items())).model.experts == 8
 

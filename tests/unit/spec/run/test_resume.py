@@ -43,6 +43,7 @@ def test_keys_that_change_what_a_step_holds_or_how_it_trains_are_told() -> None:
         "train.beta2",
         "train.eps",
         "train.clip_norm",
+        "train.freeze",
         "train.precision",
         "layout.schedule",
         "layout.skip",
