@@ -159,14 +159,14 @@ def encoder_params(spec: EncoderSpec, width: int, *, trained: bool = False) -> i
     return sum(group.trained.params if trained else group.params for group in groups)
 
 
-NOTHING = WeightGroup(0, 0)
+_NOTHING = WeightGroup(0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class EncoderGroup(WeightGroup):
     """Weights of an encoder that are gathered together."""
 
-    trained: WeightGroup = NOTHING
+    trained: WeightGroup = _NOTHING
     """Those of them that have a gradient."""
     runs_back: bool = True
     """Whether the backward computes with them."""

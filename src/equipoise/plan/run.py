@@ -128,8 +128,9 @@ class RunInputs:
         return calibration_doubts(self.search.machine.cluster)
 
     def interval(self, price: StepPrice) -> Interval | None:
-        """Where 80% of such steps lie; None where nothing was timed, or encoders were not."""
+        """Where 80% of such steps lie; None where something was not timed, or is not trained."""
         is_whole = self.is_timed and (self.encoders is None or self.encoders.is_timed)
+        is_whole = is_whole and not self.run.spec.train.freeze
         return own_interval(price.step_s) if is_whole else None
 
     def beside_s(self, best: Finalist) -> float:
@@ -289,26 +290,21 @@ def digest_run(run: ResolvedRun, store: "TokenStore", cluster: ClusterSpec) -> d
     del pack["policy"]
     layout = spec.layout
     lengths = store.doc_tokens if store.mixture is None else [store.doc_tokens, store.mixture]
-    encoded = {}
+    some = {}
     if spec.encoders:
         items, sizes = store.require_items(), [each.sizes for each in spec.encoders]
-        encoded["images and sound"] = digest(
-            [sizes, items.begin, items.rows, items.kind, items.grid]
-        )
-    frozen = {"frozen weights": digest(spec.train.freeze)} if spec.train.freeze else {}
-    return (
-        encoded
-        | frozen
-        | {
-            "model": digest(run.model),
-            "lengths": digest(lengths),
-            "packing": digest([pack, spec.train.seed, layout.sharding, layout.ranks_per_node]),
-            "precision": digest(spec.train.precision),
-            "machine": digest([cluster.device.title, cluster.devices]),
-            "curves": digest_curves(cluster),
-            "equipoise": __version__,
-        }
-    )
+        some["images and sound"] = digest([sizes, items.begin, items.rows, items.kind, items.grid])
+    if spec.train.freeze:
+        some["frozen weights"] = digest(spec.train.freeze)
+    return some | {
+        "model": digest(run.model),
+        "lengths": digest(lengths),
+        "packing": digest([pack, spec.train.seed, layout.sharding, layout.ranks_per_node]),
+        "precision": digest(spec.train.precision),
+        "machine": digest([cluster.device.title, cluster.devices]),
+        "curves": digest_curves(cluster),
+        "equipoise": __version__,
+    }
 
 
 def guess_sentence(cluster: ClusterSpec) -> str:

@@ -134,18 +134,19 @@ def price_encoders(
     points, passes, held = encoder_points(machine.device, ranks), [], []
 
     def passes_of(spec: EncoderSpec, patches: Ints) -> EncodePasses:
+        def by_kernels(each: EncoderSpec) -> EncodePasses:
+            return encode_passes(each, patches, width, machine, moves=residuals.moves)
+
         point = points.get(encoder_name(spec, width))
-        priced = encode_passes(spec, patches, width, machine, moves=residuals.moves)
         if point is None:
-            return priced
+            return by_kernels(spec)
         timed = timed_passes(point, spec, patches, width)
-        if not spec.frozen or not timed.backward_s:
+        if not spec.frozen:
             return timed
-        # Timed with every weight trained: its backward is shorter as the kernels' is.
-        every = dataclasses.replace(spec, frozen=())
-        whole = encode_passes(every, patches, width, machine, moves=residuals.moves)
-        back_s = timed.backward_s * priced.backward_s / whole.backward_s
-        return EncodePasses(timed.forward_s, back_s)
+        # It was timed with every weight trained: its backward is shorter as that of kernels is.
+        whole_s = by_kernels(dataclasses.replace(spec, frozen=())).backward_s
+        share = by_kernels(spec).backward_s / whole_s if whole_s else float(not spec.is_frozen)
+        return EncodePasses(timed.forward_s, share * timed.backward_s)
 
     for rank in range(ranks):
         own = step.own(rank)

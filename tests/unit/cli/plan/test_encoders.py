@@ -115,6 +115,14 @@ def test_what_was_timed_of_encoders_is_priced(
     # Reading and the forward of the slowest rank, and the backward of the slowest.
     assert price["terms"]["encoders"] == pytest.approx(1.5)
     assert price["interval"]["low_s"] < price["step_s"] < price["interval"]["high_s"]
+    # Nobody timed a run in which something is frozen: a part of the backward is left out.
+    encoded_s = []
+    for freeze in ("encoders.*.layers", "encoders"):
+        code, out, _ = plan(capsys, *flags, "--train.freeze", freeze)
+        frozen = json.loads(out)["best"]["price"]
+        assert code == 0 and "interval" not in frozen
+        encoded_s.append(frozen["terms"]["encoders"])
+    assert encoded_s[1] == pytest.approx(1.0) and 1.1 < encoded_s[0] < 1.5
 
 
 def test_pack_says_how_evenly_ranks_encode(
