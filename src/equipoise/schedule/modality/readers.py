@@ -69,7 +69,7 @@ def embedding_places(
 
     >>> rank, row = embedding_places(Layout(dp=2, tp=2), 1, [np.arange(3)])
     >>> rank.tolist(), row.tolist()
-    ([2, 2, 3], [0, 1, 0])
+    ([2, 3, 3], [0, 0, 1])
     """
     rank, row = (np.empty(sum(map(len, shares)), dtype=np.int64) for _ in range(2))
     for cp, rows in enumerate(shares):
