@@ -95,32 +95,24 @@ class CurvePrice:
 
     def iteration_s(self, work: IterationWork) -> float:
         """One whole iteration [s]."""
-        tokens_s = self._tokens_s.get(work.tokens)
+        tokens, pairs, kv_tokens, sequences, logits, chunks, chunk_kv_tokens = work
+        tokens_s = self._tokens_s.get(tokens)
         if tokens_s is None:
-            tokens_s = self._tokens_s[work.tokens] = read_points(self.curve.tokens, work.tokens)
-        logits_s = self._logits_s.get(work.logits)
+            tokens_s = self._tokens_s[tokens] = read_points(self.curve.tokens, tokens)
+        logits_s = self._logits_s.get(logits)
         if logits_s is None:
-            logits_s = self._logits_s[work.logits] = self._head_s(work.logits)
+            logits_s = self._logits_s[logits] = self._head_s(logits)
         curve = self.curve
+        pairs_s, kv_s = curve.pair_s * pairs, curve.kv_token_s * kv_tokens
         chunks_s = 0.0
-        if work.chunks:
-            chunks_s = curve.chunk_kv_token_s * work.chunk_kv_tokens
-            chunks_s += curve.call_s * work.later_calls
+        if chunks:
+            chunks_s = curve.chunk_kv_token_s * chunk_kv_tokens + curve.call_s * work.later_calls
         if self.exchange is not None:
-            alone_s = curve.pair_s * work.pairs + curve.kv_token_s * work.kv_tokens + chunks_s
-            are_single = work.tokens == work.sequences
             attention_s = self.exchange.attention_s(
-                alone_s, work.tokens, work.kv_tokens, are_single=are_single
+                pairs_s + kv_s + chunks_s, tokens, kv_tokens, are_single=tokens == sequences
             )
-            return tokens_s + logits_s + attention_s + curve.sequence_s * work.sequences
-        return (
-            tokens_s
-            + logits_s
-            + curve.pair_s * work.pairs
-            + curve.kv_token_s * work.kv_tokens
-            + curve.sequence_s * work.sequences
-            + chunks_s
-        )
+            return tokens_s + logits_s + attention_s + curve.sequence_s * sequences
+        return tokens_s + logits_s + pairs_s + kv_s + curve.sequence_s * sequences + chunks_s
 
     def decodes_s(self, work: IterationWork, iterations: int) -> list[float]:
         """This iteration and those after it, in which every sequence reads one token more [s].

@@ -83,6 +83,15 @@ class IterationWork(NamedTuple):
         )
 
 
+def decodes_of(sequences: int, context_tokens: int) -> IterationWork:
+    """One token for each of some sequences, which read this context together, themselves included.
+
+    >>> decodes_of(2, 30)[:5]
+    (2, 30, 30, 2, 2)
+    """
+    return IterationWork(sequences, context_tokens, context_tokens, sequences, sequences)
+
+
 def chunk_pairs(start: int, tokens: int) -> int:
     """Query-key pairs of the tokens [start, start + tokens) of one sequence.
 

@@ -7,10 +7,9 @@ What it decides
     holds instead while any of them decodes.
 """
 
-from equipoise.schedule.batching.decodes import Decodes
+from equipoise.schedule.batching.limit import DECODE_TIMES
 from equipoise.schedule.batching.settings import BatchSettings, ServingPrice, single_s
-from equipoise.schedule.batching.totals import decodes_s
-from equipoise.schedule.batching.turns import DECODE_TIMES
+from equipoise.spec.serving import IterationWork
 
 _LEAST_TIMES = 16
 """Several prompts fill an iteration up to this many times what a single token takes: more would
@@ -21,33 +20,44 @@ _DECODE_TIMES_OF_OTHERS = 2
 may slow others more."""
 
 
-def prompts_budget_s(
-    settings: BatchSettings,
-    price: ServingPrice,
-    decodes: Decodes,
-    *,
-    requests: int,
-    tenants: int,
-    limit_s: float | None,
-) -> float:
-    """Up to where prompts fill an iteration [s].
+class PromptsBudget:
+    """How long an iteration may become as prompts are added to its decodes."""
 
-    Args:
-        settings: Times of the engine.
-        price: Of iterations.
-        decodes: Of this iteration, and those that rest.
-        requests: How many are here, whatever their state.
-        tenants: How many they are of.
-        limit_s: That of ``turns.py``, where it holds.
-    """
-    if len(decodes):
-        if limit_s is not None:
-            return limit_s
-        if len(decodes) == requests:  # there is nothing to fill it with
-            return settings.iteration_s
-        times = DECODE_TIMES if tenants == 1 else _DECODE_TIMES_OF_OTHERS
-        return max(settings.iteration_s, times * decodes_s(decodes, price))
-    if requests <= 1:
-        return settings.prefill_iteration_s
-    long_s = _LEAST_TIMES * single_s(price)
-    return max(settings.iteration_s, min(long_s, settings.prefill_iteration_s))
+    def __init__(
+        self,
+        settings: BatchSettings,
+        price: ServingPrice,
+        decodes: IterationWork,
+        requests: int,
+        tenants: int,
+    ) -> None:
+        """Begin with the decodes alone.
+
+        Args:
+            settings: Times of the engine.
+            price: Of iterations.
+            decodes: Those of this iteration.
+            requests: How many are here, whatever their state.
+            tenants: How many they are of.
+        """
+        self._settings, self._price, self._decodes = settings, price, decodes
+        self._requests, self._tenants = requests, tenants
+        self._budget_s: float | None = None
+
+    def holds(self, seconds: float) -> bool:
+        """Whether an iteration may take this long."""
+        if self._budget_s is None:
+            self._budget_s = self._find_s()
+        return seconds <= self._budget_s
+
+    def _find_s(self) -> float:
+        settings, decodes = self._settings, self._decodes
+        if decodes.sequences:
+            if decodes.sequences == self._requests:  # there is nothing to fill it with
+                return settings.iteration_s
+            times = DECODE_TIMES if self._tenants == 1 else _DECODE_TIMES_OF_OTHERS
+            return max(settings.iteration_s, times * self._price.iteration_s(decodes))
+        if self._requests <= 1:
+            return settings.prefill_iteration_s
+        long_s = _LEAST_TIMES * single_s(self._price)
+        return max(settings.iteration_s, min(long_s, settings.prefill_iteration_s))

@@ -11,6 +11,7 @@ What it decides
 """
 
 from equipoise.schedule.batching.sequence import Sequence
+from equipoise.spec.serving import IterationWork, decodes_of
 
 
 class Decodes:
@@ -31,6 +32,10 @@ class Decodes:
 
     def __len__(self) -> int:
         return len(self._sequences)
+
+    def work(self) -> IterationWork:
+        """The next iteration of those that do not rest."""
+        return decodes_of(len(self._sequences), self.context_tokens)
 
     def sequences(self) -> list[Sequence]:
         """All of them, with ``known`` and ``computed`` up to date."""

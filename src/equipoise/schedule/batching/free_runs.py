@@ -30,11 +30,7 @@ class FreeRuns:
         """Make pages free again."""
         self.count += stop - start
         stop_of, start_of = self._stop_of, self._start_of
-        if stop in stop_of:
-            stop = stop_of.pop(stop)
-        if start in start_of:
-            start = start_of.pop(start)
-        self._list(start, stop)
+        self._list(start_of.pop(start, start), stop_of.pop(stop, stop))
 
     def take_next(self, page: int) -> bool:
         """Take the page behind this one, if it is free."""
@@ -65,10 +61,10 @@ class FreeRuns:
                 taken += range(start, stop)
             else:
                 first = start + (count - pages) // 2 if start - 1 in growing else start
+                if first + pages < stop:
+                    self._shorten(first + pages, stop)
                 if start < first:
                     self._list(start, first)
-                if first + pages < stop:
-                    self._list(first + pages, stop)
                 taken += range(first, first + pages)
             pages -= count
         return taken
@@ -81,10 +77,10 @@ class FreeRuns:
         page = start
         if start - 1 in growing:
             page = start + (stop - start - 1) // 2
-            if start < page:
-                self._list(start, page)
         if page + 1 < stop:
-            self._list(page + 1, stop)
+            self._shorten(page + 1, stop)
+        if start < page:
+            self._list(start, page)
         self.count -= 1
         return page
 
@@ -101,6 +97,10 @@ class FreeRuns:
                 heappop(longest)
             else:
                 heapreplace(longest, (start - stop, stop))
+
+    def _shorten(self, start: int, stop: int) -> None:
+        """A run has lost its first pages: its entry is made right when it comes to the top."""
+        self._stop_of[start], self._start_of[stop] = stop, start
 
     def _list(self, start: int, stop: int) -> None:
         longest, stop_of = self._longest, self._stop_of

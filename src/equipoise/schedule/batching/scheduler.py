@@ -31,7 +31,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from equipoise.base.errors import SpecError
-from equipoise.schedule.batching.budget import prompts_budget_s
+from equipoise.schedule.batching.budget import PromptsBudget
 from equipoise.schedule.batching.fair.policy import FairJob, MakePolicy
 from equipoise.schedule.batching.iteration import (
     BatchSchedule,
@@ -219,10 +219,7 @@ class Scheduler:
         preempted: list[Sequence] = []
         swaps_out: list[Swap] = []
         turn = self._choose_decodes(preempted, swaps_out)
-        decodes, is_shared = self._residents.decodes, turn.limit_s is not None
-        totals = Totals(
-            decodes, self.settings, self._price, self._budget_s(turn), is_shared=is_shared
-        )
+        totals = self._totals(turn)
         swaps_in: list[Swap] = []
         prefills = self._fill(totals, swaps_in, may_admit=not preempted)
         if not totals.work.sequences:
@@ -286,15 +283,16 @@ class Scheduler:
 
     # Parts of a decision.
 
-    def _budget_s(self, turn: DecodeTurn) -> float:
-        return prompts_budget_s(
-            self.settings,
-            self._price,
-            self._residents.decodes,
-            requests=len(self._sequences),
-            tenants=len(self._tenants),
-            limit_s=turn.limit_s,
-        )
+    def _totals(self, turn: DecodeTurn) -> Totals:
+        """The decodes, and as much room for prompts as they leave."""
+        decodes, limit = self._residents.decodes.work(), turn.limit
+        if limit is not None and decodes.sequences:
+            has_time = limit.holds
+        else:
+            count = len(self._sequences), len(self._tenants)
+            has_time = PromptsBudget(self.settings, self._price, decodes, *count).holds
+        is_shared = limit is not None
+        return Totals(decodes, self.settings, self._price, has_time, is_shared=is_shared)
 
     def _choose_decodes(self, preempted: list[Sequence], swaps_out: list[Swap]) -> DecodeTurn:
         """Who decodes, with pages for the next token."""
@@ -321,8 +319,8 @@ class Scheduler:
         """Add chunks of prompts, and admit requests, in the order of the policy."""
         chunks: list[ServeChunk] = []
         prefilling = self._residents.prefilling
-        turns = sorted((self._residents.turn(each), name) for name, each in prefilling.items())
-        turns.reverse()
+        turns = [(self._residents.turn(each), name) for name, each in prefilling.items()]
+        turns.sort(reverse=True)
         while True:
             head = self.policy.first() if may_admit and self._residents.has_place() else None
             if head is not None and (not turns or self.policy.key(head) < turns[-1][0]):

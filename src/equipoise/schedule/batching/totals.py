@@ -1,20 +1,10 @@
 """Sizes of an iteration while it is put together."""
 
-from equipoise.schedule.batching.decodes import Decodes
+from collections.abc import Callable
+
 from equipoise.schedule.batching.sequence import Sequence
 from equipoise.schedule.batching.settings import BatchSettings, ServingPrice
 from equipoise.spec.serving import IterationWork
-
-
-def decodes_work(decodes: Decodes) -> IterationWork:
-    """An iteration of decodes alone."""
-    count, context = len(decodes), decodes.context_tokens
-    return IterationWork(count, context, context, count, count)
-
-
-def decodes_s(decodes: Decodes, price: ServingPrice) -> float:
-    """Predicted time of an iteration of decodes alone [s]."""
-    return price.iteration_s(decodes_work(decodes))
 
 
 class Totals:
@@ -22,10 +12,10 @@ class Totals:
 
     def __init__(
         self,
-        decodes: Decodes,
+        decodes: IterationWork,
         settings: BatchSettings,
         price: ServingPrice,
-        budget_s: float,
+        has_time: Callable[[float], bool],
         *,
         is_shared: bool = False,
     ) -> None:
@@ -35,15 +25,15 @@ class Totals:
             decodes: All of them.
             settings: Limits.
             price: Of iterations.
-            budget_s: Up to where chunks are added [s].
+            has_time: Whether an iteration may take as many seconds with the chunks that are added.
             is_shared: Whether decodes that come back from host memory must fit it, too, all but
                 the first.
         """
-        self.work = decodes_work(decodes)
+        self.work = decodes
         self._settings = settings
         self._price = price
-        self._budget_s = budget_s
-        self._keeps_size = not len(decodes)
+        self._has_time = has_time
+        self._keeps_size = not decodes.sequences
         self._is_shared = is_shared
         self._has_added = False
         self._prefill_tokens = 0
@@ -109,4 +99,4 @@ class Totals:
         if self._prefill_tokens + tokens > self._settings.iteration_tokens:
             return False
         work = self.work.with_chunk(start, tokens, logits)
-        return self._price.iteration_s(work) <= self._budget_s
+        return self._has_time(self._price.iteration_s(work))

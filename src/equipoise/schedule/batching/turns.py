@@ -34,41 +34,23 @@ Sources
     Bertsekas and Gallager, Data Networks, section 6.5.2.
 """
 
-import math
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 from equipoise.schedule.batching.decodes import Decodes
+from equipoise.schedule.batching.limit import TIMES, IterationLimit, TenantRows, pace_s
 from equipoise.schedule.batching.sequence import Sequence
-from equipoise.schedule.batching.settings import (
-    LEAST_WEIGHT,
-    BatchSettings,
-    ServingPrice,
-    single_s,
-)
-from equipoise.schedule.batching.totals import decodes_work
-from equipoise.spec.serving import IterationWork
-
-DECODE_TIMES = 3
-"""Prompts may make an iteration this many times as long as its decodes alone. Where a machine is
-slow, less would leave hardly any time for prompts, and those who wait for them would not decode."""
-
-_TIMES = 2.0
-"""What others may do to the time of a tenant's tokens, if its share allows no more."""
-
-_PACE = 0.5
-"""Iterations up to this part of ``iteration_s`` are never too long: on fast devices prompts would
-wait long for what makes no difference to those who read."""
+from equipoise.schedule.batching.settings import BatchSettings, ServingPrice, single_s
+from equipoise.spec.serving import IterationWork, decodes_of
 
 
 class DecodeTurn(NamedTuple):
     """Whose turn it is."""
 
-    limit_s: float | None = None
-    """Up to where the iteration may be filled [s]; None where one tenant has it to itself."""
+    limit: IterationLimit | None = None
+    """Up to where the iteration may be filled; None where one tenant has it to itself."""
     rested: tuple[str, ...] = ()
     """Requests that decoded, and do not now."""
     resumed: tuple[str, ...] = ()
@@ -76,23 +58,9 @@ class DecodeTurn(NamedTuple):
 
     def then(self, later: "DecodeTurn") -> "DecodeTurn":
         """Both for the same iteration: the later one's limit, and all who rest or go on."""
-        return DecodeTurn(later.limit_s, self.rested + later.rested, self.resumed + later.resumed)
-
-
-@dataclass(slots=True)
-class _TenantRows:
-    """The decodes of one tenant."""
-
-    tenant: str
-    weight: float
-    rows: int
-    context_tokens: int
-    prompt_tokens: int
-    """Tokens of prompts that could be computed beside them."""
-    own_s: float = 0.0
-    """What the decodes take without the others' [s]."""
-    demand_s: float = 0.0
-    """How much longer all take with them [s]."""
+        if not (self.rested or self.resumed):
+            return later
+        return DecodeTurn(later.limit, self.rested + later.rested, self.resumed + later.resumed)
 
 
 class TenantTurns:
@@ -119,7 +87,7 @@ class TenantTurns:
         self._settings, self._price = settings, price
         self._decodes, self._prefilling = decodes, prefilling
         self._divides = divides_by_tenant
-        self._pace_s = _PACE * settings.iteration_s
+        self._pace_s = pace_s(settings)
         self._tags: dict[str, float] = {}
         """Work over weight of the tenants whose rows take turns [s]."""
         self._turn = 0
@@ -144,13 +112,15 @@ class TenantTurns:
         sizes = decodes.of_tenants()
         if not sizes or not (has_prompts or decodes.resting or not self._fit(sizes, 1)):
             return DecodeTurn()
-        groups = self._groups(sizes, here if has_prompts else {})
-        limit_s = self._limit_s(groups)
-        rows_s = self._rows_s(groups, limit_s) if has_prompts else limit_s
-        if self._price.iteration_s(_whole(sizes)) <= rows_s:
+        if has_prompts:
+            prefilling = self._prefilling.values()
+            limit = IterationLimit(self._settings, self._price, sizes, here, prefilling)
+        else:
+            limit = IterationLimit(self._settings, self._price, sizes)
+        if limit.holds_all():
             self._tags.clear()
-            return DecodeTurn(limit_s, (), self._resume(list(decodes.resting.values())))
-        return self._divide(groups, limit_s, rows_s)
+            return DecodeTurn(limit, (), self._resume(list(decodes.resting.values())))
+        return self._divide(limit)
 
     def repeats(self, most: int) -> int:
         """Iterations in a row, at most as many, of all of which ``next`` would say the same."""
@@ -168,7 +138,7 @@ class TenantTurns:
 
     def _is_short(self, iterations: int) -> bool:
         """Whether all that do not rest take no longer than nobody minds, in each of as many."""
-        last = decodes_work(self._decodes).after(iterations - 1)
+        last = self._decodes.work().after(iterations - 1)
         return self._price.iteration_s(last) <= self._pace_s
 
     def _fit(self, sizes: Mapping[str, tuple[int, int]], iterations: int) -> bool:
@@ -181,84 +151,22 @@ class TenantTurns:
         last_s = self._price.iteration_s(_whole(sizes).after(iterations - 1))
         rows = min(rows for rows, _ in sizes.values())
         context_tokens = min(context for _, context in sizes.values())
-        if last_s <= _TIMES * self._price.iteration_s(_work(rows, context_tokens)):
+        if last_s <= TIMES * self._price.iteration_s(decodes_of(rows, context_tokens)):
             return True
-        return last_s <= self._limit_s(self._groups(sizes, {}))
+        return last_s <= IterationLimit(self._settings, self._price, sizes).seconds
 
-    def _groups(
-        self, sizes: Mapping[str, tuple[int, int]], here: Mapping[str, int]
-    ) -> list[_TenantRows]:
-        prompts = Counter[str]()
-        if here:
-            for sequence in self._prefilling.values():
-                prompts[sequence.request.tenant] += sequence.known - sequence.computed
-        groups = []
-        for tenant, (rows, context_tokens) in sizes.items():
-            weight = self._settings.weights.get(tenant, 1.0)
-            # Those that wait have a page at least.
-            waiting = max(0, here.get(tenant, 0) - rows)
-            prompt_tokens = max(prompts[tenant], waiting * self._settings.page_tokens)
-            group = _TenantRows(tenant, weight, rows, context_tokens, prompt_tokens)
-            group.own_s = self._price.iteration_s(_work(rows, context_tokens))
-            groups.append(group)
-        return groups
-
-    def _limit_s(self, groups: list[_TenantRows]) -> float:
-        """Up to where an iteration with all of these may be filled [s]."""
-        weight = sum(each.weight for each in groups)
-        limit_s = math.inf
-        for each in groups:
-            own = max(_TIMES, weight / each.weight)
-            limit_s = min(limit_s, own * self._alone_s([each]))
-            if len(groups) > 1 and limit_s > self._pace_s:
-                others_s = self._alone_s([other for other in groups if other is not each])
-                share = weight / max(weight - each.weight, LEAST_WEIGHT)
-                limit_s = min(limit_s, max(_TIMES, share) * others_s)
-            if limit_s <= self._pace_s:
-                return self._pace_s
-        return limit_s
-
-    def _rows_s(self, groups: list[_TenantRows], limit_s: float) -> float:
-        """Up to where decodes fill an iteration beside which prompts wait [s]."""
-        least = min(groups, key=lambda each: each.own_s)
-        work, page = _work(least.rows, least.context_tokens), self._settings.page_tokens
-        page_s = self._price.iteration_s(work.with_chunk(0, page, 0)) - least.own_s
-        return max(least.own_s, min((limit_s + least.own_s) / 2, limit_s - page_s))
-
-    def _alone_s(self, groups: list[_TenantRows]) -> float:
-        """What an iteration of these tenants would take without the others' [s]."""
-        rows, context_tokens, prompt_tokens = 0, 0, 0
-        for each in groups:
-            rows += each.rows
-            context_tokens += each.context_tokens
-            prompt_tokens += each.prompt_tokens
-        decodes = _work(rows, context_tokens)
-        decodes_s = self._price.iteration_s(decodes)
-        if not prompt_tokens:
-            return decodes_s
-        whole_s = self._price.iteration_s(decodes.with_chunk(0, prompt_tokens, 1))
-        if whole_s <= _TIMES * decodes_s:  # they have room within the decodes' own limit
-            return decodes_s
-        return min(max(self._settings.iteration_s, DECODE_TIMES * decodes_s), whole_s)
-
-    def _note_demands(self, groups: list[_TenantRows]) -> None:
-        all_rows = sum(each.rows for each in groups)
-        context_tokens = sum(each.context_tokens for each in groups)
-        whole_s = self._price.iteration_s(_work(all_rows, context_tokens))
-        for each in groups:
-            others = _work(all_rows - each.rows, context_tokens - each.context_tokens)
-            each.demand_s = whole_s - self._price.iteration_s(others) if others.sequences else 0.0
-
-    def _divide(self, groups: list[_TenantRows], limit_s: float, rows_s: float) -> DecodeTurn:
+    def _divide(self, limit: IterationLimit) -> DecodeTurn:
         """Let those within their share decode, and the others take turns."""
-        rows = self._rows()
-        self._note_demands(groups)
-        groups.sort(key=lambda each: (each.demand_s / each.weight, each.tenant))
-        taken = _work(0, 0)
+        limit_s, rows_s, rows = limit.seconds, limit.rows_s, self._rows()
+        demands = {
+            each.tenant: (limit.all_s - limit.others_s(each)) / each.weight for each in limit.groups
+        }
+        groups = sorted(limit.groups, key=lambda each: (demands[each.tenant], each.tenant))
+        taken = decodes_of(0, 0)
         taken_s = single_s(self._price)
         left_weight = sum(each.weight for each in groups)
         chosen: list[Sequence] = []
-        beyond: list[_TenantRows] = []
+        beyond: list[TenantRows] = []
         for each in groups:
             more = _plus(taken, each.rows, each.context_tokens)
             more_s = self._price.iteration_s(more)
@@ -282,11 +190,11 @@ class TenantTurns:
         for sequence in rested:
             self._decodes.rest(sequence)
         waited = [each for each in chosen if each.request.id in self._decodes.resting]
-        return DecodeTurn(limit_s, _names(rested), self._resume(waited))
+        return DecodeTurn(limit, _names(rested), self._resume(waited))
 
     def _take_turns(
         self,
-        groups: Iterable[_TenantRows],
+        groups: Iterable[TenantRows],
         rows: Mapping[str, list[Sequence]],
         taken: IterationWork,
         rows_s: float,
@@ -340,13 +248,8 @@ def _names(sequences: Iterable[Sequence]) -> tuple[str, ...]:
     return tuple(each.request.id for each in sequences)
 
 
-def _work(rows: int, context_tokens: int) -> IterationWork:
-    """An iteration of decodes."""
-    return IterationWork(rows, context_tokens, context_tokens, rows, rows)
-
-
 def _plus(work: IterationWork, rows: int, context_tokens: int) -> IterationWork:
-    return _work(work.sequences + rows, work.kv_tokens + context_tokens)
+    return decodes_of(work.sequences + rows, work.kv_tokens + context_tokens)
 
 
 def _whole(sizes: Mapping[str, tuple[int, int]]) -> IterationWork:
@@ -355,4 +258,4 @@ def _whole(sizes: Mapping[str, tuple[int, int]]) -> IterationWork:
     for each_rows, each_tokens in sizes.values():
         rows += each_rows
         context_tokens += each_tokens
-    return _work(rows, context_tokens)
+    return decodes_of(rows, context_tokens)

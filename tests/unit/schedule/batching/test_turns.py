@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from equipoise.schedule.batching.fair.table import FAIR_POLICIES
 from equipoise.schedule.batching.iteration import BatchSchedule
+from equipoise.schedule.batching.limit import IterationLimit, pace_s
 from equipoise.schedule.batching.request import ServeRequest
 from equipoise.schedule.batching.scheduler import Scheduler
 from equipoise.schedule.batching.settings import BatchSettings
@@ -127,6 +128,30 @@ def test_iterations_keep_their_limit_and_every_stream_has_its_turn(
                 share_s = limit_s
             assert schedule.predicted_s <= min(limit_s, share_s) + one_s + 1e-12
         assert taken, "somebody decodes in each iteration"
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    sizes=st.dictionaries(
+        st.sampled_from("abcd"), st.tuples(st.integers(1, 40), st.integers(40, 4000)), min_size=1
+    ),
+    waiting=st.none() | st.dictionaries(st.sampled_from("abcd"), st.integers(0, 60)),
+    weights=st.dictionaries(st.sampled_from("abcd"), st.sampled_from([0.1, 1.0, 3.0])),
+    iteration_s=st.sampled_from([1e-6, 1e-3, 5e-3, 0.02, 0.1]),
+    token=st.sampled_from([1e-6, 1e-4, 1e-3]),
+)
+def test_what_is_found_without_the_limit_is_what_the_limit_says(
+    sizes: dict[str, tuple[int, int]],
+    waiting: dict[str, int] | None,
+    weights: dict[str, float],
+    iteration_s: float,
+    token: float,
+) -> None:
+    limits = BatchSettings(4000, 4, 256, iteration_s=iteration_s, weights=weights)
+    limit = IterationLimit(limits, LinearPrice(token=token), sizes, waiting)
+    held = limit.holds_all(), limit.holds(0.9 * pace_s(limits)), limit.holds(limit.all_s)
+    assert limit.seconds >= pace_s(limits)
+    assert held == (limit.all_s <= limit.rows_s, True, limit.all_s <= limit.seconds)
 
 
 @pytest.mark.parametrize("policy", ["fifo", "job-fair"])

@@ -110,11 +110,15 @@ class UserChain:
         elif not is_stage:
             spent = max(0.0, now - self.end)
         if spent > 0:
-            self._add((before, math.inf, ""), spent).is_gone = True
+            self._spend((before, math.inf, ""), spent)
         order = end if end > before else math.nextafter(before, math.inf)
-        while self._is_taken((order, arrival_s, job_id)):
+        place = order, arrival_s, job_id
+        at = bisect_left(places, place)
+        while at < len(places) and places[at] == place:
             order = math.nextafter(order, math.inf)
-        return self._add((order, arrival_s, job_id), work)
+            place = order, arrival_s, job_id
+            at = bisect_left(places, place)
+        return self._insert(at, place, work)
 
     def _overtake(self, at: int, now: float) -> float:
         """Take from the links from ``at`` on what was spent on them, by this time; returns it."""
@@ -171,9 +175,10 @@ class UserChain:
         return self._deadline(bisect_left(self._places, link.place))
 
     def _deadline(self, at: int) -> float:
-        if at >= len(self._sums):
+        sums = self._sums
+        if at >= len(sums):
             self._add_sums(at + 1)
-        return self._base + self._sums[at]
+        return self._base + sums[at]
 
     def _add_sums(self, stop: int) -> None:
         sums = self._sums
@@ -190,19 +195,21 @@ class UserChain:
                 return at
             self._add_sums(at + 16)
 
-    def _is_taken(self, place: Place) -> bool:
+    def _spend(self, place: Place, work: float) -> None:
+        """Add work that is nobody's any more to the link at this place, a new one if need be."""
         at = bisect_left(self._places, place)
-        return at < len(self._places) and self._places[at] == place
+        if at < len(self._places) and self._places[at] == place:
+            self._resize(at, work)
+        else:
+            self._insert(at, place, work).is_gone = True
 
-    def _add(self, place: Place, work: float) -> ChainLink:
-        """Add work to the link at this place, a new one if there is none."""
-        at = bisect_left(self._places, place)
-        if at == len(self._places) or self._places[at] != place:
-            self._links.insert(at, ChainLink(place))
-            self._places.insert(at, place)
-            self._sizes.insert(at, 0.0)
+    def _insert(self, at: int, place: Place, work: float) -> ChainLink:
+        link = ChainLink(place)
+        self._links.insert(at, link)
+        self._places.insert(at, place)
+        self._sizes.insert(at, 0.0)
         self._resize(at, work)
-        return self._links[at]
+        return link
 
     def _touch(self, link: ChainLink) -> None:
         self._touched += 1

@@ -71,7 +71,7 @@ class Uwfq(QueuedPolicy):
         """The largest it was since it was added up."""
         self._ends: list[tuple[float, str]] = []
         """(last deadline, user), also outdated ones."""
-        self._queue = WaitingQueue(lambda _, head: self._deadline(head))
+        self._queue = WaitingQueue(self._standing)
 
     def arrive(self, job: FairJob, now_s: float) -> None:
         """A job comes, and waits."""
@@ -95,7 +95,8 @@ class Uwfq(QueuedPolicy):
 
     def key(self, job_id: str) -> Key:
         """By deadline, then arrival."""
-        return self._deadline(job_id), self._jobs[job_id].job.arrival_s, job_id
+        chained = self._jobs[job_id]
+        return chained.chain.deadline(chained.link), chained.job.arrival_s, job_id
 
     def charge(self, job_id: str, work_s: float) -> None:
         """A job was served: the fluid device serves as much."""
@@ -129,8 +130,8 @@ class Uwfq(QueuedPolicy):
         self._activate(chain)
         self._queue.recheck(chain.name)
 
-    def _deadline(self, job_id: str) -> float:
-        chained = self._jobs[job_id]
+    def _standing(self, _: str, head: str) -> float:
+        chained = self._jobs[head]
         return chained.chain.deadline(chained.link)
 
     def _activate(self, chain: UserChain) -> None:
