@@ -1,8 +1,11 @@
-"""Up to where an iteration may be filled that several tenants share; ``turns.py`` says why.
+"""How long an iteration may take that several tenants share.
+
+Why
+    The limit, which ``turns.py`` explains, takes several prices for each tenant, and most
+    iterations are far below it.
 
 What it decides
-    Most iterations are far below what any limit allows, so the limit is found only where something
-    depends on it: it takes several prices for each tenant.
+    The limit is found only where something depends on it.
 
 Kept true (tests/unit/schedule/batching/test_turns.py, by Hypothesis)
     What is found without the limit is what the limit says.
@@ -137,8 +140,8 @@ class IterationLimit:
     def _is_short(self) -> bool:
         """Whether all decodes fit even the shortest limit there is.
 
-        Prices rise with every size: a page beside all decodes takes longer than they do, and adds
-        more than it would beside a single tenant's.
+        Prices rise with every size: all decodes with a page of a prompt take longer than without,
+        and longer than the decodes of one tenant with a page.
         """
         if not self._has_prompts:
             return self.all_s <= self._pace_s
