@@ -47,6 +47,10 @@ _MOVED = 24
 """Numbers for each of a patch's ``hidden`` that a layer reads or writes between its products in a
 forward: two norms 4, rotations 4, residuals 6, the activation 8, joining items 2."""
 _MOVES_BACKWARD = 1.6
+_WORKING = 12
+"""Numbers for each of a patch's ``hidden`` that a layer without a backward has at once, in its
+feed-forward: the stream before and after attention, normed, 4 before and 4 after the activation,
+and what is added."""
 _KERNELS, _END_KERNELS, _BACKWARD_KERNELS = 12, 5, 1.7
 """Launches of a layer without attention, of what is outside of layers, and of a backward over a
 forward."""
@@ -279,11 +283,17 @@ def held_bytes(
     if layout.zero > 1:
         gradients = sum(each.trained.owned for encoder in trained for each in encoder)
         gradients += sum(each.trained.params - each.trained.owned for each in small)
-    # Before rows arrive, a frozen encoder is whole; it is freed before their gradients are kept.
-    whole = [_count_held([each], layout).gathered for each in groups if not each[0].runs_back]
-    passing = max(2 * read_rows * width, *whole, 0)
+    # Before rows arrive, layers without a backward work, and a frozen encoder is whole; both are
+    # gone before gradients of rows are kept.
+    passing = [2 * read_rows * width]
+    for each, (spec, patches) in zip(groups, shares, strict=True):
+        if not all(spec.layers_back):
+            whole = 0 if each[0].runs_back else _count_held([each], layout).gathered
+            arriving = max(group.params for group in each) if layout.world > 1 else 0
+            works = _WORKING * spec.hidden * int(patches.sum())
+            passing.append(whole + arriving + works)
     # A weight and its two moments; it in its gathered form, and its gradient.
-    numbers = owned + held.gathered + gradients + sent_rows * width + passing
+    numbers = owned + held.gathered + gradients + sent_rows * width + max(passing)
     return ELEMENT_BYTES * numbers + sum(kept_bytes(*each) for each in shares)
 
 

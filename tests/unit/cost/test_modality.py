@@ -102,8 +102,11 @@ def test_frozen_weights_are_held_and_gathered_alone() -> None:
     params = encoder_params(SPEC, 512)
     assert frozen.is_frozen and encoder_params(frozen, 512, trained=True) == 0
     held = held_bytes([(frozen, nothing)], 512, layout, sent_rows=0, read_rows=0)
-    # Gathered until its rows are made, which is before any gradient is kept.
-    assert held == 4 * params + 4 * params // 8
+    # Gathered until its rows are made, which is before any gradient is kept; one group arrives.
+    largest = max(each.params for each in encoder_groups(frozen, 512, layout))
+    assert held == 4 * params + 4 * params // 8 + 4 * largest
+    works = held_bytes([(frozen, np.array([64]))], 512, layout, sent_rows=0, read_rows=0)
+    assert works - held == 4 * 12 * SPEC.hidden * 64
     most = held_bytes([(frozen, nothing)], 512, layout, sent_rows=0, read_rows=10**6)
     assert most == 4 * (params // 8 + 2 * 10**6 * 512)
     assert kept_bytes(frozen, np.array([64])) == 0
@@ -113,7 +116,7 @@ def test_frozen_weights_are_held_and_gathered_alone() -> None:
     assert trained == sum(each.trained.params for each in encoder_groups(half, 512, layout))
     held = held_bytes([(half, nothing)], 512, layout, sent_rows=0, read_rows=0)
     owned = sum(each.trained.owned for each in encoder_groups(half, 512, layout))
-    assert held == 4 * (params // 8 + 2 * owned + params + trained)
+    assert held == 4 * (params // 8 + 2 * owned + params + trained + largest)
 
 
 def test_traffic_of_frozen_weights_is_one_gather() -> None:

@@ -134,7 +134,7 @@ def test_what_is_frozen_has_neither_gradients_nor_moments() -> None:
         for freeze in ((), ("layers", "encoders"))
     )
     weights, layers = encoder_params(vision.encoder, model.hidden), 8 * model.layer_params
-    assert frozen.terms["encoders"] == 4 * weights + 4 * weights // 2
+    assert 6 * weights < frozen.terms["encoders"] < 7 * weights < whole.terms["encoders"]
     left = 1 - layers / model.params
     for name in ("gradients", "optimizer"):
         assert frozen.terms[name] == pytest.approx(left * whole.terms[name], rel=1e-3)
