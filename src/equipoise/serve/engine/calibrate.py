@@ -56,7 +56,7 @@ _LEAST_S = 1e-9
 _TOTAL_S = 3.0
 """Beyond this, of the numbers of rows only those that are needed are timed [s]."""
 
-_NEEDED_ROWS = (1, 64, 256)
+_NEEDED_ROWS = (1, 16, 64, 256)
 
 DTYPES: dict[torch.dtype, Dtype] = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 
