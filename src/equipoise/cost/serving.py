@@ -106,7 +106,9 @@ class CurvePrice:
         pairs_s, kv_s = curve.pair_s * pairs, curve.kv_token_s * kv_tokens
         chunks_s = 0.0
         if chunks:
-            chunks_s = curve.chunk_kv_token_s * chunk_kv_tokens + curve.call_s * work.later_calls
+            # One call is in the curve. All single tokens share one, and each chunk has its own.
+            later_calls = chunks - 1 if chunks == sequences else chunks
+            chunks_s = curve.chunk_kv_token_s * chunk_kv_tokens + curve.call_s * later_calls
         if self.exchange is not None:
             attention_s = self.exchange.attention_s(
                 pairs_s + kv_s + chunks_s, tokens, kv_tokens, are_single=tokens == sequences

@@ -30,15 +30,6 @@ class IterationWork(NamedTuple):
     chunk_kv_tokens: int = 0
     """Those of the rows of keys and values that chunks read."""
 
-    @property
-    def later_calls(self) -> int:
-        """Calls of attention after the first, in each layer.
-
-        >>> IterationWork(34, 0, 0, 4, 0, chunks=2).later_calls
-        2
-        """
-        return max(0, self.chunks - (self.chunks == self.sequences))
-
     def with_decode(self, context_tokens: int) -> "IterationWork":
         """Beside a single token more, which reads this context, itself included.
 
@@ -61,14 +52,15 @@ class IterationWork(NamedTuple):
         >>> IterationWork(0, 0, 0, 0, 0).with_chunk(3, 2, 1)[:5]
         (2, 9, 5, 1, 1)
         """
+        rows, pairs, kv_tokens, sequences, head_rows, chunks, chunk_kv_tokens = self
         return IterationWork(
-            self.tokens + tokens,
-            self.pairs + chunk_pairs(start, tokens),
-            self.kv_tokens + start + tokens,
-            self.sequences + 1,
-            self.logits + logits,
-            self.chunks + 1,
-            self.chunk_kv_tokens + start + tokens,
+            rows + tokens,
+            pairs + chunk_pairs(start, tokens),
+            kv_tokens + start + tokens,
+            sequences + 1,
+            head_rows + logits,
+            chunks + 1,
+            chunk_kv_tokens + start + tokens,
         )
 
     def after(self, iterations: int) -> "IterationWork":
