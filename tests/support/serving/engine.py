@@ -66,8 +66,9 @@ def make_engine(
 ) -> EngineLoop:
     decoder = decoder or small_decoder(model, dtype)
     settings = BatchSettings(pages, page_tokens=page_tokens, **limits)
+    sizes = {"pages": pages, "page_tokens": page_tokens, "swap_pages": settings.swap_pages}
     return EngineLoop(
-        paged(decoder, pages=pages, page_tokens=page_tokens, is_invariant=is_invariant),
+        paged(decoder, **sizes, is_invariant=is_invariant),
         reader(model),
         Scheduler(settings, price or LinearPrice(), FAIR_POLICIES[policy]),
         context_tokens=context_tokens,

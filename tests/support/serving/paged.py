@@ -27,15 +27,21 @@ def built(model: ModelSpec, dtype: torch.dtype = torch.float32) -> Decoder:
 
 
 def paged(
-    decoder: ServedDecoder, *, pages: int, page_tokens: int = 4, is_invariant: bool = False
+    decoder: ServedDecoder,
+    *,
+    pages: int,
+    page_tokens: int = 4,
+    swap_pages: int = 0,
+    is_invariant: bool = False,
 ) -> PagedDecoder:
+    """A decoder over a pool that has as many slots as pages, or more."""
     pool = KvPool(
         decoder.model,
         pages=pages,
         page_tokens=page_tokens,
         dtype=decoder.embed.weight.dtype,
         device=torch.device("cpu"),
-        swap_pages=pages,
+        swap_pages=max(pages, swap_pages),
     )
     return PagedDecoder(decoder, pool, is_invariant=is_invariant)
 

@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from equipoise.balance.expert.cluster import cluster_experts, local_values, renumbering
@@ -21,6 +21,7 @@ def _rooms(tokens: int, ranks: int) -> Ints:
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 9), st.integers(1, 3), st.integers(0, 1 << 30))
+@example(tokens=3, ranks=3, seed=32)
 def test_every_token_is_dealt_once_and_two_ranks_cannot_do_better(
     tokens: int, ranks: int, seed: int
 ) -> None:
