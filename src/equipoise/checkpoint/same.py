@@ -11,7 +11,7 @@ Kept true (tests/multi/checkpoint/test_same.py, tests/unit/checkpoint/test_manif
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +37,9 @@ class OtherTensorsError(CheckpointError):
 _MOMENTS = "optimizer.state."
 
 
-def has_moments(index: Index, weight: str) -> bool:
-    """Whether a checkpoint has moments of a weight."""
-    return any(name.startswith(f"{_MOMENTS}{weight}.") for name in index)
+def weights_with_moments(tensors: Iterable[str]) -> set[str]:
+    """The weights of which there are moments among a checkpoint's tensors, by their names."""
+    return {_weight(name) for name in tensors} - {""}
 
 
 def require_same_tensors(
@@ -70,7 +70,7 @@ def require_same_tensors(
     wanted = own if ranks is None else _union(ranks.gather_objects(own))
     held: _Kinds = {name: (stored.dtype, stored.shape) for name, stored in index.items()}
     if other_moments:
-        mine, theirs = _with_moments(wanted), _with_moments(held)
+        mine, theirs = weights_with_moments(wanted), weights_with_moments(held)
         wanted = {name: kind for name, kind in wanted.items() if _weight(name) not in mine - theirs}
         held = {name: kind for name, kind in held.items() if _weight(name) not in theirs - mine}
     sentence = _difference(held, wanted)
@@ -79,10 +79,6 @@ def require_same_tensors(
             f"{folder} holds another model: {sentence}. Give run.toml the sizes of the checkpoint, "
             f"or train into another folder with --out."
         )
-
-
-def _with_moments(kinds: _Kinds) -> set[str]:
-    return {_weight(name) for name in kinds} - {""}
 
 
 def _weight(name: str) -> str:

@@ -35,7 +35,7 @@ from equipoise.checkpoint.background import Saver
 from equipoise.checkpoint.manifest import Manifest, folder_name
 from equipoise.checkpoint.places import live_state
 from equipoise.checkpoint.reading import ReadCounts
-from equipoise.checkpoint.same import has_moments, require_same_tensors
+from equipoise.checkpoint.same import require_same_tensors, weights_with_moments
 from equipoise.checkpoint.shards import ShardReader
 from equipoise.comm.group import Ranks
 
@@ -106,7 +106,7 @@ def load(
     reader = _open(folder, manifest, ranks)
     require_same_tensors(folder, reader.index, state, ranks, other_moments=other_moments)
     moments = state["optimizer"]["state"]
-    new = [name for name in moments if other_moments and not has_moments(reader.index, name)]
+    new = moments.keys() - weights_with_moments(reader.index) if other_moments else set()
     fresh = {name: moments.pop(name) for name in new}
     try:
         state_dict_loader.load(state, storage_reader=reader)

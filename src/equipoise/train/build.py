@@ -18,7 +18,7 @@ from equipoise.data.mixture import Stream
 from equipoise.fault.fingerprint import HeldState
 from equipoise.nn.decoder import Decoder, initialize
 from equipoise.nn.hf.read import load_hf
-from equipoise.nn.modality.attach import ENCODERS, make_encoders, take_encoders
+from equipoise.nn.modality.attach import make_encoders, take_encoders
 from equipoise.nn.packed import PackedModel
 from equipoise.observe.journal import EventSink
 from equipoise.optim.adamw import make_adamw
@@ -29,6 +29,7 @@ from equipoise.sim.rank_loads import ContextPlanner
 from equipoise.sim.settle.sharding import run_price
 from equipoise.sim.stages import StagePlanner
 from equipoise.spec.catalog import POLICIES
+from equipoise.spec.modality.encoder import ENCODERS
 from equipoise.spec.run.resolved import ResolvedFile
 from equipoise.spec.run.spec import LayoutSpec, RunSpec
 from equipoise.train.context import ContextGroup

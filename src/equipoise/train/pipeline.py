@@ -21,7 +21,6 @@ from equipoise.data.batch import make_batch
 from equipoise.data.cache.store import TokenStore
 from equipoise.nn.decoder import Decoder
 from equipoise.nn.device.clock import make_marks
-from equipoise.nn.modality.attach import ENCODERS
 from equipoise.nn.modality.insert import Inserted
 from equipoise.observe.journal import EventSink
 from equipoise.parallel.pipeline.executor import PipelineOutcome, StageBatch
@@ -31,6 +30,7 @@ from equipoise.parallel.pipeline.slices import Slices
 from equipoise.parallel.pipeline.timeline import write_spans
 from equipoise.parallel.zero.shard import ShardedDecoder
 from equipoise.sim.stages import StagePlanner
+from equipoise.spec.modality.encoder import ENCODERS
 from equipoise.spec.pack import MicroBatch, PackedStep
 from equipoise.train.context import ContextGroup
 from equipoise.train.health.own import OwnClock

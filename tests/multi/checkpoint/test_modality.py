@@ -23,8 +23,8 @@ from equipoise.nn.modality.attach import ENCODERS, make_encoders
 from equipoise.observe.reader import read_run
 from equipoise.serve.source import open_model
 from equipoise.spec.layout import Layout
-from equipoise.spec.modality.encoder import match_any
 from equipoise.spec.modality.sections import AudioSpec, VisionSpec
+from equipoise.spec.model.match import match_any
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.run.resolved import ResolvedFile
 from equipoise.spec.run.spec import DataSpec

@@ -98,7 +98,8 @@ def order_tokens(values: Ints, *, ranks: int) -> Ints:
     by_kind = np.argsort(kind, kind="stable")
     rank_of = np.empty(tokens, dtype=np.int64)
     rank_of[by_kind] = np.repeat(np.tile(np.arange(ranks), len(kinds)), dealt.reshape(-1))
-    every, as_it_is = np.arange(tokens), np.repeat(np.arange(ranks), rooms)
-    if values[every, as_it_is].sum() > values[every, rank_of].sum():  # over three ranks and more
-        return every
+    # A deal over three ranks or more is not always the best.
+    own_order, as_they_come = np.arange(tokens), np.repeat(np.arange(ranks), rooms)
+    if values[own_order, as_they_come].sum() > values[own_order, rank_of].sum():
+        return own_order
     return np.argsort(rank_of, kind="stable").astype(np.int64)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from equipoise.balance.modality.deal import Dealt, deal_items
-from equipoise.base.arrays import Ints
+from equipoise.base.arrays import Flags, Ints
 from equipoise.schedule.modality.bridge import BridgePlan, plan_bridge
 from equipoise.schedule.modality.readers import Embeds, read_rows
 from equipoise.spec.modality.encoder import KINDS, EncoderSpec
@@ -34,8 +34,10 @@ class ModalityStep:
     """Those of the corpus that the step has, int64 [items of the step]."""
     dealt: Dealt
     plan: BridgePlan
+    returning: Flags
+    """Whether each of the plan's rows is of an encoder that trains something, bool [rows read]."""
     back: BridgePlan
-    """The rows whose gradients return: those of encoders that train something."""
+    """Those rows, whose gradients return."""
     returns: bool
     """Whether any encoder trains something, items or not."""
 
@@ -117,8 +119,8 @@ def plan_step(
     sizes = {"ranks": ranks, "round_rows": rows}
     plan = plan_bridge(readers, dealt.owner, items.rows[chosen], **sizes)
     trained = [KINDS.index(each.kind) for each in encoders if not each.is_frozen]
+    returning = np.isin(items.kind[chosen], trained)[plan.readers.item]
     back = plan
     if len(trained) < len(encoders):
-        returning = plan.readers.some(np.isin(items.kind[chosen], trained)[plan.readers.item])
-        back = plan_bridge(returning, dealt.owner, items.rows[chosen], **sizes)
-    return ModalityStep(chosen, dealt, plan, back, len(trained) > 0)
+        back = plan_bridge(plan.readers.some(returning), dealt.owner, items.rows[chosen], **sizes)
+    return ModalityStep(chosen, dealt, plan, returning, back, len(trained) > 0)

@@ -17,8 +17,7 @@ from torch import nn
 
 from equipoise.base.digest import digest
 from equipoise.nn.modality.encoder import ItemEncoder
-from equipoise.spec.modality.encoder import ENCODERS as ENCODERS
-from equipoise.spec.modality.encoder import EncoderSpec
+from equipoise.spec.modality.encoder import ENCODERS, EncoderSpec
 
 
 def make_encoders(specs: Sequence[EncoderSpec], width: int, seed: int) -> nn.ModuleDict:

@@ -210,10 +210,8 @@ class Modality:
     def _returning(self, step: ModalityStep) -> tuple[Tensor, Tensor]:
         """Which rows that this rank reads have gradients that return, and which that it sent."""
         readers, rank = step.plan.readers, self.ranks.rank
-        kinds = [KINDS.index(each.kind) for each in self.specs if not each.is_frozen]
-        returns = np.isin(self.items.kind[step.items], kinds)[readers.item]
-        read = np.flatnonzero(returns[readers.rank == rank])
-        sent = np.flatnonzero(returns[step.plan.owner[readers.item] == rank])
+        read = np.flatnonzero(step.returning[readers.rank == rank])
+        sent = np.flatnonzero(step.returning[step.plan.owner[readers.item] == rank])
         return self._send(read), self._send(sent)
 
     def _forward(self, own: Ints, kinds: Sequence[str]) -> tuple[Tensor, Ints]:

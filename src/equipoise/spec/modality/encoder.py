@@ -20,12 +20,12 @@ Sources
 """
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from equipoise.base.arrays import Ints
-from equipoise.spec.model.match import match_names
+from equipoise.spec.model.match import match_any
 
 ItemKind = Literal["image", "audio"]
 KINDS: tuple[ItemKind, ...] = ("image", "audio")
@@ -139,13 +139,6 @@ class EncoderSpec:
         start = f"{ENCODERS}.{self.kind}."
         names = match_any(patterns, [start + name for name in self.shapes(1)])
         return dataclasses.replace(self, frozen=tuple(name.removeprefix(start) for name in names))
-
-
-def match_any(patterns: Iterable[str], names: Iterable[str]) -> list[str]:
-    """The names that some pattern stands for, in their order."""
-    names = list(names)
-    matched = {name for pattern in patterns for name in match_names(pattern, names)}
-    return [name for name in names if name in matched]
 
 
 def _linear(name: str, rows: int, columns: int) -> dict[str, tuple[int, ...]]:

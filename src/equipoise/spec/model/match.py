@@ -25,6 +25,13 @@ def match_names(pattern: str, names: Iterable[str]) -> list[str]:
     return [name for name in names if shape.fullmatch(name)]
 
 
+def match_any(patterns: Iterable[str], names: Iterable[str]) -> list[str]:
+    """The names that some pattern stands for, in their order."""
+    names = list(names)
+    matched = {name for pattern in patterns for name in match_names(pattern, names)}
+    return [name for name in names if name in matched]
+
+
 def _part(part: str) -> str:
     """The regular expression of what stands between two dots of a pattern."""
     if span := _RANGE.fullmatch(part):

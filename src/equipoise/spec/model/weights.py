@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from equipoise.spec.modality.encoder import match_any
+from equipoise.spec.model.match import match_any
 from equipoise.spec.model.sizes import ModelSpec
 
 

@@ -32,11 +32,11 @@ from equipoise.data.cache.store import TokenStore
 from equipoise.data.learned import Learned
 from equipoise.nn.decoder import Decoder, initialize
 from equipoise.nn.loss import IGNORED
-from equipoise.nn.modality.attach import ENCODERS, encoders_of, make_encoders
+from equipoise.nn.modality.attach import encoders_of, make_encoders
 from equipoise.nn.moe.balance import balances, set_loss_scale
 from equipoise.nn.packed import PackedModel
 from equipoise.nn.project import FP8
-from equipoise.spec.modality.encoder import EncoderSpec
+from equipoise.spec.modality.encoder import ENCODERS, EncoderSpec
 from equipoise.spec.modality.items import Items
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.pack import MicroBatch, PackedStep, Pieces
