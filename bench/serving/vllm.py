@@ -8,10 +8,9 @@ measured alone. Both servers run for the whole bench on all cores, and loads alt
                     these, and its first token
     first token     of 8,000 tokens by themselves
 
-Beside the clock stand processor seconds of each server. On a machine that others use, compare
-these, with one thread a server (``OMP_NUM_THREADS=1``): threads that wait for each other are busy.
-Prompts are token ids drawn anew for each round: no prefix is cached. vLLM is started as its
-documents say for CPU, with as much cache as ours.
+Beside the clock stand processor seconds of each server. Prompts are token ids drawn anew for each
+round: no prefix is cached. vLLM is started as its documents say for CPU, with as much cache as
+ours.
 """
 
 import asyncio
@@ -53,8 +52,7 @@ def served(name: str, command: list[str], port: int, room: Path) -> Iterator[dic
     cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
     given = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "2"}
     given |= {"GLOO_SOCKET_IFNAME": "lo", "VLLM_CPU_OMP_THREADS_BIND": cores}
-    if given.get("OMP_NUM_THREADS") != "1":
-        given.pop("OMP_NUM_THREADS", None)
+    given.pop("OMP_NUM_THREADS", None)  # benches have one thread; servers have all cores
     with (room / f"{name}.log").open("w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, env=given)
     try:

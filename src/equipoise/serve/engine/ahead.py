@@ -16,11 +16,12 @@ import numpy as np
 import torch
 
 from equipoise.serve.early import start_compiling
-from equipoise.serve.engine.chunks.dot import multiplies_pairs
 from equipoise.serve.engine.chunks.kernel import attend_chunk, pack_keys
 from equipoise.serve.engine.jit import KeptKernel
 from equipoise.serve.engine.kernel import attend_rows
-from equipoise.serve.engine.products import multiplies_words, multiply_words
+from equipoise.serve.engine.products.dot import multiplies_pairs
+from equipoise.serve.engine.products.pairs import gate_pairs, multiplies_by_pairs, multiply_pairs
+from equipoise.serve.engine.products.words import multiplies_words, multiply_words
 from equipoise.serve.engine.rows import gate_rows, head_rows, norm_rows
 
 
@@ -60,9 +61,14 @@ def _calls(dtype: str) -> list[tuple[KeptKernel, tuple[Any, ...]]]:
         (norm_rows, (x, scales[0], eps, x)),
         (gate_rows, (x, x)),
     ]
-    if dtype == "bf16" and multiplies_words(torch.zeros(1, 2, dtype=torch.bfloat16)):
-        words = np.zeros((1, 1, 1), np.uint32)
+    weight, words = torch.zeros(1, 2, dtype=torch.bfloat16), np.zeros((1, 1, 1), np.uint32)
+    if dtype == "bf16" and multiplies_words(weight):
         kernels.append((multiply_words, (scales, words, x, 1, x)))
+    if dtype == "bf16" and multiplies_by_pairs(weight):
+        kernels += [
+            (multiply_pairs, (words[0], words, x, 1, 1, x)),
+            (gate_pairs, (words[0], words, 1, x)),
+        ]
     if dtype == "bf16" and multiplies_pairs():
         pairs = np.zeros((1, 1, 2), np.uint32)
         packed = np.zeros((1, 1, 1, 2), np.uint32)

@@ -2,8 +2,8 @@
 
 Why
     A generated token is a row or a few: reading the weights is the work. In the layout of the
-    processor's matrix units they are read in half the time (bf16); where it has no instruction for
-    bf16, in the layout of ``products``. Three products of one input are one. Between products,
+    processor's matrix units they are read in half the time (bf16); where it has none, in those of
+    ``products``. Three products of one input are one. Between products,
     calls are what costs: ``rows`` has one where the modules have many.
 
 What it decides
@@ -30,7 +30,8 @@ from equipoise.nn.lora import adapter_of
 from equipoise.nn.norm import RmsNorm
 from equipoise.serve.engine.bits import bits_of
 from equipoise.serve.engine.jit import use_threads, use_threads_for
-from equipoise.serve.engine.products import PairedWeight, multiplies_words
+from equipoise.serve.engine.products.pairs import PairWeight, multiplies_by_pairs
+from equipoise.serve.engine.products.words import WordWeight, multiplies_words
 from equipoise.serve.engine.rows import gate_rows, head_rows, norm_rows
 
 _PACKED_ROWS = 32
@@ -58,7 +59,7 @@ class _Product:
         self._weight = torch.cat([part.weight.detach() for part in parts])
         self._bias = torch.cat(biases) if biases else None
         self._ops: Any = None
-        self._words: PairedWeight | None = None
+        self._panels: PairWeight | WordWeight | None = None
         is_slow = widens(self._weight) and not _gains(self._weight)
         self._plain = self._weight if is_slow else None
         self._widened_rows = _WIDENED_ROWS["plain"]
@@ -69,21 +70,27 @@ class _Product:
         Args:
             keeps_plain: Keep it as it was as well, where products of many rows are faster with it.
         """
-        if self._ops is None and self._words is None and _gains(self._weight):
+        if self._ops is None and self._panels is None and _gains(self._weight):
             self._plain = self._weight if keeps_plain and widens(self._weight) else None
             self._widened_rows = _WIDENED_ROWS["packed"]
-            if multiplies_words(self._weight):
-                self._words, self._weight = PairedWeight(self._weight), self._weight.new_empty(0)
+            if (panels := self._laid_out(self._weight)) is not None:
+                self._panels, self._weight = panels, self._weight.new_empty(0)
                 return
             self._ops = torch.ops.mkldnn
             self._weight = self._ops._reorder_linear_weight(self._weight, _PACKED_ROWS)
+
+    def _laid_out(self, weight: Tensor) -> PairWeight | WordWeight | None:
+        """The weight in panels, where this processor's products are faster so."""
+        if multiplies_by_pairs(weight):
+            return PairWeight(weight)
+        return WordWeight(weight) if multiplies_words(weight) else None
 
     def __call__(self, x: Tensor) -> Tensor:
         """Outputs [rows, outputs] of ``x`` [rows, inputs]."""
         if self._plain is not None and len(x) >= self._widened_rows:
             return _widened(x, self._plain, self._bias).to(x.dtype)
-        if self._words is not None:
-            return self._words.multiply(x, self._bias)
+        if self._panels is not None:
+            return self._panels.multiply(x, self._bias)
         if self._ops is None:
             return nn.functional.linear(x, self._weight, self._bias)
         out: Tensor = self._ops._linear_pointwise(x, self._weight, self._bias, "none", [], "")
@@ -93,12 +100,30 @@ class _Product:
         """``residual`` plus the product, which has no bias."""
         if self._plain is not None and len(x) >= self._widened_rows:
             return _widened(x, self._plain, None).add_(residual).to(x.dtype)
-        if self._words is not None:
-            return self._words.multiply(x, residual)
+        if self._panels is not None:
+            return self._panels.multiply(x, residual)
         if self._ops is None:
             return torch.addmm(residual, x, self._weight.t())
         out: Tensor = self._ops._linear_pointwise.binary(x, residual, self._weight, None, "add")
         return out
+
+
+class _GateProduct(_Product):
+    """``silu(x @ gate.T) * (x @ up.T)``; neither has a bias."""
+
+    def _laid_out(self, weight: Tensor) -> PairWeight | WordWeight | None:
+        if multiplies_by_pairs(weight):
+            return PairWeight(weight, is_gate=True)
+        return super()._laid_out(weight)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if isinstance(self._panels, PairWeight):
+            return self._panels.gate(x)
+        both = super().__call__(x)
+        hidden = both.new_empty(len(both), both.shape[1] // 2)
+        use_threads_for(len(both))
+        gate_rows(bits_of(both), bits_of(hidden))
+        return hidden
 
 
 def _widened(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -154,12 +179,12 @@ class FusedLayer(nn.Module):
         self._heads = _Heads(attention)
         self._qkv = _Product(*heads)
         self._output = _Product(attention.output)
-        self._gate_up = _Product(feed_forward.gate, feed_forward.up)
+        self._gate = _GateProduct(feed_forward.gate, feed_forward.up)
         self._down = _Product(feed_forward.down)
 
     def pack(self, *, keeps_plain: bool) -> None:
         """Lay its weights out for the processor's matrix units, each as ``_Product.pack``."""
-        for product in (self._qkv, self._output, self._gate_up, self._down):
+        for product in (self._qkv, self._output, self._gate, self._down):
             product.pack(keeps_plain=keeps_plain)
 
     def begin(self, x_tD: Tensor, table: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -170,11 +195,7 @@ class FusedLayer(nn.Module):
         """What comes after the core: its output joined to the stream, and the feed-forward."""
         del table  # experts would want it
         x_tD = self._output.add(x_tD, o_tHE.flatten(1))
-        both = self._gate_up(self._norms[1](x_tD))
-        hidden = both.new_empty(len(both), both.shape[1] // 2)
-        use_threads_for(len(both))
-        gate_rows(bits_of(both), bits_of(hidden))
-        return self._down.add(x_tD, hidden)
+        return self._down.add(x_tD, self._gate(self._norms[1](x_tD)))
 
     def forward(self, x_tD: Tensor, table: Tensor, attend: Attend) -> Tensor:
         """One layer."""

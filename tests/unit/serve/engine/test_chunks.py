@@ -13,11 +13,11 @@ from torch import Tensor
 from equipoise.nn.tile import attend_tile, merge_tile_
 from equipoise.schedule.attention.schedule import TileKind
 from equipoise.schedule.batching.iteration import PageRun, ServeChunk
-from equipoise.serve.engine.chunks.dot import LANES, LINES, dot_pairs, multiplies_pairs
 from equipoise.serve.engine.chunks.kernel import TILE
 from equipoise.serve.engine.chunks.rows import PairedChunk, attend_pairs, tile_attention
 from equipoise.serve.engine.jit import compile_rows
 from equipoise.serve.engine.pool import KvPool
+from equipoise.serve.engine.products.dot import LANES, LINES, dot_pairs, multiplies_pairs
 from equipoise.spec.model.presets import preset
 
 pytestmark = pytest.mark.skipif(

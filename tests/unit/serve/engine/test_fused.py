@@ -14,7 +14,6 @@ from equipoise.nn.lora import add_adapters
 from equipoise.serve.engine.bits import bits_of
 from equipoise.serve.engine.fused import FusedDecoder, FusedLayer
 from equipoise.serve.engine.jit import compile_rows, narrow
-from equipoise.serve.engine.products import PairedWeight
 from equipoise.serve.engine.rows import gate_rows, norm_rows
 from equipoise.spec.run.lora import LoraSpec
 from support.serving.paged import PLAIN, built
@@ -80,19 +79,3 @@ def test_a_loss_is_refused() -> None:
     assert str(caught.value) == (
         "A decoder that answers computes no loss. Give it to train instead."
     )
-
-
-@pytest.mark.parametrize("rows", [1, 4, 7])
-def test_products_by_words_are_rounded_once_and_rows_are_by_themselves(rows: int) -> None:
-    source = torch.Generator().manual_seed(0)
-    weight, x, added = (
-        torch.randn(*shape, generator=source).bfloat16()
-        for shape in ((70, 34), (rows, 34), (rows, 70))
-    )
-    words = PairedWeight(weight)
-    for more, wide in ((added, added.double()), (added[0], added[0].double()), (None, 0.0)):
-        out = words.multiply(x, more)
-        exact = x.double() @ weight.double().T + wide
-        assert ((out.double() - exact).abs() <= 2**-8 * exact.abs() + 1e-5).all()
-        last = words.multiply(x[-1:], more[-1:] if more is added else more)
-        assert torch.equal(out[-1:], last)

@@ -30,8 +30,8 @@ from typing import Any
 import numba
 import numpy as np
 
-from equipoise.serve.engine.chunks.dot import LANES, LINES, dot_pairs
 from equipoise.serve.engine.jit import compile_rows, exp, narrow
+from equipoise.serve.engine.products.dot import LANES, LINES, dot_pairs
 
 TILE = 128
 """Keys of a tile."""

@@ -12,7 +12,7 @@ What it decides
 
         panel of 64 outputs   word [pair of inputs][output]   sums of LINES rows in registers
 
-Kept true (tests/unit/serve/engine/test_fused.py)
+Kept true (tests/unit/serve/engine/test_products.py)
     Equal to products in float64 up to the rounding of bf16; a row has the same bits whatever rows
     stand beside it.
 """
@@ -31,6 +31,7 @@ from torch import Tensor
 from equipoise.nn.device.halves import widens
 from equipoise.serve.engine.bits import bits_of
 from equipoise.serve.engine.jit import compile_rows, narrow, use_threads, wide
+from equipoise.serve.engine.products.panels import added_rows, panels_of
 
 LINES, LANES = 4, 64
 """Rows and outputs of a block: 16 of 32 registers are sums, 8 are weights."""
@@ -139,37 +140,21 @@ def multiply_words(x: Any, words: Any, added: Any, step: Any, out: Any) -> Any:
                     out[r, at] = narrow(sums[line, lane] + wide(added[r * step, at]), out[r, at])
 
 
-class PairedWeight:
-    """A weight as panels of words."""
+class WordWeight:
+    """A weight whose halves of words are widened in registers."""
 
     def __init__(self, weight: Tensor) -> None:
         """Lay out a bf16 weight [outputs, inputs]; inputs are even."""
-        self._outputs, inputs = weight.shape
-        panels = -(-self._outputs // LANES)
-        padded = weight.new_zeros(panels * LANES, inputs)
-        padded[: self._outputs] = weight
-        pairs = padded.view(torch.int32).view(panels, LANES, inputs // 2)
-        self._words = pairs.transpose(1, 2).contiguous()
+        self.outputs = len(weight)
+        """Its outputs."""
+        self._words = panels_of(weight, LANES)
 
     def multiply(self, x: Tensor, added: Tensor | None) -> Tensor:
-        """``x @ weight.T + added`` in bf16, rounded once.
-
-        Args:
-            x: Rows [rows, inputs].
-            added: A bias [outputs], or rows [rows, outputs].
-        """
-        if added is None:
-            added = x.new_zeros(self._outputs)
-        is_row = added.dim() == 1
+        """As ``PairWeight.multiply``."""
         rows = x.new_zeros(-(-len(x) // LINES) * LINES, x.shape[1], dtype=torch.float32)
         rows[: len(x)] = x
-        out = x.new_empty(len(x), self._outputs)
+        more, step = added_rows(x, added, self.outputs)
+        out = x.new_empty(len(x), self.outputs)
         use_threads(torch.get_num_threads())
-        multiply_words(
-            rows.numpy(),
-            self._words.view(torch.uint32).numpy(),
-            bits_of(added.contiguous().view(-1, self._outputs)),
-            0 if is_row else 1,
-            bits_of(out),
-        )
+        multiply_words(rows.numpy(), self._words.numpy(), bits_of(more), step, bits_of(out))
         return out
