@@ -56,7 +56,7 @@ def _calls(dtype: str) -> list[tuple[KeptKernel, tuple[Any, ...]]]:
     whole, rows = np.zeros((1, 1), np.int32), np.zeros(1, np.int32)
     work, sums = np.zeros((1, 4), np.int32), np.zeros((1, 1), wide)
     kernels: list[tuple[Any, tuple[Any, ...]]] = [
-        (attend_rows, (q, heads, heads, whole, 1, rows, work, parts, q, sums)),
+        (attend_rows, (q, heads, heads, whole, 1, rows, work, 1, parts, q, sums)),
         (head_rows, (x, table, False, scales, eps, heads, heads, heads)),
         (norm_rows, (x, scales[0], eps, x)),
         (gate_rows, (x, x)),

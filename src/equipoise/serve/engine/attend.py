@@ -106,7 +106,8 @@ class KernelRows:
         q = (q_rHE.float() * width**-0.5).contiguous().numpy()
         parts = np.empty((count, self._tiles, heads, width + 2), np.float32)
         o, lse = np.empty(q.shape, np.float32), np.empty((count, heads), np.float32)
-        use_threads(torch.get_num_threads())
+        threads = torch.get_num_threads()
+        use_threads(threads)
         attend_rows(
             q,
             bits_of(keys),
@@ -115,6 +116,7 @@ class KernelRows:
             self._page_tokens,
             self._positions,
             self._work,
+            threads,
             parts,
             o,
             lse,

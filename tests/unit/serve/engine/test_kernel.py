@@ -87,6 +87,7 @@ def attend(
         page_tokens,
         np.array(positions, np.int32),
         np.array(work, np.int32),
+        2,
         parts,
         o,
         np.empty(o.shape[:2], np.float32),
@@ -170,7 +171,7 @@ q, k, v = (draw(shape, dtype=np.float32) for shape in shapes)
 parts, o = np.empty((5, 3, 9, 66), np.float32), np.empty_like(q)
 pages, positions = np.arange(75, dtype=np.int32)[None], np.arange(295, 300, dtype=np.int32)
 work = np.array([(0, 0, 5, tile) for tile in range(3)], np.int32)
-attend_rows(q, k, v, pages, 4, positions, work, parts, o, o[:, :, 0].copy())
+attend_rows(q, k, v, pages, 4, positions, work, 2, parts, o, o[:, :, 0].copy())
 print(o.tobytes().hex())
 """
 
