@@ -35,9 +35,6 @@ TILE = 128
 BLOCK_ROWS = 8
 """Most rows that share a block."""
 
-_WIDTH = 64
-"""The most usual width of a head."""
-
 _HALF = TILE // 2
 
 _SOME = 16
@@ -48,111 +45,103 @@ _UNSEEN = np.float32(-1e30)
 """Score of a key that the row does not read: finite, so that no difference is NaN."""
 
 
-def _tile_of(known: int) -> Any:
-    """The code of a tile; a width that is known when it is compiled makes it far faster."""
-
-    @compile_rows()
-    def attend_tile(
-        q: Any,
-        keys: Any,
-        values: Any,
-        pages: Any,
-        page_tokens: Any,
-        positions: Any,
-        sequence: Any,
-        first: Any,
-        rows: Any,
-        at: Any,
-        parts: Any,
-        line: Any,
-        held: Any,
-        shares: Any,
-        lanes: Any,
-    ) -> None:
-        """Scores, shares and sums of one block of rows over one tile of keys."""
-        width, heads, kv_heads = known if known else q.shape[2], q.shape[1], keys.shape[1]
-        lines, begin, group = rows * heads, at * TILE, heads // kv_heads
-        count = min(TILE, positions[first + rows - 1] + 1 - begin)
-        page, left = begin // page_tokens, page_tokens - begin % page_tokens
-        row = pages[sequence, page] * page_tokens + begin % page_tokens
-        for some in range(0, count, _SOME):
-            here = min(_SOME, count - some)
-            for j in range(here):
-                if not left:
-                    page, left = page + 1, page_tokens
-                    row = pages[sequence, page] * page_tokens
-                for g in range(kv_heads):
-                    for e in range(width):
-                        held[j, g, e] = wide(keys[row, g, e])
-                row, left = row + 1, left - 1
-            for a in range(lines):
-                r, h = first + a // heads, a % heads
-                seen, g = min(here, positions[r] + 1 - begin - some), h // group
-                for j in range(seen):
-                    score = _ZERO
-                    for e in range(width):
-                        score += q[r, h, e] * held[j, g, e]
-                    shares[a, some + j] = score
+@compile_rows()
+def _attend_tile(
+    q: Any,
+    keys: Any,
+    values: Any,
+    pages: Any,
+    page_tokens: Any,
+    positions: Any,
+    sequence: Any,
+    first: Any,
+    rows: Any,
+    at: Any,
+    parts: Any,
+    line: Any,
+    held: Any,
+    shares: Any,
+    lanes: Any,
+) -> None:
+    """Scores, shares and sums of one block of rows over one tile of keys."""
+    heads, width, kv_heads = q.shape[1], q.shape[2], keys.shape[1]
+    lines, begin, group = rows * heads, at * TILE, heads // kv_heads
+    count = min(TILE, positions[first + rows - 1] + 1 - begin)
+    page, left = begin // page_tokens, page_tokens - begin % page_tokens
+    row = pages[sequence, page] * page_tokens + begin % page_tokens
+    for some in range(0, count, _SOME):
+        here = min(_SOME, count - some)
+        for j in range(here):
+            if not left:
+                page, left = page + 1, page_tokens
+                row = pages[sequence, page] * page_tokens
+            for g in range(kv_heads):
+                for e in range(width):
+                    held[j, g, e] = wide(keys[row, g, e])
+            row, left = row + 1, left - 1
         for a in range(lines):
             r, h = first + a // heads, a % heads
-            for j in range(max(0, min(count, positions[r] + 1 - begin)), TILE):
-                shares[a, j] = _UNSEEN
-            # By halves, for a chain of comparisons does not vectorise.
-            for j in range(_HALF):
-                one, other = shares[a, j], shares[a, _HALF + j]
+            seen, g = min(here, positions[r] + 1 - begin - some), h // group
+            for j in range(seen):
+                score = _ZERO
+                for e in range(width):
+                    score += q[r, h, e] * held[j, g, e]
+                shares[a, some + j] = score
+    for a in range(lines):
+        r, h = first + a // heads, a % heads
+        for j in range(max(0, min(count, positions[r] + 1 - begin)), TILE):
+            shares[a, j] = _UNSEEN
+        # By halves, for a chain of comparisons does not vectorise.
+        for j in range(_HALF):
+            one, other = shares[a, j], shares[a, _HALF + j]
+            lanes[j] = one if one > other else other
+        for reach in (32, 16, 8, 4, 2, 1):
+            for j in range(reach):
+                one, other = lanes[j], lanes[j + reach]
                 lanes[j] = one if one > other else other
-            for reach in (32, 16, 8, 4, 2, 1):
-                for j in range(reach):
-                    one, other = lanes[j], lanes[j + reach]
-                    lanes[j] = one if one > other else other
-            most = lanes[0]
-            # Over whole tiles always: the order of a sum depends on its length.
-            total = _ZERO
-            for j in range(TILE):
-                share = exp(shares[a, j] - most)
-                shares[a, j] = share
-                total += share
-            parts[r, at, h, width] = most
-            parts[r, at, h, width + 1] = total
-            for e in range(width):
-                line[a, e] = _ZERO
-        page, left = begin // page_tokens, page_tokens - begin % page_tokens
-        row = pages[sequence, page] * page_tokens + begin % page_tokens
-        for some in range(0, count, _SOME):
-            here = min(_SOME, count - some)
-            for j in range(here):
-                if not left:
-                    page, left = page + 1, page_tokens
-                    row = pages[sequence, page] * page_tokens
-                for g in range(kv_heads):
-                    for e in range(width):
-                        held[j, g, e] = wide(values[row, g, e])
-                row, left = row + 1, left - 1
-            whole = (here + 3) // 4 * 4
-            for j in range(here, whole):
-                for g in range(kv_heads):
-                    for e in range(width):
-                        held[j, g, e] = _ZERO
-            for a in range(lines):
-                g = a % heads // group
-                for j in range(0, whole, 4):
-                    p0, p1 = shares[a, some + j], shares[a, some + j + 1]
-                    p2, p3 = shares[a, some + j + 2], shares[a, some + j + 3]
-                    for e in range(width):
-                        line[a, e] += (
-                            p0 * held[j, g, e]
-                            + p1 * held[j + 1, g, e]
-                            + p2 * held[j + 2, g, e]
-                            + p3 * held[j + 3, g, e]
-                        )
+        most = lanes[0]
+        # Over whole tiles always: the order of a sum depends on its length.
+        total = _ZERO
+        for j in range(TILE):
+            share = exp(shares[a, j] - most)
+            shares[a, j] = share
+            total += share
+        parts[r, at, h, width] = most
+        parts[r, at, h, width + 1] = total
+        for e in range(width):
+            line[a, e] = _ZERO
+    page, left = begin // page_tokens, page_tokens - begin % page_tokens
+    row = pages[sequence, page] * page_tokens + begin % page_tokens
+    for some in range(0, count, _SOME):
+        here = min(_SOME, count - some)
+        for j in range(here):
+            if not left:
+                page, left = page + 1, page_tokens
+                row = pages[sequence, page] * page_tokens
+            for g in range(kv_heads):
+                for e in range(width):
+                    held[j, g, e] = wide(values[row, g, e])
+            row, left = row + 1, left - 1
+        whole = (here + 3) // 4 * 4
+        for j in range(here, whole):
+            for g in range(kv_heads):
+                for e in range(width):
+                    held[j, g, e] = _ZERO
         for a in range(lines):
-            for e in range(width):
-                parts[first + a // heads, at, a % heads, e] = line[a, e]
-
-    return attend_tile
-
-
-_attend_usual, _attend_any = _tile_of(_WIDTH), _tile_of(0)
+            g = a % heads // group
+            for j in range(0, whole, 4):
+                p0, p1 = shares[a, some + j], shares[a, some + j + 1]
+                p2, p3 = shares[a, some + j + 2], shares[a, some + j + 3]
+                for e in range(width):
+                    line[a, e] += (
+                        p0 * held[j, g, e]
+                        + p1 * held[j + 1, g, e]
+                        + p2 * held[j + 2, g, e]
+                        + p3 * held[j + 3, g, e]
+                    )
+    for a in range(lines):
+        for e in range(width):
+            parts[first + a // heads, at, a % heads, e] = line[a, e]
 
 
 @compile_rows(parallel=True)
@@ -193,10 +182,7 @@ def attend_rows(
         for i in range(thread, len(work), threads):
             block = work[i, 0], work[i, 1], work[i, 2], work[i, 3], parts, line, held, shares, lanes
             where = q, keys, values, pages, page_tokens, positions
-            if width == _WIDTH:
-                _attend_usual(*where, *block)
-            else:
-                _attend_any(*where, *block)
+            _attend_tile(*where, *block)
     for item in numba.prange(len(q) * heads):
         r, h = item // heads, item % heads
         tiles = positions[r] // TILE + 1
