@@ -74,8 +74,8 @@ def test_many_rows_are_widened_where_the_plain_weights_were_kept(
     monkeypatch.setattr(fused, "_widened", counted)
     decoder = built(PLAIN).bfloat16()
     x = torch.randn(130, PLAIN.hidden, generator=torch.Generator().manual_seed(1)).bfloat16()
-    product = decoder.layers[0].feed_forward.gate
+    product = decoder.layers[0].attention.query
     wanted = x.double() @ product.weight.double().T
-    ours = FusedDecoder(decoder, keeps_plain=True).layers[0]._gate_up(x)
+    ours = FusedDecoder(decoder, keeps_plain=True).layers[0]._qkv(x)
     torch.testing.assert_close(ours[:, : wanted.shape[1]].double(), wanted, rtol=0.02, atol=0.02)
     assert count == (0 if is_fast else 1)
