@@ -1,7 +1,7 @@
-"""Compile the kernels that an engine will call, in another process, while its model is read.
+"""Compile the kernels that an engine will call, in other processes, while its model is read.
 
 Why
-    A first start compiles for seconds. Another core can do that meanwhile, and numba's cache hands
+    A first start compiles for seconds. Other cores can do that meanwhile, and numba's cache hands
     the code over.
 
 Kept true (tests/unit/serve/engine/test_ahead.py)
@@ -9,7 +9,12 @@ Kept true (tests/unit/serve/engine/test_ahead.py)
     process that asked for it.
 """
 
+import ctypes
+import multiprocessing
+import os
+import signal
 import subprocess
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -37,8 +42,24 @@ def compile_ahead(dtype: str) -> "subprocess.Popen[bytes] | None":
 
 
 def compile_lacking(dtype: str) -> None:
-    """Compile what the cache lacks."""
-    for kernel, kinds in _lacking(dtype):
+    """Compile what the cache lacks: every second kernel in a process of its own."""
+    lacking = _lacking(dtype)
+    context = multiprocessing.get_context("fork")
+    helper = context.Process(target=_compile_beside, args=(os.getpid(), lacking[1::2]))
+    helper.start()
+    _compile(lacking[::2])
+    helper.join()
+
+
+def _compile_beside(parent: int, lacking: Sequence[tuple[KeptKernel, tuple[Any, ...]]]) -> None:
+    """Compile kernels in a process that ends with its parent."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() == parent:
+        _compile(lacking)
+
+
+def _compile(lacking: Sequence[tuple[KeptKernel, tuple[Any, ...]]]) -> None:
+    for kernel, kinds in lacking:
         kernel.compile(kinds)
 
 

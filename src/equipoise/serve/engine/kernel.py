@@ -53,10 +53,7 @@ def _attend_tile(
     pages: Any,
     page_tokens: Any,
     positions: Any,
-    sequence: Any,
-    first: Any,
-    rows: Any,
-    at: Any,
+    work: Any,
     parts: Any,
     line: Any,
     held: Any,
@@ -64,6 +61,7 @@ def _attend_tile(
     lanes: Any,
 ) -> None:
     """Scores, shares and sums of one block of rows over one tile of keys."""
+    sequence, first, rows, at = work[0], work[1], work[2], work[3]
     heads, width, kv_heads = q.shape[1], q.shape[2], keys.shape[1]
     lines, begin, group = rows * heads, at * TILE, heads // kv_heads
     count = min(TILE, positions[first + rows - 1] + 1 - begin)
@@ -95,7 +93,9 @@ def _attend_tile(
         for j in range(_HALF):
             one, other = shares[a, j], shares[a, _HALF + j]
             lanes[j] = one if one > other else other
-        for reach in (32, 16, 8, 4, 2, 1):
+        reach = _HALF
+        while reach > 1:
+            reach //= 2
             for j in range(reach):
                 one, other = lanes[j], lanes[j + reach]
                 lanes[j] = one if one > other else other
@@ -180,9 +180,20 @@ def attend_rows(
         shares = np.empty((BLOCK_ROWS * heads, TILE), np.float32)
         lanes = np.empty(_HALF, np.float32)
         for i in range(thread, len(work), threads):
-            block = work[i, 0], work[i, 1], work[i, 2], work[i, 3], parts, line, held, shares, lanes
-            where = q, keys, values, pages, page_tokens, positions
-            _attend_tile(*where, *block)
+            _attend_tile(
+                q,
+                keys,
+                values,
+                pages,
+                page_tokens,
+                positions,
+                work[i],
+                parts,
+                line,
+                held,
+                shares,
+                lanes,
+            )
     for item in numba.prange(len(q) * heads):
         r, h = item // heads, item % heads
         tiles = positions[r] // TILE + 1
