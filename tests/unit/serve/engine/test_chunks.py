@@ -13,8 +13,8 @@ from torch import Tensor
 from equipoise.nn.tile import attend_tile, merge_tile_
 from equipoise.schedule.attention.schedule import TileKind
 from equipoise.schedule.batching.iteration import PageRun, ServeChunk
-from equipoise.serve.engine.chunks.kernel import TILE
 from equipoise.serve.engine.chunks.rows import PairedChunk, attend_pairs, tile_attention
+from equipoise.serve.engine.chunks.shares import TILE, share_line, share_seen
 from equipoise.serve.engine.jit import compile_rows
 from equipoise.serve.engine.pool import KvPool
 from equipoise.serve.engine.products.dot import LANES, LINES, dot_pairs, multiplies_pairs
@@ -203,3 +203,37 @@ def test_a_block_is_products_summed(pairs: int) -> None:
     bits = b.view(torch.uint16).numpy().astype(np.uint32)
     _dot(a.view(torch.uint16).numpy(), bits[0::2] | bits[1::2] << 16, pairs, c)
     assert np.abs(c - (a.double() @ b.double()).numpy()).max() < 1e-5
+
+
+@compile_rows()
+def _share(
+    scores: object, line: int, scale: float, seen: int, most: float, shares: object
+) -> object:
+    if seen >= TILE:
+        return share_line(scores, line, np.float32(scale), seen, np.float32(most), shares)
+    return share_seen(scores, line, np.float32(scale), seen, np.float32(most), shares)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.integers(0, LINES - 1),
+    st.integers(1, TILE),
+    st.floats(0.01, 10.0),
+    st.sampled_from([-1e30, 3.0]),
+    st.integers(0, 9),
+)
+def test_shares_are_powers_of_two_below_the_largest_score_that_is_seen(
+    line: int, seen: int, spread: float, most: float, seed: int
+) -> None:
+    scores = np.random.default_rng(seed).normal(0, spread, (2, LINES, LANES)).astype(np.float32)
+    shares = np.full((LINES, TILE), 7, np.uint16)
+    largest, total = _share(scores, line, 0.5, seen, most, shares)
+    scaled = scores[:, line].ravel()[:seen].astype(np.float64) * 0.5
+    assert largest == np.float32(max(scaled.max(), most))
+    exact = 2 ** (scaled - largest)
+    assert abs(total / exact.sum() - 1) < 4e-7
+    got = torch.from_numpy(shares[line]).view(torch.bfloat16).double().numpy()
+    assert (abs(got[:seen] / exact - 1) <= 2**-8)[exact > 2**-126].all()
+    assert not got[:seen][exact < 2**-140].any()
+    assert not got[seen:].any()
+    assert (shares[np.arange(LINES) != line] == 7).all()

@@ -30,18 +30,17 @@ from typing import Any
 import numba
 import numpy as np
 
-from equipoise.serve.engine.jit import compile_rows, exp, narrow
-from equipoise.serve.engine.products.dot import LANES, LINES, dot_pairs
-
-TILE = 128
-"""Keys of a tile."""
+from equipoise.serve.engine.chunks.shares import TILE, UNSEEN, share_line, share_seen
+from equipoise.serve.engine.jit import compile_rows, exp
+from equipoise.serve.engine.products.dot import LANES, LINES, dot_pairs, grow_pairs
 
 BLOCK_ROWS = 32
 """Rows of a block."""
 
 _HALVES = TILE // LANES
-_ZERO, _ONE = np.float32(0), np.float32(1)
-_UNSEEN = np.float32(-1e30)
+_ONE = np.float32(1)
+_LOW, _BITS = np.uint32(0xFFFF), np.uint32(16)
+_LN2, _LOG2_E = np.float32(math.log(2)), np.float32(1 / math.log(2))
 
 
 @compile_rows(parallel=True)
@@ -61,54 +60,28 @@ def pack_keys(keys: Any, values: Any, pages: Any, page_tokens: Any, count: Any, 
     for item in numba.prange(packed.shape[2] * heads):
         tile, g = item // heads, item % heads
         first = tile * TILE
-        for j in range(TILE):
-            if first + j < count:
-                row = pages[(first + j) // page_tokens] * page_tokens + (first + j) % page_tokens
-                for e in range(half):
-                    packed[0, g, tile, e * TILE + j] = keys[row, g, e]
-            else:
-                for e in range(half):
-                    packed[0, g, tile, e * TILE + j] = np.uint32(0)
-        for j in range(0, TILE, 2):
-            at = j * half
-            for e in range(2 * half):
-                packed[1, g, tile, at + e] = np.uint32(0)
-            for odd in range(min(2, count - first - j)):
-                token = first + j + odd
-                row = pages[token // page_tokens] * page_tokens + token % page_tokens
-                for e in range(half):
-                    pair = values[row, g, e]
-                    low, high = pair & np.uint32(0xFFFF), pair >> np.uint32(16)
-                    packed[1, g, tile, at + 2 * e] |= low << np.uint32(16 * odd)
-                    packed[1, g, tile, at + 2 * e + 1] |= high << np.uint32(16 * odd)
-
-
-@compile_rows()
-def _share_tile(
-    scores: Any, scale: Any, seen: Any, line: Any, most: Any, lanes: Any, shares: Any
-) -> Any:
-    """Shares of one line in a tile, in bf16: its largest score so far, and the shares' sum."""
-    for half in range(_HALVES):
-        left = seen - half * LANES
-        for j in range(LANES):
-            score = scores[half, line, j] * scale
-            scores[half, line, j] = score if j < left else _UNSEEN
-    # By halves, for a chain of comparisons does not vectorise.
-    for j in range(LANES):
-        a, b = scores[0, line, j], scores[1, line, j]
-        lanes[j] = a if a > b else b
-    for reach in (32, 16, 8, 4, 2, 1):
-        for j in range(reach):
-            a, b = lanes[j], lanes[j + reach]
-            lanes[j] = a if a > b else b
-    largest = max(most, lanes[0])
-    total = _ZERO
-    for half in range(_HALVES):
-        for j in range(LANES):
-            share = exp(scores[half, line, j] - largest)
-            total += share
-            shares[line, half * LANES + j] = narrow(share, np.uint16(0))
-    return largest, total
+        held = min(TILE, count - first)
+        k, v = packed[0, g, tile], packed[1, g, tile]
+        if held < TILE:
+            k[:] = v[:] = np.uint32(0)
+        rows = np.empty(TILE, np.int64)
+        for j in range(held):
+            rows[j] = pages[(first + j) // page_tokens] * page_tokens + (first + j) % page_tokens
+        for j in range(held):
+            key = keys[rows[j], g]
+            for e in range(half):
+                k[e * TILE + j] = key[e]
+        for j in range(0, held - 1, 2):
+            even, odd = values[rows[j], g], values[rows[j + 1], g]
+            for e in range(half):
+                at = j * half + 2 * e
+                v[at] = (even[e] & _LOW) | (odd[e] << _BITS)
+                v[at + 1] = (even[e] >> _BITS) | (odd[e] & ~_LOW)
+        if held % 2:
+            last = values[rows[held - 1], g]
+            for e in range(half):
+                at = (held - 1) * half + 2 * e
+                v[at], v[at + 1] = last[e] & _LOW, last[e] >> _BITS
 
 
 @compile_rows(parallel=True)
@@ -140,7 +113,7 @@ def attend_chunk(
     rows, half, kv_heads = len(q), q.shape[2], packed.shape[1]
     width = 2 * half
     items = (rows + BLOCK_ROWS - 1) // BLOCK_ROWS * kv_heads
-    each = (items + threads - 1) // threads
+    each, times = (items + threads - 1) // threads, scale * _LOG2_E
     for turn in numba.prange(threads * each):
         # Later blocks read more keys: they are dealt, for each thread has a run of turns.
         item = turn % each * threads + turn // each
@@ -150,13 +123,11 @@ def attend_chunk(
         count = min(BLOCK_ROWS, rows - first)
         lines = (count * group + LINES - 1) // LINES * LINES
         line = np.zeros((lines, half), np.uint32)
-        sums = np.zeros((lines, width), np.float32)
-        most = np.full(lines, _UNSEEN, np.float32)
+        sums = np.zeros((width // LANES, lines, LANES), np.float32)
+        most = np.full(lines, UNSEEN, np.float32)
         total = np.zeros(lines, np.float32)
         scores = np.empty((_HALVES, LINES, LANES), np.float32)
         shares = np.empty((LINES, TILE), np.uint16)
-        lanes = np.empty(LANES, np.float32)
-        part = np.empty((LINES, LANES), np.float32)
         for a in range(count * group):
             for e in range(half):
                 line[a, e] = q[first + a // group, g * group + a % group, e]
@@ -167,21 +138,24 @@ def attend_chunk(
                     dot_pairs(line, top * half, half, keys, at * LANES, TILE, half, scores[at])
                 for a in range(LINES):
                     here = seen + more * (first + (top + a) // group) - tile * TILE
-                    before = most[top + a]
-                    most[top + a], added = _share_tile(
-                        scores, scale, here, a, before, lanes, shares
-                    )
-                    kept = exp(before - most[top + a])
-                    total[top + a] = total[top + a] * kept + added
-                    for e in range(width):
-                        sums[top + a, e] *= kept
-                for lane in range(0, width, LANES):
-                    dot_pairs(shares, 0, TILE // 2, values, lane, width, TILE // 2, part)
-                    for a in range(LINES):
-                        for e in range(LANES):
-                            sums[top + a, lane + e] += part[a, e]
+                    before, at = most[top + a], top + a
+                    if here >= TILE:
+                        most[at], added = share_line(scores, a, times, here, before, shares)
+                    else:
+                        most[at], added = share_seen(scores, a, times, here, before, shares)
+                    if most[at] != before:
+                        kept = exp((before - most[at]) * _LN2)
+                        total[at] *= kept
+                        for block in range(len(sums)):
+                            for e in range(LANES):
+                                sums[block, at, e] *= kept
+                    total[at] += added
+                for block in range(len(sums)):
+                    into = sums[block, top : top + LINES]
+                    grow_pairs(shares, 0, TILE // 2, values, block * LANES, width, TILE // 2, into)
         for a in range(count * group):
             row, h, share = first + a // group, g * group + a % group, _ONE / total[a]
-            lse[row, h] = most[a] + math.log(total[a])
-            for e in range(width):
-                o[row, h, e] = sums[a, e] * share
+            lse[row, h] = most[a] * _LN2 + math.log(total[a])
+            for block in range(len(sums)):
+                for e in range(LANES):
+                    o[row, h, block * LANES + e] = sums[block, a, e] * share

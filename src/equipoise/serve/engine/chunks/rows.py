@@ -20,7 +20,8 @@ from equipoise.nn.tile import AttendTile, attend_tile
 from equipoise.schedule.attention.schedule import TileKind
 from equipoise.schedule.batching.iteration import ServeChunk
 from equipoise.serve.engine.bits import bits_of
-from equipoise.serve.engine.chunks.kernel import TILE, attend_chunk, pack_keys
+from equipoise.serve.engine.chunks.kernel import attend_chunk, pack_keys
+from equipoise.serve.engine.chunks.shares import TILE
 from equipoise.serve.engine.jit import use_threads
 from equipoise.serve.engine.pool import KvPool
 from equipoise.serve.engine.products.dot import LANES, multiplies_pairs

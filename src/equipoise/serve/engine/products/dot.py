@@ -31,7 +31,9 @@ LINES, LANES = 6, 64
 ADDED_LINES, ADDED_LANES = 8, 48
 """Those of the block that adds, likewise; measured, with weights it is a tenth faster."""
 
-_WIDTH = 16
+WIDTH = 16
+"""Numbers of fp32 in a register."""
+
 _INSTRUCTION = "llvm.x86.avx512bf16.dpbf16ps.512"
 
 
@@ -57,8 +59,9 @@ class _BFloat(ir.Type):  # type: ignore[misc]
 
 
 _LONG, _INT, _FLOAT = ir.IntType(64), ir.IntType(32), ir.FloatType()
-_FLOATS, _INTS = ir.VectorType(_FLOAT, _WIDTH), ir.VectorType(_INT, _WIDTH)
-_PAIRS = ir.VectorType(_BFloat(), 2 * _WIDTH)
+_FLOATS, _INTS = ir.VectorType(_FLOAT, WIDTH), ir.VectorType(_INT, WIDTH)
+BFLOAT = _BFloat()
+_PAIRS = ir.VectorType(BFLOAT, 2 * WIDTH)
 
 
 def _block(lines: int, lanes: int, *, adds: bool) -> Any:
@@ -84,7 +87,7 @@ def _block(lines: int, lanes: int, *, adds: bool) -> Any:
                 for make, at in zip(arrays, (0, 3, 7), strict=True)
             )
             a = builder.bitcast(a, _INT.as_pointer())
-            block = _Block(builder, c, lines, lanes // _WIDTH)
+            block = _Block(builder, c, lines, lanes // WIDTH)
             sums = block.loaded() if adds else block.zeros()
             left, right = (a, given[1], given[2]), (b, given[4], given[5])
             block.store(block.summed(left, right, given[6], sums))
@@ -103,7 +106,7 @@ class _Block:
         self._lines, self._vectors = range(lines), range(vectors)
 
     def zeros(self) -> list[list[Any]]:
-        nothing = ir.Constant(_FLOATS, [0.0] * _WIDTH)
+        nothing = ir.Constant(_FLOATS, [0.0] * WIDTH)
         return [[nothing for _ in self._vectors] for _ in self._lines]
 
     def loaded(self) -> list[list[Any]]:
@@ -130,7 +133,7 @@ class _Block:
         row = builder.add(begin, builder.mul(at, stride))
         held = []
         for vector in self._vectors:
-            place = builder.gep(b, [builder.add(row, _LONG(_WIDTH * vector))])
+            place = builder.gep(b, [builder.add(row, _LONG(WIDTH * vector))])
             loaded = builder.load(builder.bitcast(place, _INTS.as_pointer()))
             loaded.align = 4
             held.append(builder.bitcast(loaded, _PAIRS))
@@ -138,7 +141,7 @@ class _Block:
         for line in self._lines:
             place = builder.add(builder.add(first, builder.mul(step, _LONG(line))), at)
             pair = builder.insert_element(nothing, builder.load(builder.gep(a, [place])), _INT(0))
-            spread = builder.shuffle_vector(pair, nothing, ir.Constant(_INTS, [0] * _WIDTH))
+            spread = builder.shuffle_vector(pair, nothing, ir.Constant(_INTS, [0] * WIDTH))
             both = builder.bitcast(spread, _PAIRS)
             for vector in self._vectors:
                 total = sums[line][vector]
@@ -154,7 +157,7 @@ class _Block:
         return [[(line, vector) for vector in self._vectors] for line in self._lines]
 
     def _place(self, line: int, vector: int) -> Any:
-        at = self._builder.gep(self._c, [_LONG(_WIDTH * (len(self._vectors) * line + vector))])
+        at = self._builder.gep(self._c, [_LONG(WIDTH * (len(self._vectors) * line + vector))])
         return self._builder.bitcast(at, _FLOATS.as_pointer())
 
     def _load(self, place: Any) -> Any:
@@ -173,3 +176,6 @@ neighbours. ``pairs`` is at least 1.
 
 add_pairs: Any = _block(ADDED_LINES, ADDED_LANES, adds=True)
 """``ADDED_LINES`` x ``ADDED_LANES`` sums of products, added to those in ``c``; else the same."""
+
+grow_pairs: Any = _block(LINES, LANES, adds=True)
+"""``LINES`` x ``LANES`` sums of products, likewise."""
