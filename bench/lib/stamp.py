@@ -23,8 +23,8 @@ def _busy_s() -> float:
     return (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")
 
 
-def tree_s(pid: int) -> float:
-    """Processor seconds of a process and of all that it started, so far."""
+def tree_ticks(pid: int) -> dict[int, int]:
+    """A process and all that it started, each with its processor ticks so far."""
     times, children = dict[int, int](), dict[int, list[int]]()
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -34,12 +34,17 @@ def tree_s(pid: int) -> float:
         number = int(stat.parent.name)
         times[number] = sum(map(int, fields[11:15]))  # its own and its dead children's
         children.setdefault(int(fields[1]), []).append(number)
-    ticks, left = 0, [pid]
+    ticks, left = dict[int, int](), [pid]
     while left:
         number = left.pop()
-        ticks += times.get(number, 0)
+        ticks[number] = times.get(number, 0)
         left += children.get(number, [])
-    return ticks / os.sysconf("SC_CLK_TCK")
+    return ticks
+
+
+def tree_s(pid: int) -> float:
+    """Processor seconds of a process and of all that it started, so far."""
+    return sum(tree_ticks(pid).values()) / os.sysconf("SC_CLK_TCK")
 
 
 class LoadStamp:

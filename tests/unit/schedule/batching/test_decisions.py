@@ -55,8 +55,8 @@ DIGESTS = {
     "job-fair, whole prompts": "46b3b95d343e8ad1",
     "user-fair, room for all": "b870b18b4ecac918",
     "user-fair, few pages": "0ce3681731533ec5",
-    "user-fair, few pages and a swap": "d1b28a4ac5a57de7",
-    "user-fair, chunks of ranks": "89303b3ddfde5c1c",
+    "user-fair, few pages and a swap": "034168d62bb332a7",
+    "user-fair, chunks of ranks": "742655c1e2e00a5b",
     "user-fair, whole prompts": "56d8f98c7dc87bab",
     "uwfq, room for all": "b3cf8a085ef8e89c",
     "uwfq, few pages": "2ef8592544507c59",
@@ -65,8 +65,8 @@ DIGESTS = {
     "uwfq, whole prompts": "b712cc68a8f5cdd0",
     "vtc, room for all": "243ec8f0509f01de",
     "vtc, few pages": "d192dda66a321560",
-    "vtc, few pages and a swap": "cc11c63b3d67ed1e",
-    "vtc, chunks of ranks": "0023b3320ca4824f",
+    "vtc, few pages and a swap": "58281034ec1d7b80",
+    "vtc, chunks of ranks": "7a265787ecac0eb2",
     "vtc, whole prompts": "3f07e577a0c102fd",
 }
 

@@ -5,11 +5,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.base.errors import FitError, SpecError
+from equipoise.schedule.batching.budget import PromptsBudget
 from equipoise.schedule.batching.fair.table import FAIR_POLICIES
 from equipoise.schedule.batching.iteration import ServeOutcome
+from equipoise.schedule.batching.limit import DECODE_TIMES
 from equipoise.schedule.batching.request import QueueFullError, ServeRequest
 from equipoise.schedule.batching.scheduler import Scheduler
 from equipoise.schedule.batching.settings import BatchSettings, paced
+from equipoise.spec.serving import decodes_of
 from support.serving.loop import LinearPrice, Loop
 
 KEYS = (b"one", b"two", b"three", b"four")
@@ -268,6 +271,19 @@ def test_limits_out_of_range_are_refused(name: str, value: object, message: str)
     with pytest.raises(SpecError) as refusal:
         BatchSettings(**{"pages": 10, name: value})  # type: ignore[arg-type]
     assert str(refusal.value) == message
+
+
+@pytest.mark.parametrize(
+    ("requests", "tenants", "times"), [(2, 1, 1), (3, 1, 2), (4, 1, 3), (9, 1, 3), (4, 2, 2 / 3)]
+)
+def test_the_more_requests_wait_the_longer_prompts_make_an_iteration_of_decodes(
+    requests: int, tenants: int, times: float
+) -> None:
+    price, decode = LinearPrice(iteration=0.02), decodes_of(1, 10)
+    budget = PromptsBudget(BatchSettings(1, iteration_s=0.01), price, decode, requests, tenants)
+    most_s = DECODE_TIMES * times * price.iteration_s(decode)
+    assert budget.holds(most_s - 1e-9)
+    assert not budget.holds(most_s + 1e-9)
 
 
 def test_on_a_slow_machine_a_prompt_fills_longer_iterations() -> None:
