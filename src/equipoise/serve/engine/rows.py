@@ -43,23 +43,22 @@ def norm_rows(x: Any, weight: Any, eps: Any, out: Any) -> None:
 
 
 @compile_rows()
-def _turn(x: Any, r: Any, first: Any, scale: Any, weight: Any, table: Any, out: Any, h: Any) -> Any:
+def _turn(x: Any, scale: Any, weight: Any, cos: Any, sin: Any, out: Any) -> Any:
     """One head of one row, scaled and rotated by its position's angles."""
-    half = out.shape[2] // 2
+    half = len(cos)
     for e in range(half):
-        cos, sin = wide(table[0, r, 0, e]), wide(table[1, r, 0, e])
-        a = wide(x[r, first + e]) * scale * weight[e]
-        b = wide(x[r, first + half + e]) * scale * weight[half + e]
-        out[r, h, e] = narrow(a * cos - b * sin, out[r, h, e])
-        out[r, h, half + e] = narrow(b * cos + a * sin, out[r, h, half + e])
+        a = wide(x[e]) * scale * weight[e]
+        b = wide(x[half + e]) * scale * weight[half + e]
+        out[e] = narrow(a * cos[e] - b * sin[e], out[e])
+        out[half + e] = narrow(b * cos[e] + a * sin[e], out[half + e])
 
 
 @compile_rows()
-def _scale(x: Any, r: Any, first: Any, width: Any, eps: Any) -> Any:
+def _scale(x: Any, eps: Any) -> Any:
     total = _ZERO
-    for e in range(width):
-        total += wide(x[r, first + e]) * wide(x[r, first + e])
-    return _ONE / np.sqrt(total / np.float32(width) + eps)
+    for e in range(len(x)):
+        total += wide(x[e]) * wide(x[e])
+    return _ONE / np.sqrt(total / np.float32(len(x)) + eps)
 
 
 @compile_rows(parallel=True)
@@ -79,13 +78,18 @@ def head_rows(
         v: Likewise.
     """
     heads, kv_heads, width = q.shape[1], k.shape[1], q.shape[2]
+    half = width // 2
     for r in numba.prange(len(x)):
+        cos, sin = np.empty(half, np.float32), np.empty(half, np.float32)
+        for e in range(half):
+            cos[e], sin[e] = wide(table[0, r, 0, e]), wide(table[1, r, 0, e])
         for h in range(heads + kv_heads):
-            scale = _scale(x, r, h * width, width, eps) if has_norm else _ONE
+            head = x[r, h * width : (h + 1) * width]
+            scale = _scale(head, eps) if has_norm else _ONE
             if h < heads:
-                _turn(x, r, h * width, scale, norms[0], table, q, h)
+                _turn(head, scale, norms[0], cos, sin, q[r, h])
             else:
-                _turn(x, r, h * width, scale, norms[1], table, k, h - heads)
+                _turn(head, scale, norms[1], cos, sin, k[r, h - heads])
         first = (heads + kv_heads) * width
         for h in range(kv_heads):
             for e in range(width):
