@@ -9,10 +9,8 @@ Kept true (tests/unit/serve/engine/test_ahead.py)
     process that asked for it.
 """
 
-import ctypes
 import multiprocessing
 import os
-import signal
 import subprocess
 from collections.abc import Sequence
 from typing import Any
@@ -20,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from equipoise.launch.agent import end_with_parent
 from equipoise.serve.early import start_compiling
 from equipoise.serve.engine.chunks.kernel import attend_chunk, pack_keys
 from equipoise.serve.engine.jit import KeptKernel
@@ -53,7 +52,7 @@ def compile_lacking(dtype: str) -> None:
 
 def _compile_beside(parent: int, lacking: Sequence[tuple[KeptKernel, tuple[Any, ...]]]) -> None:
     """Compile kernels in a process that ends with its parent."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    end_with_parent()
     if os.getppid() == parent:
         _compile(lacking)
 
